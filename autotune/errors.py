@@ -1,0 +1,39 @@
+"""The few exceptions: a broken study raises one, a failing trial never does.
+
+Messages have three parts: what must hold, what was got, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutotuneError(Exception):
+    """Root of every error a user can cause or mend; the CLI prints it without a traceback."""
+
+
+class StudyFileError(AutotuneError, ValueError):
+    """A study file (or an option that overrides it) is missing, malformed or out of range."""
+
+
+class SettingError(AutotuneError, ValueError):
+    """A setting is unknown to the installed build, of the wrong type, or cannot be rendered."""
+
+
+class RunDirectoryError(AutotuneError):
+    """A run directory is missing, belongs to another study, is in use, or cannot be written."""
+
+
+class NotComparableError(AutotuneError):
+    """Two results differ in a field that makes comparing them meaningless; the field is named."""
+
+
+class LaunchError(AutotuneError):
+    """The reference itself cannot be started or measured: there is nothing to compare with."""
+
+
+def close_matches(name: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """Gives a clause such as ``; did you mean `a` or `b`?``, or an empty string."""
+    found = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
+    return f"; did you mean {' or '.join(f'`{f}`' for f in found)}?" if found else ""

@@ -1,0 +1,226 @@
+"""`FlagSet`: settings as plain data; parsed, merged, rendered and hashed, never interpreted.
+
+A setting is a name and a text value. Its name says how it reaches the process:
+
+* ``xla_...`` (lower case) is an XLA flag, passed inside the variable ``XLA_FLAGS``;
+* ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
+* anything in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is an environment variable as it stands.
+
+The parser follows XLA's own (``xla/parse_flags_from_env.cc``): white space separates tokens, single and double
+quotes group as in a shell, the last of several equal names wins, except that lists of passes accumulate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autotune.errors import SettingError
+
+ACCUMULATING = frozenset({"xla_disable_hlo_passes", "xla_enable_hlo_passes_only"})
+"""Flags whose repetitions add up instead of replacing each other (seen on jaxlib 0.10.2 to 0.12.0.1)."""
+
+_XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
+_JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
+_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_DASHES = "‐‑‒–—―−"  # what word processors and web pages make of "--"
+
+Value = str | bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class FlagToken:
+    """One token of an XLA_FLAGS text: `name` without dashes, `value` None if there was no ``=``."""
+
+    name: str
+    value: str | None
+    text: str
+    is_flag: bool = True
+
+
+def split_tokens(text: str) -> list[str]:
+    """Splits as XLA does: white space outside quotes separates, quotes vanish, a backslash escapes.
+
+    Raises:
+        SettingError: If a quote is left open.
+    """
+    tokens: list[str] = []
+    current: list[str] = []
+    started = False
+    quote = ""
+    i = 0
+    while i < len(text):
+        c = text[i]
+        if quote:
+            if c == "\\" and i + 1 < len(text) and text[i + 1] in (quote, "\\"):
+                current.append(text[i + 1])
+                i += 1
+            elif c == quote:
+                quote = ""
+            else:
+                current.append(c)
+        elif c in "'\"":
+            quote, started = c, True
+        elif c.isspace():
+            if started:
+                tokens.append("".join(current))
+            current, started = [], False
+        else:
+            current.append(c)
+            started = True
+        i += 1
+    if quote:
+        raise SettingError(f"every quote in XLA_FLAGS must be closed but {quote} is open in {text!r}")
+    if started:
+        tokens.append("".join(current))
+    return tokens
+
+
+def parse_tokens(text: str) -> tuple[FlagToken, ...]:
+    """Parses an XLA_FLAGS text into its tokens, in order, nothing merged or judged."""
+    found = []
+    for token in split_tokens(text):
+        body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
+        name, equals, value = body.partition("=")
+        found.append(FlagToken(name, value if equals else None, token, token.startswith("--")))
+    return tuple(found)
+
+
+def kind_of(name: str) -> str:
+    """How a setting reaches the process: ``"xla"``, ``"jax"`` or ``"env"``.
+
+    Raises:
+        SettingError: If the name has none of the three forms.
+    """
+    for kind, pattern in (("xla", _XLA_NAME), ("jax", _JAX_NAME), ("env", _ENV_NAME)):
+        if pattern.fullmatch(name):
+            return kind
+    raise SettingError(
+        f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r}; "
+        "write it without dashes and without a value"
+    )
+
+
+def render_value(value: Value) -> str:
+    """The text of a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return str(value)
+
+
+class FlagSet(Mapping[str, str]):
+    """An immutable set of settings, in canonical (sorted) order; equal sets compare and hash equal.
+
+    Args:
+        settings: Name to value; values are rendered to text.
+
+    Raises:
+        SettingError: If a name has no known form, or a value holds a NUL character.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, settings: Mapping[str, Value] | Iterable[tuple[str, Value]] = ()) -> None:
+        pairs = settings.items() if isinstance(settings, Mapping) else settings
+        items: dict[str, str] = {}
+        for name, value in pairs:
+            kind_of(name)
+            text = render_value(value)
+            if "\0" in text:
+                raise SettingError(f"the value of {name} must not hold a NUL character but got {text!r}")
+            items[name] = text
+        self._items = dict(sorted(items.items()))
+
+    @classmethod
+    def parse(cls, text: str) -> FlagSet:
+        """Settings of an XLA_FLAGS text: last wins, pass lists accumulate, a bare name is ``true``.
+
+        Raises:
+            SettingError: If a token is not of the form ``--name`` or ``--name=value``.
+        """
+        items: dict[str, str] = {}
+        for token in parse_tokens(text):
+            if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
+                raise SettingError(
+                    f"XLA flags must look like --xla_name=value but got {token.text!r}"
+                    + (" (it starts with a dash that is not ASCII)" if token.text[:1] in _DASHES else "")
+                )
+            value = "true" if token.value is None else token.value
+            if token.name in ACCUMULATING and items.get(token.name):
+                value = ",".join(v for v in (items[token.name], value) if v)
+            items[token.name] = value
+        return cls(items)
+
+    def __getitem__(self, name: str) -> str:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FlagSet) and self._items == other._items
+
+    def __repr__(self) -> str:
+        return f"FlagSet({self._items!r})"
+
+    def __str__(self) -> str:
+        """The set as one line for people; ``(default)`` if empty."""
+        return " ".join(f"{n}={quote_token(v)}" for n, v in self._items.items()) or "(default)"
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that name this set in any process and on any machine."""
+        return hashlib.sha256(json.dumps(self._items, sort_keys=True).encode()).hexdigest()[:12]
+
+    def of_kind(self, kind: str) -> FlagSet:
+        """The settings that reach the process in one way: ``"xla"``, ``"jax"`` or ``"env"``."""
+        return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
+
+    def merge(self, other: Mapping[str, Value]) -> FlagSet:
+        """Both sets together; where both name a setting, `other` wins."""
+        return FlagSet({**self._items, **other})
+
+    def without(self, *names: str) -> FlagSet:
+        """This set less some names."""
+        return FlagSet({n: v for n, v in self._items.items() if n not in names})
+
+    def render_xla_flags(self) -> str:
+        """The value of XLA_FLAGS that sets exactly the XLA flags of this set."""
+        return " ".join(f"--{n}={quote_token(v)}" for n, v in self.of_kind("xla").items())
+
+    def to_environment(self) -> dict[str, str]:
+        """Environment variables that set exactly this set; `XLA_FLAGS` only if there are XLA flags."""
+        env = {n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"}
+        if flags := self.render_xla_flags():
+            env["XLA_FLAGS"] = flags
+        return env
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], names: Iterable[str] = ()) -> FlagSet:
+        """The settings that an environment holds: XLA_FLAGS, and those of `names` that are set."""
+        found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
+        for name in names:
+            variable = name.upper() if kind_of(name) == "jax" else name
+            if kind_of(name) != "xla" and variable in environment:
+                found[name] = environment[variable]
+        return cls(found)
+
+
+def quote_token(value: str) -> str:
+    """A value quoted so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
+    if value and not any(c.isspace() or c in "'\"" for c in value):
+        return value
+    if not value:
+        return ""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
