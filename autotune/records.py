@@ -1,0 +1,313 @@
+"""The records that flow through a study and lie in its run directory, and what the worker reports.
+
+Everything here is data: frozen, checked when read back, written as one JSON object a line. `SCHEMA_VERSION` counts
+changes that older readers cannot follow.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
+
+from autotune.flags import FlagSet
+from autotune.stats import Estimate, NoiseFloor, Verdict
+
+SCHEMA_VERSION = 1
+# 1: first published form (2026-11).
+
+Settings = Annotated[
+    FlagSet,
+    BeforeValidator(lambda v: v if isinstance(v, FlagSet) else FlagSet(v)),
+    PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
+]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, ser_json_inf_nan="strings")
+
+
+class Stamped(Record):
+    """A record of `records.jsonl`.
+
+    Attributes:
+        at_s: Seconds since the study began, over all its sessions, when the record was written.
+    """
+
+    at_s: float = 0.0
+
+
+class FailureKind(StrEnum):
+    """Why a trial has no number; the words are shown to users and kept in records."""
+
+    UNKNOWN_FLAG = "unknown_flag"
+    COMPILE_ERROR = "compile_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASH = "crash"
+    HANG = "hang"
+    WRONG_LOSS = "wrong_loss"
+    WORKLOAD_ERROR = "workload_error"
+    NO_RESULT = "no_result"
+    LAUNCH = "launch"
+
+
+class Failure(Record):
+    """One failure: what kind, in which phase, in whose words, and where the whole log is."""
+
+    kind: FailureKind
+    message: str
+    phase: str
+    exit_status: int | None = None
+    signal: str | None = None
+    log: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class WorkerReport(Record):
+    """What a worker says of itself once its program is compiled and warm.
+
+    Attributes:
+        fingerprint: Name of the compiled program; equal programs have equal names, whatever flags made them.
+        compile_s: Seconds spent lowering and compiling the step.
+        start_s: Seconds from the start of the process to readiness.
+        losses: Loss of each of the first steps, from the agreed seed and data.
+        grad_norms: Global gradient norm of the same steps.
+        warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
+        peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+    """
+
+    fingerprint: str
+    platform: str
+    device_kind: str
+    device_count: int
+    process_count: int = 1
+    compile_s: float
+    start_s: float
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    dtype: str = "float32"
+    warmup_step_times_s: tuple[float, ...]
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    temp_bytes: int | None = None
+    tokens_per_step: int | None = None
+    flops_per_step: float | None = None
+    param_count: int | None = None
+    layer_bytes: dict[str, int] = Field(default_factory=dict)
+    mesh: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Arm(StrEnum):
+    """Who ran a block."""
+
+    REFERENCE = "reference"
+    CANDIDATE = "candidate"
+
+
+class Pair(Record):
+    """Two neighbouring blocks, one of each arm, in the order in which they ran.
+
+    Attributes:
+        reference_s: Duration of each step of the reference's block, in seconds.
+        candidate_s: Likewise of the candidate's block.
+        at_s: Seconds since the study began, over all its sessions.
+    """
+
+    index: int
+    first: Arm
+    reference_s: tuple[float, ...]
+    candidate_s: tuple[float, ...]
+    at_s: float
+
+
+class TrialStatus(StrEnum):
+    """How a trial came to its result."""
+
+    MEASURED = "measured"
+    SAME_SET = "same_set"
+    SAME_PROGRAM = "same_program"
+    FAILED = "failed"
+
+
+class TrialConfig(Record):
+    """One proposed flag set and who proposed it."""
+
+    number: int
+    settings: Settings
+    origin: str
+    params: dict[str, str] = Field(default_factory=dict)
+
+
+class Comparison(Record):
+    """Candidate against reference: estimate, verdict, and what both arms took.
+
+    Attributes:
+        reference_step_s: Median step of the reference in these pairs, in seconds.
+        candidate_step_s: Median step of the candidate, in seconds.
+        mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference).
+    """
+
+    estimate: Estimate
+    verdict: Verdict
+    reference_step_s: float
+    candidate_step_s: float
+    pair_count: int
+    mode: str
+    stopped: str
+
+
+class TrialResult(Stamped):
+    """What became of one trial; the raw samples lie beside it in `directory`."""
+
+    kind: Literal["trial"] = "trial"
+    number: int
+    settings: Settings
+    origin: str
+    status: TrialStatus
+    params: dict[str, str] = Field(default_factory=dict)
+    comparison: Comparison | None = None
+    same_as: int | None = None
+    failure: Failure | None = None
+    worker: WorkerReport | None = None
+    program_key: str | None = None
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class SessionRecord(Stamped):
+    """One start of the driver; its budgets go on where the last session's stopped."""
+
+    kind: Literal["session"] = "session"
+    started: str
+    pid: int
+    host: str
+    asked_trials: int
+    command: tuple[str, ...] = ()
+
+
+class SpanRecord(Stamped):
+    """One end of the driver: how long it ran, and how much of that was its own work."""
+
+    kind: Literal["span"] = "span"
+    wall_s: float
+    waited_s: float
+    ended: str
+
+
+class FloorResult(Stamped):
+    """The noise floor: the reference against a second process of itself."""
+
+    kind: Literal["floor"] = "floor"
+    floor: NoiseFloor
+    reference: WorkerReport
+    comparison: Comparison
+    provenance: dict[str, Any]
+    loss_tolerance: float
+    directory: str
+
+
+class ConfirmRun(Stamped):
+    """One fresh pair of processes of one finalist, or the failure that took its place.
+
+    Attributes:
+        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
+        log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
+    """
+
+    kind: Literal["confirm_run"] = "confirm_run"
+    stage: str
+    settings: Settings
+    trial: int
+    repeat: int
+    log_ratio: float | None
+    pair_count: int
+    failure: Failure | None = None
+    reference_step_s: float | None = None
+    candidate_step_s: float | None = None
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class FinalistResult(Stamped):
+    """A finalist's verdict over fresh processes.
+
+    Attributes:
+        estimate: Ratio with its ordinary 95 % interval over processes.
+        corrected: The same with the interval widened for the number of finalists; this one decides.
+    """
+
+    kind: Literal["finalist"] = "finalist"
+    stage: str
+    trial: int
+    settings: Settings
+    estimate: Estimate | None
+    corrected: Estimate | None
+    verdict: Verdict
+    process_count: int
+    failure: Failure | None = None
+
+
+class AblationResult(Stamped):
+    """One setting left out of the winner, measured against the whole winner: does the setting pay?"""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: str
+    comparison: Comparison | None
+    failure: Failure | None = None
+    kept: bool
+    reason: str
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class Outcome(StrEnum):
+    """How a study ended."""
+
+    WINNER = "winner"
+    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
+    NOTHING_RAN = "nothing_ran"
+
+
+class ConclusionRecord(Stamped):
+    """The study's one sentence, and the set that earned it if there is one."""
+
+    kind: Literal["conclusion"] = "conclusion"
+    outcome: Outcome
+    sentence: str
+    settings: Settings | None = None
+    trial: int | None = None
+    estimate: Estimate | None = None
+    soaked_s: float | None = None
+    trial_count: int
+    ended: str
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+
+class IncidentRecord(Stamped):
+    """Something that happened to the tuner, not to a trial: the reference died and was started again."""
+
+    kind: Literal["incident"] = "incident"
+    what: str
+
+
+AnyRecord = Annotated[
+    TrialResult
+    | SessionRecord
+    | SpanRecord
+    | FloorResult
+    | ConfirmRun
+    | FinalistResult
+    | AblationResult
+    | ConclusionRecord
+    | IncidentRecord,
+    Field(discriminator="kind"),
+]
+
+RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
+"""Reads and checks one line of `records.jsonl`."""

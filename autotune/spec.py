@@ -1,0 +1,297 @@
+"""The study file: TOML in, a checked `StudySpec` out, before anything starts.
+
+Errors name the file, the key, what was got, what is legal, and close matches of a misspelt key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from autotune.errors import StudyFileError, close_matches
+from autotune.records import Settings
+from autotune.units import parse_duration
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
+SettingValue = bool | int | float | str
+Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
+
+
+class Effort(StrEnum):
+    """How much measuring a study may spend; scales the caps of `[measure]` and `[confirm]`."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    FULL = "full"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkloadSpec(_Section):
+    """What runs: a preset or the user's own `module:function`, with its options.
+
+    Attributes:
+        entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
+        options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...).
+    """
+
+    entry: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DeviceSpec(_Section):
+    """Where it runs.
+
+    Attributes:
+        platform: ``cpu`` or ``cuda``.
+        count: Devices for the workload; on CPU that many virtual ones are made. Default: all GPUs, one CPU.
+        process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all.
+        node_count: Machines; more than one needs a cluster launcher.
+    """
+
+    platform: Literal["cpu", "cuda"] = "cpu"
+    count: Annotated[int, Field(ge=1, le=4096)] | None = None
+    process_count: Annotated[int, Field(ge=1, le=64)] = 1
+    node_count: Annotated[int, Field(ge=1, le=1024)] = 1
+
+    @model_validator(mode="after")
+    def _divides(self) -> DeviceSpec:
+        if self.count is not None and self.count % self.process_count:
+            raise ValueError(
+                f"`count` must be a multiple of `process_count` but got {self.count} and {self.process_count}"
+            )
+        return self
+
+
+class NamedSet(_Section):
+    """A flag set with a name, tried before the sampler proposes."""
+
+    name: str
+    settings: Settings
+
+
+class SearchSpec(_Section):
+    """What is searched, how long, and what is tried first.
+
+    Attributes:
+        trials: Distinct proposals, failed ones included; recipes and `first` count too.
+        time_budget_s: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
+        groups: Groups of the catalogue whose settings are searched.
+        recipes: Published sets that are tried first, each filtered to what the installed build has.
+        symptoms: Symptoms whose groups are searched.
+        use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
+    """
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    time_budget: Seconds | None = None
+    settings: dict[str, Domain] = Field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    symptoms: tuple[str, ...] = ()
+    first: tuple[NamedSet, ...] = ()
+    use_environment: bool = True
+    sampler: Literal["tpe", "random"] = "tpe"
+    startup_trials: Annotated[int, Field(ge=1)] = 8
+
+
+class MeasureSpec(_Section):
+    """How a comparison is measured.
+
+    Attributes:
+        smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
+        pairs_cap: Pairs of blocks after which a trial ends unresolved.
+        block_s: Shortest block, seconds; a block has at least `block_steps` steps.
+        warmup_steps: Steps that are run before the first block and never used.
+        check_steps: First steps whose loss and gradient norm are compared with the reference's.
+        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
+        block_limit_s: Longest time for one block; past it the worker counts as hung.
+        log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
+    """
+
+    smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
+    block_s: Seconds = 0.05
+    block_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    check_steps: Annotated[int, Field(ge=1, le=100)] = 5
+    start_limit_s: Seconds = 600.0
+    block_limit_s: Seconds = 120.0
+    log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
+    mode: Literal["auto", "turns", "sandwich"] = "auto"
+
+
+class ConfirmSpec(_Section):
+    """How finalists prove themselves.
+
+    Attributes:
+        finalists: How many of the best trials are measured again.
+        processes: Fresh pairs of processes for each finalist, and again for the minimal set.
+        minimise: Drop each setting that does not pay for itself.
+        pairs: Pairs of blocks in each pair of processes.
+    """
+
+    finalists: Annotated[int, Field(ge=1, le=20)] = 3
+    processes: Annotated[int, Field(ge=3, le=100)] = 5
+    pairs: Annotated[int, Field(ge=4, le=1000)] = 20
+    minimise: bool = True
+
+
+class ReplaySpec(_Section):
+    """A formula that stands in for the machine: for tests, and to try a study's settings of search and measurement.
+
+    Attributes:
+        step_s: Step time of the reference, seconds.
+        effects: ``"name=value"`` to the factor by which it multiplies the step time.
+        failures: ``"name=value"`` to the failure it causes (a word of `FailureKind`).
+        programs: ``"name=value"`` entries that change nothing in the program (their trials share one).
+        noise: Names of the noise model's parameters to their values; see `autotune.simulate`.
+        delay_s: Real seconds that each block takes, so that a stop in mid-study can be tried.
+    """
+
+    step_s: Annotated[float, Field(gt=0)] = 0.03
+    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    failures: dict[str, str] = Field(default_factory=dict)
+    inert: tuple[str, ...] = ()
+    noise: dict[str, float] = Field(default_factory=dict)
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class StudySpec(_Section):
+    """A whole study, checked. Equal `identity` means results may share a run directory."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    workload: WorkloadSpec
+    device: DeviceSpec = DeviceSpec()
+    baseline: Settings = Field(default_factory=dict, validate_default=True)
+    search: SearchSpec = SearchSpec()
+    measure: MeasureSpec = MeasureSpec()
+    confirm: ConfirmSpec = ConfirmSpec()
+    replay: ReplaySpec | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _stays_inside(cls, name: str) -> str:
+        if ".." in name:
+            raise ValueError("must not hold `..`")
+        return name
+
+    @property
+    def workload_hash(self) -> str:
+        """Names what is measured: workload, its options, devices and processes; flags play no part."""
+        return _digest({"workload": self.workload.model_dump(), "device": self.device.model_dump()})
+
+    @property
+    def identity(self) -> str:
+        """Names what must not change when a study is resumed: all but budgets and what is only shown."""
+        data = self.model_dump(mode="json")
+        for key in ("name", "description", "confirm"):
+            data.pop(key)
+        for key in ("trials", "time_budget"):
+            data["search"].pop(key)
+        if data["replay"] is not None:
+            data["replay"].pop("delay_s")
+        return _digest(data)
+
+    def at_effort(self, effort: Effort) -> StudySpec:
+        """The same study with its measuring scaled: `quick` about halves it, `full` doubles it."""
+        if effort is Effort.STANDARD:
+            return self
+        factor = 0.5 if effort is Effort.QUICK else 2.0
+        measure = self.measure.model_copy(
+            update={"pairs_cap": max(12, round(self.measure.pairs_cap * factor))},
+        )
+        confirm = self.confirm.model_copy(
+            update={
+                "finalists": max(1, min(20, round(self.confirm.finalists * factor))),
+                "processes": max(4, round(self.confirm.processes * factor)),
+            }
+        )
+        return self.model_copy(update={"measure": measure, "confirm": confirm})
+
+
+def load_study(path: Path) -> StudySpec:
+    """Reads and checks a study file.
+
+    Raises:
+        StudyFileError: If the file is missing, is not TOML, or a key or value is not legal; the message names
+            the file and every offending key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        hint = close_matches(path.name, beside)
+        raise StudyFileError(f"the study file must exist but there is no {path}{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyFileError(f"the study file must be readable UTF-8 text but {path}: {error}") from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyFileError(f"{path} must be TOML but: {error}") from error
+    return parse_study(data, source=str(path))
+
+
+def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
+    """Checks a study given as plain data; `source` names it in messages.
+
+    Raises:
+        StudyFileError: If a key or value is not legal.
+    """
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(e, data) for e in error.errors()]
+        raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
+
+
+def _explain(error: Any, data: dict[str, Any]) -> str:
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
+    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
+    key = ".".join(str(p) for p in location)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(location[:-1])
+        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
+    if error["type"] == "missing":
+        return f"`{key}` must be given; see studies/quickstart.toml for an example"
+    got = error.get("input")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {got!r}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"`{key}` must be: {message}{shown}"
+
+
+def _legal_keys(location: list[Any]) -> list[str]:
+    """Names of the keys that the section at a location may have."""
+    model: Any = StudySpec
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *getattr(annotation, "__args__", ()))
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]

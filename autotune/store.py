@@ -1,0 +1,349 @@
+"""The run directory: the truth of a study. Append-only records, raw samples and logs; nothing is ever rewritten.
+
+Layout::
+
+    study.json          the checked study, its identity, the schema version
+    records.jsonl       one record a line (see `autotune.records`), in the order in which things happened
+    lock                held by the one driver that writes
+    trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
+    confirm/..., floor/ likewise
+
+A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
+is ignored by readers and cut off by the next writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from autotune.errors import RunDirectoryError
+from autotune.records import RECORD, SCHEMA_VERSION, AnyRecord, Pair, Stamped
+from autotune.spec import StudySpec
+
+R = TypeVar("R", bound=Stamped)
+
+STUDY = "study.json"
+RECORDS = "records.jsonl"
+LOCK = "lock"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Store:
+    """One run directory, open for reading, or for writing by exactly one driver.
+
+    Args:
+        path: The run directory.
+        spec: The study it belongs to.
+        study_dir: Folder of the study file; the user's own modules are looked for there.
+    """
+
+    def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
+        self.path = path
+        self.spec = spec
+        self.study_dir = study_dir
+        self._lock: int | None = None
+        self._records: list[AnyRecord] = []
+        self._offset = 0
+        self.watch = Stopwatch()
+
+    # ------------------------------------------------------------------ opening
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        """Opens an existing run directory for reading.
+
+        Raises:
+            RunDirectoryError: If it is not one, or was written by another schema.
+        """
+        return cls._open(path, None)
+
+    @classmethod
+    def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
+        file = path / STUDY
+        if not file.is_file():
+            raise RunDirectoryError(
+                f"{path} must be a run directory (it holds a {STUDY}) but it is not; "
+                "`autotune status` lists the runs of this folder"
+            )
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["schema_version"] != SCHEMA_VERSION:
+                raise RunDirectoryError(
+                    f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
+                    "read it with the version of autotune that wrote it, or start a new run directory"
+                )
+            spec = replacement or StudySpec.model_validate(data["study"])
+            return cls(path, spec, study_dir=data["study_dir"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+
+    @classmethod
+    def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path) -> Store:
+        """Opens a run directory for writing, making it if needed, and locks it.
+
+        Raises:
+            RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise RunDirectoryError(
+                f"only one driver may write {path} but another does (process {holder}); "
+                "wait for it, stop it, or name another folder with --run-dir"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            store = cls._prepare(path, spec, study_dir)
+        except BaseException:
+            os.close(lock)
+            raise
+        store._lock = lock
+        return store
+
+    @classmethod
+    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
+        if (path / STUDY).exists():
+            old = cls.open(path)
+            if old.spec.identity != spec.identity:
+                fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
+                raise RunDirectoryError(
+                    f"{path} belongs to another study (different: {fields}); "
+                    "name another folder with --run-dir, or restore the study file"
+                )
+            store = cls._open(path, spec)
+        else:
+            strangers = [p.name for p in path.iterdir() if p.name != LOCK]
+            if strangers:
+                raise RunDirectoryError(
+                    f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
+                    "name another folder with --run-dir"
+                )
+            store = cls(path, spec, study_dir=str(study_dir))
+        for folder in ("trials", "confirm", "minimise", "floor"):
+            (path / folder).mkdir(exist_ok=True)
+        body = {
+            "schema_version": SCHEMA_VERSION,
+            "identity": spec.identity,
+            "study_dir": store.study_dir,
+            "study": spec.model_dump(mode="json"),
+        }
+        write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
+        cut_torn_line(path / RECORDS)
+        # A killed session leaves no closing record: its time is known up to the last thing it wrote.
+        store.watch = Stopwatch(max((r.at_s for r in store.records()), default=0.0))
+        return store
+
+    def close(self) -> None:
+        """Gives the lock back; reading goes on."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------ records
+
+    def append(self, record: Stamped) -> None:
+        """Appends one record, stamped with the study's time, and waits until it is on disk.
+
+        Raises:
+            RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
+        """
+        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
+        line = stamped.model_dump_json(exclude_none=True) + "\n"
+        append_synced(self.path / RECORDS, line)
+
+    def records(self) -> list[AnyRecord]:
+        """All records so far; a torn last line is ignored.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
+        """
+        file = self.path / RECORDS
+        if not file.exists():
+            return []
+        with file.open("rb") as stream:
+            stream.seek(self._offset)
+            fresh = stream.read()
+        whole, newline, _ = fresh.rpartition(b"\n")
+        if newline:
+            first = len(self._records)
+            for i, line in enumerate(whole.split(b"\n")):
+                try:
+                    self._records.append(RECORD.validate_json(line))
+                except ValidationError as error:
+                    raise RunDirectoryError(
+                        f"{file} line {first + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
+                        f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
+                    ) from error
+            self._offset += len(whole) + 1
+        return list(self._records)
+
+    def of(self, kind: type[R]) -> list[R]:
+        """All records of one type, in order."""
+        return [r for r in self.records() if isinstance(r, kind)]
+
+    def last(self, kind: type[R]) -> R | None:
+        """The newest record of one type, or None."""
+        found = self.of(kind)
+        return found[-1] if found else None
+
+    # ------------------------------------------------------------------ folders of one measurement
+
+    def folder(self, *parts: str) -> Path:
+        """A folder inside the run directory, made if needed.
+
+        Raises:
+            RunDirectoryError: If a part is not a plain name, or the folder cannot be made.
+        """
+        for part in parts:
+            if not _NAME.fullmatch(part):
+                raise RunDirectoryError(f"a folder inside a run must have a plain name but got {part!r}")
+        path = self.path.joinpath(*parts)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
+        return path
+
+    def relative(self, path: Path) -> str:
+        """A path as it is kept in records: relative to the run directory, so that runs can be moved."""
+        return path.relative_to(self.path).as_posix()
+
+    def pairs(self, directory: str) -> Iterator[Pair]:
+        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
+        file = self.path / directory / "pairs.jsonl"
+        if not file.exists():
+            return
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            yield Pair.model_validate_json(line)
+
+
+# ---------------------------------------------------------------------- writing that survives
+
+
+def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
+    """Appends one line with one write; on failure the file ends where it ended before.
+
+    Raises:
+        RunDirectoryError: If it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        end = os.fstat(descriptor).st_size
+        data = line.encode()
+        try:
+            written = os.write(descriptor, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, end)
+            raise _cannot_write(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file whole or not at all (temporary name, sync, rename).
+
+    Raises:
+        RunDirectoryError: If it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise _cannot_write(path, error) from error
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cuts off what follows the last newline of a file: the trace of a write that never ended."""
+    if not path.exists():
+        return
+    try:
+        with path.open("rb+") as stream:
+            data = stream.read()
+            end = data.rfind(b"\n") + 1
+            if end != len(data):
+                stream.truncate(end)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+class Stopwatch:
+    """Seconds since the study began over all sessions, and how many of them the driver only waited.
+
+    Args:
+        before_s: Wall seconds of earlier sessions.
+        clock: A monotonic clock; clock jumps do not reach it.
+    """
+
+    def __init__(self, before_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._before_s = before_s
+        self.waited_s = 0.0
+
+    @property
+    def session_s(self) -> float:
+        """Wall seconds of this session."""
+        return self._clock() - self._start
+
+    @property
+    def total_s(self) -> float:
+        """Wall seconds of the study so far, all sessions together."""
+        return self._before_s + self.session_s
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as waiting for workers, not as the driver's own."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.waited_s += self._clock() - start
+
+
+def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+    advice = "free some space and run the same command again; it goes on where it stopped"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        advice = "make it writable and run the same command again; it goes on where it stopped"
+    return RunDirectoryError(f"{path} must be writable but: {error.strerror or error}; {advice}")
+
+
+def _differences(old: StudySpec, new: StudySpec) -> list[str]:
+    """Names of the sections in which two studies differ."""
+    a: dict[str, Any] = old.model_dump(mode="json")
+    b: dict[str, Any] = new.model_dump(mode="json")
+    return [k for k in a if a[k] != b[k] and k not in ("name", "description", "confirm")]

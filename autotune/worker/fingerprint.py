@@ -1,0 +1,139 @@
+"""A fingerprint of a compiled program: equal for equal programs, in every process, whatever set its options.
+
+Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in which order.
+The serialized executable says what the text cannot: buffers, thunks and machine code (on XLA:CPU a setting such as
+``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint by itself: it embeds the options it
+was compiled with, and XLA's parallel code generation writes the object files in the order in which they happen to
+be finished, and every thunk carries the number its module got in that process. So the protobuf wire format is walked
+(no schema is needed), options and module numbers are left out, and the order of the executable's fields is not counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_SOURCE_TABLES = re.compile(
+    r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
+)
+_EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
+_MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
+
+
+def strip_hlo(text: str) -> str:
+    """HLO text less what does not run: the ``HloModule`` line, op metadata, tables of source locations."""
+    first, _, rest = text.partition("\n")
+    body = rest if first.startswith("HloModule") else text
+    return _METADATA.sub("", _SOURCE_TABLES.sub("", body)).strip()
+
+
+def _module_name(hlo: str) -> str:
+    """The name in the first line of an HLO text."""
+    return hlo.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip()
+
+
+def fingerprint(compiled: Any) -> str:
+    """Sixteen hexadecimal digits that name what a compiled JAX function runs on this device.
+
+    Args:
+        compiled: What ``jax.jit(f).lower(...).compile()`` returns.
+
+    Returns:
+        The fingerprint; that of the HLO text alone where this backend cannot serialize (it then begins with ``t``).
+    """
+    hlo = compiled.as_text()
+    text = strip_hlo(hlo).encode()
+    try:
+        blob = compiled.runtime_executable().serialize()
+    except (AttributeError, RuntimeError, ValueError):  # not every PJRT plugin and jaxlib serializes
+        return "t" + hashlib.sha256(text).hexdigest()[:15]
+    parts = sorted(hashlib.sha256(part).digest() for part in code_parts(bytes(blob), _module_name(hlo)))
+    return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *parts])).hexdigest()[:16]
+
+
+def code_parts(blob: bytes, module: str) -> list[bytes]:
+    """The fields of a serialized executable that are not options: buffers, thunks, symbols, object files.
+
+    Args:
+        blob: ``compiled.runtime_executable().serialize()``: a length-prefixed header of JAX, then XLA's message.
+        module: The name of the HLO module, by which the thunks' own records are known.
+
+    Raises:
+        ValueError: If the bytes have another form (a PJRT plugin that serializes in its own way).
+    """
+    header_length, start = _varint(blob, 0)
+    executables = [
+        v for number, _, v in _fields(blob[start + header_length :]) if number == _EXECUTABLE_FIELD
+    ]
+    parts = [
+        b"%d:" % number + _without_module_number(value, module.encode(), depth=0)
+        for executable in executables
+        for number, _, value in _fields(executable)
+        if number != _MODULE_WITH_OPTIONS_FIELD
+    ]
+    if not parts:
+        raise ValueError(
+            "a serialized XLA executable must hold code besides its module but this one does not"
+        )
+    return parts
+
+
+def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
+    """A message (or plain bytes) in which no thunk says which number its module has in this process.
+
+    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend on the
+    number too. Plain bytes that happen to parse as a message come out changed, but equal for equal bytes.
+    """
+    if module not in data or depth > 64:
+        return data
+    try:
+        fields = list(_fields(data))
+    except ValueError:
+        return data
+    is_record = any(number == 2 and value == module for number, _, value in fields)
+    return b"".join(
+        b"%d.%d{" % (number, kind) + _without_module_number(value, module, depth=depth + 1) + b"}"
+        for number, kind, value in fields
+        if not (is_record and (number, kind) == (3, 0))
+    )
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A base-128 number at an offset, and the offset after it."""
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError(f"byte {at} must belong to a varint of a serialized executable")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Number, wire type and raw value of each field of one protobuf message, in wire order.
+
+    Source: protobuf.dev/programming-guides/encoding (tag = number << 3 | wire type).
+    """
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire_type = tag >> 3, tag & 7
+        begin = at
+        if wire_type == 0:
+            _, at = _varint(message, at)
+        elif wire_type in (1, 5):
+            at += 8 if wire_type == 1 else 4
+        elif wire_type == 2:
+            length, begin = _varint(message, at)
+            at = begin + length
+        else:
+            raise ValueError(f"field {number} must have a known wire type but has {wire_type}")
+        if number == 0 or at > len(message):
+            raise ValueError(f"field {number} must end within its message of {len(message)} bytes")
+        yield number, wire_type, message[begin:at]
