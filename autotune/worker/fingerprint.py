@@ -1,11 +1,12 @@
 """A fingerprint of a compiled program: equal for equal programs, in every process, whatever set its options.
 
-Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in which order.
-The serialized executable says what the text cannot: buffers, thunks and machine code (on XLA:CPU a setting such as
-``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint by itself: it embeds the options it
-was compiled with, and XLA's parallel code generation writes the object files in the order in which they happen to
-be finished, and every thunk carries the number its module got in that process. So the protobuf wire format is walked
-(no schema is needed), options and module numbers are left out, and the order of the executable's fields is not counted.
+Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in which
+order. The serialized executable says what the text cannot: buffers, thunks and machine code (on XLA:CPU a setting
+such as ``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint by itself: it embeds the
+options it was compiled with, XLA's parallel code generation writes the object files in the order in which they
+happen to be finished, and every thunk carries the number its module got in that process. So the protobuf wire
+format is walked (no schema is needed), options and module numbers are left out, and the order of the executable's
+fields is not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def fingerprint(compiled: Any) -> str:
         compiled: What ``jax.jit(f).lower(...).compile()`` returns.
 
     Returns:
-        The fingerprint; that of the HLO text alone where this backend cannot serialize (it then begins with ``t``).
+        The fingerprint; that of the HLO text alone, beginning with ``t``, where this backend cannot serialize.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
@@ -58,7 +59,7 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
     """The fields of a serialized executable that are not options: buffers, thunks, symbols, object files.
 
     Args:
-        blob: ``compiled.runtime_executable().serialize()``: a length-prefixed header of JAX, then XLA's message.
+        blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then XLA's message.
         module: The name of the HLO module, by which the thunks' own records are known.
 
     Raises:
@@ -75,17 +76,15 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
         if number != _MODULE_WITH_OPTIONS_FIELD
     ]
     if not parts:
-        raise ValueError(
-            "a serialized XLA executable must hold code besides its module but this one does not"
-        )
+        raise ValueError("a serialized executable must hold code besides its module but this one does not")
     return parts
 
 
 def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
     """A message (or plain bytes) in which no thunk says which number its module has in this process.
 
-    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend on the
-    number too. Plain bytes that happen to parse as a message come out changed, but equal for equal bytes.
+    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend
+    on the number too. Plain bytes that happen to parse as a message come out changed, but equal for equal bytes.
     """
     if module not in data or depth > 64:
         return data
