@@ -1,12 +1,12 @@
 """A fingerprint of a compiled program: equal for equal programs, in every process, whatever set its options.
 
-Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in which
-order. The serialized executable says what the text cannot: buffers, thunks and machine code (on XLA:CPU a setting
-such as ``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint by itself: it embeds the
-options it was compiled with, XLA's parallel code generation writes the object files in the order in which they
-happen to be finished, and every thunk carries the number its module got in that process. So the protobuf wire
-format is walked (no schema is needed), options and module numbers are left out, and the order of the executable's
-fields is not counted.
+Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in
+which order. The serialized executable says what the text cannot: buffers, thunks and machine code (on
+XLA:CPU a setting such as ``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint
+by itself: it embeds the options it was compiled with, XLA's parallel code generation writes the object
+files in the order in which they happen to be finished, and every thunk carries the number its module got
+in that process. So the protobuf wire format is walked (no schema is needed), options and module numbers
+are left out, and the order of the executable's fields is not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fingerprint(compiled: Any) -> str:
         compiled: What ``jax.jit(f).lower(...).compile()`` returns.
 
     Returns:
-        The fingerprint; that of the HLO text alone, beginning with ``t``, where this backend cannot serialize.
+        The fingerprint; of the HLO text alone, beginning with ``t``, if this backend cannot serialize.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
@@ -84,7 +84,7 @@ def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
     """A message (or plain bytes) in which no thunk says which number its module has in this process.
 
     A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend
-    on the number too. Plain bytes that happen to parse as a message come out changed, but equal for equal bytes.
+    on the number too. Plain bytes that parse as a message come out changed, but equal for equal bytes.
     """
     if module not in data or depth > 64:
         return data
