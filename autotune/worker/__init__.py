@@ -1,1 +1,1 @@
-"""The worker: programs that run in their own process, under one flag set; the driver never imports them."""
+"""Programs that run under one flag set; started by a launcher, imported by nobody."""

@@ -1,0 +1,1 @@
+"""Starting workers and keeping them in hand: process groups, time limits, logs of bounded size."""
