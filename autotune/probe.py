@@ -1,0 +1,264 @@
+"""Asks the installed jaxlib which settings it has; the driver never imports it.
+
+Three sources, each the sturdiest for what it gives: the descriptor of ``xla.DebugOptions`` that lies inside
+the shared library (types, enum names, removed names), the resolved options as JAX builds them (defaults), and
+the real XLA_FLAGS parser, put to the question in forks of one child process (names, spellings, effect). The
+answers of one build are cached in one JSON file, named by versions and the library's size and date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.environment import caller
+from autotune.errors import LaunchError
+from autotune.installed import SCHEMA_VERSION, FlagInfo, JaxOption, ProbeReport
+from autotune.parser import Answer, ParserProcess, quiet_environment
+from autotune.proto import FieldInfo, library_strings, read_debug_options
+
+__all__ = ["FlagInfo", "JaxOption", "Platform", "ProbeReport", "default_cache_dir", "probe"]
+
+Platform = Literal["cpu", "cuda"]
+
+_LOCATE = """
+import importlib.metadata as m, importlib.util as u, json, sys
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+def folder(name):
+    try: spec = u.find_spec(name)
+    except ModuleNotFoundError: return None
+    return list(spec.submodule_search_locations or [])[0] if spec else None
+print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "jax": version("jax"),
+  "jaxlib": version("jaxlib"), "folder": folder("jaxlib"),
+  "plugins": [[c, version("jax-%s-plugin" % c),
+  folder("jax_plugins.xla_" + c)] for c in ("cuda13", "cuda12")]}))
+"""
+
+
+def probe(
+    python: str = sys.executable,
+    *,
+    platform: Platform = "cpu",
+    cache_dir: Path | None = None,
+    timeout_s: float = 60.0,
+) -> ProbeReport:
+    """What the build installed for `python` says about its settings; from the cache if it was asked before.
+
+    Args:
+        python: Interpreter whose packages are meant.
+        platform: ``"cuda"`` also reads the CUDA plugin, if it is installed.
+        cache_dir: Folder of the cache; default ``$XDG_CACHE_HOME/autotune``.
+        timeout_s: Longest time for the questions.
+
+    Raises:
+        LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
+    """
+    place = _locate(python, timeout_s)
+    folder = Path(place["folder"])
+    plugin = (
+        next(((n, v, Path(d)) for n, v, d in place["plugins"] if v and d), None)
+        if platform == "cuda"
+        else None
+    )
+    libraries = [folder / "libjax_common.so", *([plugin[2] / "xla_cuda_plugin.so"] if plugin else [])]
+    for library in libraries:
+        if not library.is_file():
+            raise LaunchError(
+                f"{library.name} must be part of the installed packages but is not at {library}"
+            )
+    stamp = [
+        SCHEMA_VERSION,
+        platform,
+        place,
+        [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in libraries],
+    ]
+    digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
+    path = (cache_dir or default_cache_dir(caller())) / f"probe-{platform}-{place['jaxlib']}-{digest}.json"
+    try:
+        return ProbeReport.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError):  # absent, or torn by a killed process: ask again
+        pass
+    with ParserProcess(python, timeout_s=timeout_s) as parser:
+        flags, removed = _ask_flags(parser, libraries)
+        options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if place["jax"] else {}
+    report = ProbeReport(
+        platform=platform,
+        python=place["python"],
+        jax=place["jax"],
+        jaxlib=place["jaxlib"],
+        plugin=f"jax-{plugin[0]}-plugin {plugin[1]}" if plugin else None,
+        flags=flags,
+        removed=removed,
+        jax_options=options,
+    )
+    _write(path, json.dumps(report.to_json()))
+    return report
+
+
+def default_cache_dir(environment: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/autotune``, or ``~/.cache/autotune``."""
+    root = environment.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "autotune"
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError:  # a read-only home costs the next call some seconds, nothing else
+        part.unlink(missing_ok=True)
+
+
+def _locate(python: str, timeout_s: float) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOCATE],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=quiet_environment(caller()),
+            check=True,
+        )
+        place: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
+    if not place["folder"] or not place["jaxlib"]:
+        raise LaunchError(
+            f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax"
+        )
+    return place
+
+
+def _jax_option(data: Mapping[str, Any]) -> JaxOption:
+    default = data["default"]
+    if data["type"] == "bool" and default is not None:
+        default = default.lower()
+    return JaxOption(type=data["type"], values=tuple(data["values"]), default=default)
+
+
+def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, FlagInfo], frozenset[str]]:
+    """All flags of the build, each asked for its name, spelling and effect."""
+    fields, removed = read_debug_options(libraries[0])
+    base = parser.ask("")
+    if not base.starts:
+        raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
+    flags = {f.name: _from_field(f, base, parser) for f in fields}
+    aliases = sorted(set(library_strings(libraries[0], b"xla_[a-z0-9_]+")) - set(flags))
+    unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
+    for name in set(aliases) - unknown:
+        flags[name] = FlagInfo(
+            name=name, type=_alias_type(name, name in bad, parser), in_compiler_options=False
+        )
+    if len(libraries) > 1:  # a flag that the plugin does not hold does nothing there
+        held = {f.name for f in read_debug_options(libraries[1])[0]}
+        flags = {n: i for n, i in flags.items() if n in held or not i.in_compiler_options}
+    effects = _ask_effects(flags, base, parser)
+    return {n: dataclasses.replace(i, sets=effects.get(n, ())) for n, i in sorted(flags.items())}, removed
+
+
+def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
+    if refuses_one:
+        return "string"
+    if parser.ask(f"--{name}").starts:  # only booleans may stand without a value
+        return "bool"
+    return "string" if parser.ask(f"--{name}=x").starts else "int64"
+
+
+def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess) -> FlagInfo:
+    default = base.options.get(f.name, "" if f.repeated else None)
+    known = f.name not in parser.ask(f"--{f.name}={'' if f.type == 'string' else '?'}").unknown
+    info = FlagInfo(
+        name=f.name,
+        type=f.type,
+        repeated=f.repeated,
+        default=default,
+        deprecated=f.deprecated,
+        in_xla_flags=known,
+        in_compiler_options=f.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
+    )
+    if not known:
+        return info
+    info = dataclasses.replace(info, allows_empty=parser.ask(f"--{f.name}=").starts)
+    # An enum defined in another file shows its names only in the default list.
+    names = f.values or tuple((default or "").split(",") if f.type == "enum" and default else ())
+    return _with_spelling(info, names, parser) if names else info
+
+
+def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess) -> FlagInfo:
+    """Finds how XLA_FLAGS spells the values of an enum: some flags want the full name, some a short one."""
+    legal = [n for n in names if not n.endswith("INVALID")]
+    prefix = _common_prefix(legal)
+    short = [n.removeprefix(prefix) for n in legal]
+    styles = [legal] if not prefix else []
+    styles += [[s.lower() for s in short], short, legal, [s.lower().removesuffix("_memory") for s in short]]
+    taken = [style for style in styles if _takes(parser, info.name, style[-1:])]
+    if not taken:
+        return info
+    best = taken[0]
+    if not _takes(parser, info.name, best):
+        best = [s for s in best if _takes(parser, info.name, [s])]
+    spelled = dict(zip(legal, taken[0], strict=True))
+    default = info.default and ",".join(spelled.get(d, d) for d in info.default.split(","))
+    return dataclasses.replace(
+        info,
+        values=tuple(best),
+        spellings=tuple(sorted({s for style in taken for s in style if style is not taken[0] or s in best})),
+        default=default,
+        any_case=_takes(parser, info.name, [best[0].swapcase()]),
+        edits=info.repeated and _takes(parser, info.name, ["+" + best[0]]),
+    )
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    words = zip(*(n.split("_")[:-1] for n in names), strict=False)
+    shared = itertools.takewhile(lambda group: len(set(group)) == 1, words)
+    return "".join(f"{group[0]}_" for group in shared)
+
+
+def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
+    return parser.ask(" ".join(f"--{name}={v}" for v in values)).starts
+
+
+def _other_values(info: FlagInfo) -> list[str]:
+    """Legal values of which at least one is not the present one."""
+    if info.values:
+        return [v for v in info.values if v != info.default]
+    if info.type == "bool":
+        return {"true": ["false"], "false": ["true"]}.get(info.default or "", ["true", "false"])
+    if info.type == "float" or info.type.startswith("int"):
+        return ["2" if info.default == "1" else "1"]
+    return ["autotune=1" if info.type == "message" else "autotune"]
+
+
+def _ask_effects(
+    flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess
+) -> dict[str, tuple[str, ...]]:
+    """Which options each flag of the parser changes."""
+    asked = {n: i for n, i in flags.items() if i.in_xla_flags}
+    tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}
+    _, bad = parser.sort_out(tokens)
+    together = parser.ask(" ".join(t for n, t in tokens.items() if n not in bad)).options
+    effects: dict[str, tuple[str, ...]] = {}
+    for name, info in asked.items():
+        # A flag without a second legal value can only be stored as it stands.
+        if name in bad or together.get(name) != base.options.get(name):
+            effects[name] = (name,)
+            continue
+        changed: set[str] = set()
+        for value in _other_values(info):
+            alone = parser.ask(f"--{name}={value}").options
+            changed |= {k for k in {*alone, *base.options} if alone and alone.get(k) != base.options.get(k)}
+        effects[name] = tuple(sorted(changed))
+    return effects
