@@ -1,0 +1,1 @@
+"""Training steps worth tuning; useful alone: ``python -m workloads llama --size small``."""

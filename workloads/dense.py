@@ -1,0 +1,173 @@
+"""The decoder: Llama and GPT shapes, dense or with experts, scanned, unrolled or in pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from workloads import flops
+from workloads.base import WorkloadError, choice
+from workloads.layers import (
+    Attention,
+    FeedForward,
+    Norm,
+    compute_dtype,
+    cross_entropy,
+    filled,
+    matmul,
+    remat,
+    rotary,
+    weight,
+)
+from workloads.mesh import Layout
+from workloads.noise import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder and how it is computed.
+
+    Attributes:
+        positions: Rotary, or learned with a table of ``max_seq`` rows.
+        tied: The output projection is the embedding.
+        experts: Number of experts per layer; 0 is a dense feed-forward.
+        routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
+            ``capacity_factor`` times their fair share of each sequence (capacity).
+        dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
+        scan: One traced layer in a loop, or all of them unrolled.
+        microbatches: How many parts of a batch follow each other through the pipeline's stages.
+    """
+
+    vocab: int
+    layers: int
+    d_model: int
+    ffw: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    seq: int
+    norm: str = choice("rms", "layer")
+    positions: str = choice("rope", "learned")
+    activation: str = choice("swiglu", "gelu")
+    tied: bool = False
+    bias: bool = False
+    rope_theta: float = 10_000.0
+    max_seq: int = 1024
+    experts: int = field(default=0, metadata={"minimum": 0})
+    top_k: int = 2
+    routing: str = choice("dropless", "capacity")
+    capacity_factor: float = 1.25
+    balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
+    dtype: str = choice("bfloat16", "float32", "float8")
+    remat: str = choice("none", "dots", "full")
+    attention: str = choice("xla", "cudnn")
+    scan: bool = True
+    microbatches: int = 4
+
+    def check(self, layout: Layout, rows: int) -> None:
+        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
+        if self.heads % self.kv_heads:
+            raise WorkloadError(
+                f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}"
+            )
+        if self.positions == "rope" and self.head_size % 2:
+            raise WorkloadError(f"`head_size` must be even for rotary positions but got {self.head_size}")
+        if self.positions == "learned" and self.seq > self.max_seq:
+            raise WorkloadError(f"`seq` must be at most `max_seq` = {self.max_seq} but got {self.seq}")
+        if self.attention == "cudnn" and self.dtype == "float32":
+            raise WorkloadError("`attention` = cudnn needs `dtype` bfloat16 or float8 but got float32")
+        layout.check("seq", self.seq, "residual")
+        for name, axis in (("heads", "heads"), ("kv_heads", "heads"), ("ffw", "ffw"), ("d_model", "embed")):
+            layout.check(name, getattr(self, name), axis)
+        layout.check("layers", self.layers, "layers")
+        layout.check("batch", rows, "batch")
+
+
+class Block(nnx.Module):
+    """One layer: attention and feed-forward, each after a norm, each added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
+        self.config, self.layout = config, layout
+        self.attention_norm = Norm(config.d_model, kind=config.norm)
+        self.attention = Attention(config, layout, stream)
+        self.ffw_norm = Norm(config.d_model, kind=config.norm)
+        self.ffw = FeedForward(config, layout, stream)
+
+    def __call__(
+        self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]."""
+        hold = self.layout.constrain
+        y = self.attention(hold(self.attention_norm(x), "batch", "sequence", None), cos_sin)
+        x = x + hold(y, "batch", "residual", None)
+        y = self.ffw(hold(self.ffw_norm(x), "batch", "sequence", None))
+        balance = jnp.float32(0)
+        return x + hold(y, "batch", "residual", None), balance
+
+
+class Decoder(nnx.Module):
+    """A causal language model."""
+
+    def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
+        c = config
+        self.config, self.layout = config, layout
+        # a vocabulary that does not divide (GPT-2: 50257) is not split
+        vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
+        self.embedding = weight(stream, (c.vocab, c.d_model), (vocab, "embed"), c.d_model)
+        self.positions = (
+            filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
+        )
+        self.head = None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", vocab), c.d_model)
+        self.norm = Norm(c.d_model, kind=c.norm)
+        seeds = stream.split(c.layers)
+
+        def layer(seed: jax.Array) -> Block:
+            return Block(c, layout, Stream(seed))
+
+        self.layers: Any = nnx.vmap(layer)(seeds) if c.scan else nnx.List([layer(seed) for seed in seeds])
+
+    def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """Mean cross entropy over [B, T] tokens in nats, plus the weighted balance loss of experts; f32[]."""
+        c, hold = self.config, self.layout.constrain
+        x = self.embedding[...].astype(compute_dtype(c.dtype))[inputs]
+        if self.positions is not None:
+            x = x + self.positions[...][: c.seq].astype(x.dtype)[None]
+        cos_sin = rotary(c.seq, c.head_size, c.rope_theta) if c.positions == "rope" else None
+        x, balance = self._run_layers(hold(x, "batch", "residual", None), cos_sin)
+        x = hold(self.norm(x), "batch", "sequence", None)
+        head = self.embedding[...].T if self.head is None else self.head[...]
+        logits = matmul("btd,dv->btv", x, head, "float32" if c.dtype == "float32" else "bfloat16")
+        vocab = "vocab" if c.vocab % self.layout.size("vocab") == 0 else None
+        logits = hold(logits, "batch", "sequence", vocab)
+        return cross_entropy(logits, targets) + c.balance_weight * balance
+
+    def _run_layers(self, x: jax.Array, cos_sin: Any) -> tuple[jax.Array, jax.Array]:
+        """The residual stream after all layers, and their mean balance loss."""
+        c = self.config
+        if not c.scan:
+            run = remat(lambda layer, y: nnx.merge(*layer)(y, cos_sin), c.remat)
+            balances = []
+            for layer in self.layers:
+                x, balance = run(nnx.split(layer), x)
+                balances.append(balance)
+            return x, jnp.stack(balances).mean()
+        graphdef, params = nnx.split(self.layers)
+        body = remat(lambda y, layer: nnx.merge(graphdef, layer)(y, cos_sin), c.remat)
+        x, stacked = jax.lax.scan(body, x, params)
+        return x, stacked.mean()
+
+
+def flops_per_token(config: DecoderConfig) -> float:
+    """Model FLOPs of one token, forward and backward."""
+    c = config
+    attention = c.d_model * c.head_size * 2 * (c.heads + c.kv_heads)
+    ffw = c.d_model * c.ffw * (3 if c.activation == "swiglu" else 2)
+    router = c.d_model * c.experts
+    weights = c.layers * (attention + ffw * (c.top_k if c.experts else 1) + router) + c.d_model * c.vocab
+    return flops.matmul_flops_per_token(weights) + c.layers * flops.attention_flops_per_token(
+        heads=c.heads, head_size=c.head_size, seq=c.seq
+    )

@@ -1,0 +1,203 @@
+"""The parts that models are made of: weights with logical axes, matmuls in any dtype, norms, attention.
+
+Array axes: B batch, T sequence, D model, F ffw, N heads, K kv heads, H head, V vocab, E experts, L layers.
+Weights are kept in float32 and cast where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from workloads import noise
+from workloads.mesh import Layout
+from workloads.noise import Stream
+
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": None,
+}
+
+
+def weight(
+    stream: Stream, shape: tuple[int, ...], axes: tuple[str | None, ...], fan_in: int
+) -> nnx.Param[jax.Array]:
+    """A float32 weight, uniform with variance 1 / fan_in; ``axes`` are its logical axes."""
+    return nnx.Param((noise.uniform(stream(), shape) - 0.5) * (12 / fan_in) ** 0.5, axes=axes)
+
+
+def filled(shape: tuple[int, ...], axes: tuple[str | None, ...], value: float) -> nnx.Param[jax.Array]:
+    """A float32 weight that starts at one value: norms and biases."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
+
+
+def compute_dtype(dtype: str) -> jnp.dtype:
+    """The dtype of activations for the option ``dtype``; float8 is for the operands of matmuls only."""
+    return jnp.dtype("float32" if dtype == "float32" else "bfloat16")
+
+
+def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
+    """``einsum`` of activations and a float32 weight, in the compute dtype or through float8."""
+    x, kernel = x.astype(compute_dtype(dtype)), kernel.astype(compute_dtype(dtype))
+    if dtype != "float8":
+        return jnp.einsum(equation, x, kernel)
+    return _through_e5m2(jnp.einsum(equation, _through_e4m3(x), _through_e4m3(kernel)))
+
+
+def _round_trip(x: jax.Array, narrow: Any) -> jax.Array:
+    """Scales to the range of a float8 type, casts, scales back: what XLA turns into a float8 GEMM."""
+    largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    scale = (jnp.where(largest > 0, largest, 1.0) / float(jnp.finfo(narrow).max)).astype(x.dtype)
+    return (x / scale).astype(narrow).astype(x.dtype) * scale
+
+
+@jax.custom_vjp
+def _through_e4m3(x: jax.Array) -> jax.Array:
+    """Operands in e4m3 with the gradient passed straight through.
+
+    References:
+        FP8 formats for deep learning, https://arxiv.org/abs/2209.05433
+    """
+    return _round_trip(x, jnp.float8_e4m3fn)
+
+
+_through_e4m3.defvjp(lambda x: (_round_trip(x, jnp.float8_e4m3fn), None), lambda _, g: (g,))
+
+
+@jax.custom_vjp
+def _through_e5m2(y: jax.Array) -> jax.Array:
+    """The identity whose gradient goes through e5m2."""
+    return y
+
+
+_through_e5m2.defvjp(lambda y: (y, None), lambda _, g: (_round_trip(g, jnp.float8_e5m2),))
+
+
+class Norm(nnx.Module):
+    """RMSNorm, or LayerNorm with bias, over the last axis; computed in float32."""
+
+    def __init__(self, size: int, *, kind: str) -> None:
+        self.scale = filled((size,), (None,), 1.0)
+        self.bias = filled((size,), (None,), 0.0) if kind == "layer" else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises [..., D]."""
+        y = x.astype(jnp.float32)
+        if self.bias is not None:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5) * self.scale[...]
+        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+
+
+def rotary(seq: int, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of the rotary embedding, [T, 1, H/2] each.
+
+    References:
+        RoFormer, https://arxiv.org/abs/2104.09864
+    """
+    frequency = theta ** (-jnp.arange(0, head_size, 2) / head_size)
+    angle = (jnp.arange(seq)[:, None] * frequency[None, :])[:, None, :]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns the halves of each head of [B, T, N, H] by the angles of `rotary`."""
+    cos, sin = cos_sin
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = (first * cos[None] - second * sin[None], second * cos[None] + first * sin[None])
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped queries."""
+
+    def __init__(self, config: Any, layout: Layout, stream: Stream) -> None:
+        c = config
+        self.config, self.layout = config, layout
+        self.query = weight(stream, (c.d_model, c.heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.out = weight(
+            stream, (c.heads, c.head_size, c.d_model), ("heads", None, "embed"), c.heads * c.head_size
+        )
+        if c.bias:
+            self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
+            self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
+            self.value_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
+            self.out_bias = filled((c.d_model,), (None,), 0.0)
+
+    def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+        """Attends over [B, T, D]."""
+        c, hold = self.config, self.layout.constrain
+        q, k, v = (matmul("btd,dnh->btnh", x, w[...], c.dtype) for w in (self.query, self.key, self.value))
+        if c.bias:
+            biases = (self.query_bias, self.key_bias, self.value_bias)
+            q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        q = hold(q, "batch", "sequence", "heads", None)
+        # every device needs all keys of its heads: gathered over the context axis, as Llama 3 did (3.3.2)
+        k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=c.attention)
+        y = matmul("btnh,nhd->btd", hold(y, "batch", "sequence", "heads", None), self.out[...], c.dtype)
+        return y + self.out_bias[...].astype(y.dtype) if c.bias else y
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU, or GELU with two matrices."""
+
+    def __init__(self, config: Any, layout: Layout, stream: Stream) -> None:
+        c = config
+        self.config, self.layout = config, layout
+        self.gate = (
+            weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
+            if c.activation == "swiglu"
+            else None
+        )
+        self.up = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
+        self.down = weight(stream, (c.ffw, c.d_model), ("ffw", "embed"), c.ffw)
+        if c.bias:
+            self.up_bias = filled((c.ffw,), ("ffw",), 0.0)
+            self.down_bias = filled((c.d_model,), (None,), 0.0)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [B, T, D] to [B, T, D]."""
+        c = self.config
+        y = matmul("btd,df->btf", x, self.up[...], c.dtype)
+        if c.bias:
+            y = y + self.up_bias[...].astype(y.dtype)
+        if self.gate is None:
+            y = jax.nn.gelu(y)
+        else:
+            y = jax.nn.silu(matmul("btd,df->btf", x, self.gate[...], c.dtype)) * y
+        y = self.layout.constrain(y, "batch", "sequence", "ffw")
+        y = matmul("btf,fd->btd", y, self.down[...], c.dtype)
+        return y + self.down_bias[...].astype(y.dtype) if c.bias else y
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean negative log likelihood of targets [B, T] under logits [B, T, V], in nats.
+
+    The target's logit is picked by comparison, not by a gather, so that a split vocabulary stays split.
+    """
+    logits = logits.astype(jnp.float32)
+    symbols = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
+    picked = jnp.sum(jnp.where(symbols == targets[..., None], logits, 0.0), axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """The function, with activations recomputed in the backward pass: none, all but matmuls, or full."""
+    if kind == "none":
+        return function
+    return jax.checkpoint(function, policy=REMAT_POLICIES[kind], prevent_cse=False)
+
+
+def param_count(params: Any) -> int:
+    """Numbers in a tree of arrays or shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

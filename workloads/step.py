@@ -1,0 +1,188 @@
+"""The one train step: any model, any mesh, AdamW, gradient accumulation, ZeRO. Builds the `Workload`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+from flax import nnx
+
+from workloads.base import Batch, State, Workload, choice
+from workloads.batch import abstract_batch, make_batch
+from workloads.layers import compute_dtype, param_count
+from workloads.mesh import Layout
+from workloads.noise import Stream
+
+
+class Model(Protocol):
+    """What the step needs of a model: an nnx module with a loss, its layers under ``layers``."""
+
+    layers: Any
+
+    def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """The loss of [B, T] tokens, f32[]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a model is trained.
+
+    Attributes:
+        batch: Sequences per optimiser update, over all devices.
+        accumulate: Parts of the batch whose gradients are summed before the update.
+        zero: ``optimizer`` splits the optimiser's state over the data axis as well (ZeRO stage 1).
+        learning_rate: Constant; AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1.
+    """
+
+    batch: int
+    seq: int
+    vocab: int
+    accumulate: int = 1
+    zero: str = choice("none", "optimizer")
+    learning_rate: float = 3e-4
+    seed: int = field(default=0, metadata={"minimum": 0})
+    mesh: Mapping[str, int] = field(default_factory=dict)
+
+
+def make_workload(
+    name: str,
+    make_model: Callable[[Stream], Model],
+    *,
+    layout: Layout,
+    train: TrainConfig,
+    dtype: str,
+    layers: int,
+    flops_per_token: float,
+    config: Mapping[str, Any],
+) -> Workload:
+    """Builds the workload of a model; places nothing on a device.
+
+    Args:
+        name: What reports call it.
+        make_model: Makes the model from a stream of seeds; traced only.
+        layout: The mesh and its rules.
+        train: Batch, optimiser, seed.
+        dtype: The option, for the size of what collectives carry.
+        layers: How many layers ``model.layers`` holds.
+        flops_per_token: Model FLOPs of one token, forward and backward.
+        config: The model's part of the workload's config.
+    """
+    layout.check("batch", train.batch, "batch")
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(train.learning_rate, b1=0.9, b2=0.95, weight_decay=0.1)
+    )
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0)))))
+    state_shapes = {"params": shapes, "optimizer": jax.eval_shape(optimizer.init, shapes)}
+    state = {
+        "params": _with_shardings(layout, shapes, zero=False),
+        "optimizer": _with_shardings(layout, state_shapes["optimizer"], zero=train.zero == "optimizer"),
+    }
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    def init(seed: jax.Array) -> State:
+        params = nnx.state(make_model(Stream(seed)))
+        return {"params": params, "optimizer": optimizer.init(params)}
+
+    jitted_init = jax.jit(init, out_shardings=shardings)
+    loss = _loss_and_gradients(graphdef, shardings["params"], layout, train.accumulate)
+    count = param_count(shapes)
+    one_layer = (
+        param_count(nnx.state(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0))).layers))) // layers
+    )
+    carried = one_layer * compute_dtype(dtype).itemsize
+    tokens = train.batch * train.seq
+    return Workload(
+        name=name,
+        step=_make_step(loss, optimizer, layout, shapes, shardings["params"], zero=train.zero == "optimizer"),
+        init=lambda seed: jitted_init(jnp.uint32(seed)),
+        batch=make_batch(layout, batch=train.batch, seq=train.seq, vocab=train.vocab, seed=train.seed),
+        abstract_state=state,
+        abstract_batch=abstract_batch(layout, batch=train.batch, seq=train.seq),
+        mesh=layout.mesh,
+        tokens_per_step=tokens,
+        flops_per_step=flops_per_token * tokens,
+        param_count=count,
+        layer_bytes={"weights": carried, "gradients": carried},
+        config={"name": name, **config, **asdict(train), "mesh": dict(layout.mesh.shape)},
+    )
+
+
+def _with_shardings(layout: Layout, shapes: Any, *, zero: bool) -> Any:
+    """Shapes with the sharding that their variables' logical axes ask for; what has no axes is replicated."""
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, nnx.Variable):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout.sharding(()))
+        axes = leaf.get_metadata("axes")
+        value = leaf.get_value()
+        if len(axes) < len(value.shape):
+            axes = ("layers", *axes)  # stacked by vmap
+        sharding = layout.sharding(axes)
+        if zero:
+            sharding = layout.zero(sharding, value.shape)
+        return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
+
+    return jax.tree.map(place, shapes, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def _loss_and_gradients(
+    graphdef: Any, shardings: Any, layout: Layout, accumulate: int
+) -> Callable[[Any, Batch], tuple[jax.Array, Any]]:
+    """The function from weights and a batch to the mean loss and its float32 gradients."""
+
+    def once(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        return jax.value_and_grad(lambda p: nnx.merge(graphdef, p).loss(batch["inputs"], batch["targets"]))(
+            params
+        )
+
+    def accumulated(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        def part(x: jax.Array) -> jax.Array:  # every part takes rows of every device, so that none moves
+            x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
+            return layout.constrain(x, None, "batch", "sequence")
+
+        def add(total: Any, rows: Batch) -> tuple[Any, None]:
+            total = jax.tree.map(jnp.add, total, once(params, rows))
+            return (total[0], jax.lax.with_sharding_constraint(total[1], shardings)), None
+
+        zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), shardings)
+        total, _ = jax.lax.scan(add, (jnp.float32(0), zeros), jax.tree.map(part, batch))
+        return jax.tree.map(lambda x: x / accumulate, total)
+
+    return once if accumulate == 1 else accumulated
+
+
+def _make_step(
+    loss: Callable[[Any, Batch], tuple[jax.Array, Any]],
+    optimizer: optax.GradientTransformation,
+    layout: Layout,
+    shapes: Any,
+    shardings: Any,
+    *,
+    zero: bool,
+) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+    """The train step. With ``zero`` each device updates its part of the weights, which are then gathered."""
+    parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        value, gradients = loss(state["params"], batch)
+        gradients = jax.lax.with_sharding_constraint(gradients, parts)
+        params = jax.lax.with_sharding_constraint(state["params"], parts)
+        updates, moments = optimizer.update(gradients, state["optimizer"], params)
+        params = jax.lax.with_sharding_constraint(optax.apply_updates(params, updates), shardings)
+        metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients)}
+        return {"params": params, "optimizer": moments}, metrics
+
+    return step
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Bytes of a tree of abstract arrays with shardings that one device holds."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
