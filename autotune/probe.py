@@ -165,7 +165,16 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
         held = {f.name for f in read_debug_options(libraries[1])[0]}
         flags = {n: i for n, i in flags.items() if n in held or not i.in_compiler_options}
     effects = _ask_effects(flags, base, parser)
-    return {n: dataclasses.replace(i, sets=effects.get(n, ())) for n, i in sorted(flags.items())}, removed
+    return {n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())}, removed
+
+
+def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
+    """Adds the effect; an alias whose number type could not be told apart takes that of the option it sets."""
+    target = flags.get(sets[0]) if len(sets) == 1 else None
+    kind = info.type
+    if target is not None and kind == "int64" and target.name != info.name:
+        kind = "string" if target.type == "message" else target.type
+    return dataclasses.replace(info, sets=sets, type=kind)
 
 
 def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
@@ -192,7 +201,7 @@ def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess) -> FlagInfo:
         return info
     info = dataclasses.replace(info, allows_empty=parser.ask(f"--{f.name}=").starts)
     # An enum defined in another file shows its names only in the default list.
-    names = f.values or tuple((default or "").split(",") if f.type == "enum" and default else ())
+    names = f.values or tuple(default.split(",") if f.repeated and f.type == "enum" and default else ())
     return _with_spelling(info, names, parser) if names else info
 
 
@@ -234,7 +243,7 @@ def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
 def _other_values(info: FlagInfo) -> list[str]:
     """Legal values of which at least one is not the present one."""
     if info.values:
-        return [v for v in info.values if v != info.default]
+        return [v for v in info.values if v != info.default] or list(info.values)
     if info.type == "bool":
         return {"true": ["false"], "false": ["true"]}.get(info.default or "", ["true", "false"])
     if info.type == "float" or info.type.startswith("int"):
