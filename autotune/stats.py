@@ -1,0 +1,599 @@
+"""Ratio, interval, sequential stop and verdict from paired measurements: numbers in, numbers out.
+
+Everything rests on one fact that the driver makes true: within each pair of blocks the order (reference
+first or candidate first) is a fresh fair coin. Under a constant ratio the signs of the centred pair
+differences are then independent and fair whatever drift, bursts or autocorrelation the machine has, so
+inverting the signed-rank test gives an exact interval without assuming independent or Gaussian noise.
+
+Ratios are candidate / reference step time everywhere: below 1 the candidate is faster.
+
+References:
+    Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3 (Hodges-Lehmann
+    estimate and interval). Armitage, McPherson, Rowe, JRSS A 132 (1969) (repeated looks). Wang, Tsiatis,
+    Biometrics 43 (1987) (shape of the boundary). Zou, Donner, Statist. Med. 27 (2008) (difference of two
+    estimates from their intervals).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_LEVEL = 0.95
+DEFAULT_SESOI = 0.005
+"""Smallest effect of interest, as a share of the reference step time."""
+
+_NORMAL = NormalDist()
+
+
+class Verdict(StrEnum):
+    """What an interval says about a candidate."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference"
+    UNRESOLVED = "unresolved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A ratio of step times with its interval.
+
+    Attributes:
+        ratio: Candidate / reference step time; below 1 is faster.
+        low: Lower end of the interval, 0 when the data are too few for the level.
+        high: Upper end of the interval, infinite when the data are too few for the level.
+        level: Coverage the interval claims; over all looks together for a sequential estimate.
+        pair_count: How many independent units made it: pairs of blocks, process pairs or sandwiches.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    level: float
+    pair_count: int
+
+
+def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
+    """Verdict of an interval against the band of +-`sesoi` around 1."""
+    if estimate.high < 1.0 - sesoi:
+        return Verdict.FASTER
+    if estimate.low > 1.0 + sesoi:
+        return Verdict.SLOWER
+    if estimate.low > 1.0 - sesoi and estimate.high < 1.0 + sesoi:
+        return Verdict.NO_DIFFERENCE
+    return Verdict.UNRESOLVED
+
+
+# --- one process pair -----------------------------------------------------------------------------------
+
+
+def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAULT_LEVEL) -> Estimate:
+    """Hodges-Lehmann ratio of one process pair with the exact signed-rank interval.
+
+    Args:
+        log_ratios: log(candidate block step time / reference block step time) of each pair, at least one.
+        level: Coverage of the interval.
+
+    Returns:
+        The estimate; its interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
+    """
+    values = _finite(log_ratios, least=1)
+    ratio, low, high = np.exp(hodges_lehmann(values, level=level))
+    return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
+
+
+def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
+    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at once.
+
+    Args:
+        log_ratios: Pair differences, `[..., n]`.
+        level: Coverage of the interval.
+
+    Returns:
+        Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
+    """
+    n = log_ratios.shape[-1]
+    i, j = _triangle(n)
+    averages = np.sort((log_ratios[..., i] + log_ratios[..., j]) / 2.0, axis=-1)
+    cut = _walsh_cut(n, level)
+    centre = (averages[..., (i.size - 1) // 2] + averages[..., i.size // 2]) / 2.0
+    low = averages[..., cut - 1] if cut else np.full_like(centre, -np.inf)
+    high = averages[..., -cut] if cut else np.full_like(centre, np.inf)
+    return np.stack([centre, low, high])
+
+
+@lru_cache(maxsize=64)
+def _triangle(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    return np.triu_indices(n)
+
+
+@lru_cache(maxsize=64)
+def _signed_rank_cdf(n: int) -> Floats:
+    """P(W+ <= w) for w = 0 .. n(n+1)/2 under fair independent signs, without ties."""
+    mass = np.zeros(n * (n + 1) // 2 + 1)
+    mass[0] = 1.0
+    for rank in range(1, n + 1):
+        shifted = np.zeros_like(mass)
+        shifted[rank:] = mass[:-rank]
+        mass = (mass + shifted) / 2.0
+    return np.cumsum(mass)
+
+
+@lru_cache(maxsize=256)
+def _walsh_cut(n: int, level: float) -> int:
+    """The largest k such that the k-th smallest and k-th largest Walsh average cover at `level`, or 0."""
+    return int(np.searchsorted(_signed_rank_cdf(n), (1.0 - level) / 2.0, side="right"))
+
+
+# --- looking often --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialPlan:
+    """At which pair counts a trial may stop, and how wide its interval must be there.
+
+    The nominal level of a look is such that the intervals of all looks together hold the true ratio with
+    probability `level`: critical values follow c * (n / cap) ** (shape - 0.5), with c found by integrating
+    the random walk of the looks numerically. `shape` 0.5 is Pocock's boundary, 0 is O'Brien and Fleming's.
+
+    Attributes:
+        cap: Pairs after which a trial ends in any case.
+        level: Simultaneous coverage over all looks.
+        first_look: Pairs before the first look.
+        growth: Ratio of successive looks.
+        shape: Wang-Tsiatis shape of the boundary.
+    """
+
+    cap: int = 60
+    level: float = DEFAULT_LEVEL
+    first_look: int = 8
+    growth: float = 1.5
+    shape: float = 0.5
+    looks: tuple[int, ...] = field(init=False)
+    critical_values: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not (6 <= self.first_look <= self.cap and self.growth > 1.0 and 0.0 < self.level < 1.0):
+            raise ValueError(
+                "a sequential plan needs 6 <= first_look <= cap, growth > 1 and 0 < level < 1 "
+                f"but got {self.first_look}, {self.cap}, {self.growth} and {self.level}"
+            )
+        looks = [self.first_look]
+        while (following := max(looks[-1] + 1, round(looks[-1] * self.growth))) < self.cap:
+            looks.append(following)
+        # A last look just before the cap would cost level and save nothing.
+        if looks[-1] * (1.0 + self.growth) / 2.0 > self.cap and len(looks) > 1:
+            looks.pop()
+        if looks[-1] < self.cap:
+            looks.append(self.cap)
+        object.__setattr__(self, "looks", tuple(looks))
+        object.__setattr__(self, "critical_values", _boundary(tuple(looks), self.level, self.shape))
+
+    def next_look(self, pair_count: int) -> int | None:
+        """The next pair count at which to decide, or None when the cap is reached."""
+        at = bisect_right(self.looks, pair_count)
+        return self.looks[at] if at < len(self.looks) else None
+
+    def nominal_level(self, pair_count: int) -> float:
+        """Level of the single interval at `pair_count` pairs (between looks: that of the look before)."""
+        at = max(0, bisect_right(self.looks, pair_count) - 1)
+        return 2.0 * _NORMAL.cdf(self.critical_values[at]) - 1.0
+
+    def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
+        """Estimate whose interval stays honest although it is looked at at every look."""
+        single = estimate_pairs(log_ratios, level=self.nominal_level(len(log_ratios)))
+        return Estimate(
+            ratio=single.ratio,
+            low=single.low,
+            high=single.high,
+            level=self.level,
+            pair_count=single.pair_count,
+        )
+
+
+@lru_cache(maxsize=64)
+def _boundary(looks: tuple[int, ...], level: float, shape: float) -> tuple[float, ...]:
+    """Critical values of the standardised statistic at each look, crossed with probability 1 - level."""
+    growth = np.asarray([(n / looks[-1]) ** (shape - 0.5) for n in looks])
+    low, high = 1.0, 8.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2.0
+        if _stay_probability(looks, middle * growth) < level:
+            low = middle
+        else:
+            high = middle
+    return tuple(float(c) for c in high * growth)
+
+
+def _stay_probability(looks: tuple[int, ...], critical: Floats, nodes: int = 96) -> float:
+    """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    walk, density, previous = np.zeros(1), np.ones(1), 0
+    for n, bound in zip(looks, critical * np.sqrt(looks), strict=True):
+        step_sd = math.sqrt(n - previous)
+        ahead = bound * x
+        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (
+            step_sd * math.sqrt(2.0 * math.pi)
+        )
+        # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
+        density = (kernel @ density) * w * bound
+        walk, previous = ahead, n
+    return float(density.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether a trial goes on, why, and what is known now.
+
+    Attributes:
+        stop: True when no further pair should be measured.
+        reason: The rule that spoke, in plain words.
+        estimate: Ratio with the interval that is honest over all looks.
+        verdict: Verdict of that interval.
+    """
+
+    stop: bool
+    reason: str
+    estimate: Estimate
+    verdict: Verdict
+
+
+def decide(
+    log_ratios: Sequence[float] | Floats,
+    plan: SequentialPlan,
+    *,
+    sesoi: float = DEFAULT_SESOI,
+    incumbent: Estimate | None = None,
+) -> Decision:
+    """Decides after a look whether a trial goes on.
+
+    Args:
+        log_ratios: All pairs of the trial so far; their count should be one of `plan.looks`.
+        plan: The looks and their levels.
+        sesoi: Smallest effect of interest.
+        incumbent: Best candidate so far, None while the reference itself is the best.
+    """
+    estimate = plan.estimate(log_ratios)
+    verdict = judge(estimate, sesoi=sesoi)
+
+    def decision(stop: bool, reason: str) -> Decision:
+        return Decision(stop=stop, reason=reason, estimate=estimate, verdict=verdict)
+
+    if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
+        return decision(False, "between two looks")
+    if verdict is not Verdict.UNRESOLVED:
+        return decision(True, f"verdict reached: {verdict}")
+    if estimate.low > 1.0 - sesoi:
+        return decision(True, f"surely not faster than the reference by {sesoi:.1%} or more")
+    if incumbent is not None and least_ratio(estimate, incumbent) > 1.0 - sesoi:
+        return decision(True, f"surely not faster than the best so far by {sesoi:.1%} or more")
+    if estimate.pair_count >= plan.cap:
+        return decision(True, f"cap of {plan.cap} pairs reached")
+    return decision(False, "not decided yet")
+
+
+def least_ratio(candidate: Estimate, other: Estimate) -> float:
+    """Lower end of the interval of candidate / other, for two independent estimates (Zou and Donner)."""
+    if candidate.low <= 0.0 or math.isinf(other.high):
+        return 0.0
+    below = math.log(candidate.ratio / candidate.low)
+    above = math.log(other.high / other.ratio)
+    return candidate.ratio / other.ratio * math.exp(-math.hypot(below, above))
+
+
+# --- several processes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """What fresh processes say about one finalist.
+
+    Attributes:
+        ordinary: Ratio with its interval at the level asked for.
+        corrected: The same ratio with the interval widened for the number of finalists; this one decides.
+        family: How many finalists were confirmed together.
+        process_sd: Standard deviation of the log ratio from one process pair to the next.
+    """
+
+    ordinary: Estimate
+    corrected: Estimate
+    family: int
+    process_sd: float
+
+
+def confirm(
+    process_log_ratios: Sequence[float] | Floats, *, family: int = 1, level: float = DEFAULT_LEVEL
+) -> Confirmation:
+    """Interval over fresh process pairs, ordinary and corrected for the number of finalists.
+
+    Args:
+        process_log_ratios: log of each process pair's own estimate, at least two.
+        family: Finalists confirmed together (Bonferroni, so that all intervals hold together).
+        level: Coverage of the ordinary interval, and of all `family` corrected ones together.
+    """
+    if family < 1:
+        raise ValueError(f"`family` must be at least 1 but got {family}")
+    values = _finite(process_log_ratios, least=2)
+    return Confirmation(
+        ordinary=_student(values, level=level),
+        corrected=_student(values, level=level, family=family),
+        family=family,
+        process_sd=float(np.std(values, ddof=1)),
+    )
+
+
+def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:
+    n = len(values)
+    centre = float(np.mean(values))
+    half = student_quantile((1.0 - level) / family, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return _around(centre, half, level=level, count=n)
+
+
+def student_quantile(alpha: float, degrees: float) -> float:
+    """Two-sided critical value of Student's t."""
+    from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
+
+    return float(-stdtrit(degrees, alpha / 2.0))
+
+
+def _around(centre: float, half: float, *, level: float, count: int) -> Estimate:
+    low, high = math.exp(centre - half), math.exp(centre + half)
+    return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
+
+
+def _finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"log ratios must be a list of at least {least} finite numbers but got {array.tolist()!r:.200}; "
+            "a block or process without a time must not reach the statistics"
+        )
+    return array
+
+
+# --- when turns are not possible ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandwich:
+    """One reference, candidate, reference sequence; each number is a step time in seconds."""
+
+    before_s: float
+    candidate_s: float
+    after_s: float
+
+
+def estimate_sandwiches(sandwiches: Sequence[Sandwich], *, level: float = DEFAULT_LEVEL) -> Estimate:
+    """Ratio against the mean of both references, with the drift between them in the interval.
+
+    With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the
+    mean squared drift is a second measure of the first. The interval takes the larger of that and the
+    scatter between sandwiches: a machine that drifts cannot look quiet because few sandwiches agree.
+
+    Args:
+        sandwiches: At least one; a single one gives a very wide interval (one degree of freedom).
+        level: Coverage of the interval.
+    """
+    runs = np.asarray([(s.before_s, s.candidate_s, s.after_s) for s in sandwiches], dtype=np.float64)
+    if runs.size == 0 or not np.all(runs > 0.0) or not np.all(np.isfinite(runs)):
+        raise ValueError(f"sandwiches must hold positive step times but got {runs.tolist()!r:.200}")
+    before, candidate, after = np.log(runs).T
+    values = candidate - (before + after) / 2.0
+    n = len(values)
+    variance = 0.75 * float(np.mean((after - before) ** 2))
+    if n > 1:
+        variance = max(variance, float(np.var(values, ddof=1)))
+    half = student_quantile(1.0 - level, max(1, n - 1)) * math.sqrt(variance / n)
+    return _around(float(np.mean(values)), half, level=level, count=n)
+
+
+def estimate_runs(runs: Sequence[tuple[bool, float]], *, level: float = DEFAULT_LEVEL) -> Estimate:
+    """Ratio from fresh runs of both arms, one after the other, in random order.
+
+    When every two successive runs hold one of each arm they are taken as pairs, so that drift over the whole
+    series cancels; otherwise the two arms are compared as independent samples (Welch).
+
+    Args:
+        runs: `(is_candidate, step time in seconds)` in the order in which they ran.
+        level: Coverage of the interval.
+    """
+    arms = np.asarray([is_candidate for is_candidate, _ in runs], dtype=bool)
+    values = np.asarray([step_s for _, step_s in runs], dtype=np.float64)
+    if min(arms.sum(), (~arms).sum()) < 2 or not np.all(values > 0.0) or not np.all(np.isfinite(values)):
+        raise ValueError(
+            "comparing fresh runs needs at least two positive step times of each arm "
+            f"but got {int(arms.sum())} of the candidate and {int((~arms).sum())} of the reference"
+        )
+    logs = np.log(values)
+    if len(logs) % 2 == 0 and np.all(arms[::2] != arms[1::2]):
+        return _student((logs[::2] - logs[1::2]) * np.where(arms[::2], 1.0, -1.0), level=level)
+    candidate, reference = logs[arms], logs[~arms]
+    parts = np.asarray([np.var(a, ddof=1) / len(a) for a in (candidate, reference)])
+    total = max(float(parts.sum()), 1e-300)
+    degrees = total**2 / max(float((parts**2 / [len(candidate) - 1, len(reference) - 1]).sum()), 1e-300)
+    half = student_quantile(1.0 - level, max(1.0, degrees)) * math.sqrt(total)
+    centre = float(candidate.mean() - reference.mean())
+    return _around(centre, half, level=level, count=min(len(candidate), len(reference)))
+
+
+# --- the noise of this machine --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloor:
+    """What the reference measured against itself says about this machine.
+
+    Attributes:
+        estimate: A/A ratio with its ordinary interval.
+        is_honest: True when that interval holds 1: two equal processes are not told apart here.
+        pair_sd: Robust standard deviation of one pair's log ratio.
+        autocorrelation: Lag-1 rank correlation of the pair log ratios (0 for pairs without memory).
+        order_effect: Second / first block of a pair, with its interval: what going second costs.
+        half_width: Half the interval, as a share, that a trial reaches at the cap of pairs.
+        detectable: Smallest true speed-up that ends `faster` 9 times in 10 at the cap of pairs.
+        pairs_for_sesoi: Pairs until half the interval is no wider than the smallest effect of interest.
+    """
+
+    estimate: Estimate
+    is_honest: bool
+    pair_sd: float
+    autocorrelation: float
+    order_effect: Estimate
+    half_width: float
+    detectable: float
+    pairs_for_sesoi: int
+
+
+def noise_floor(
+    log_ratios: Sequence[float] | Floats,
+    candidate_first: Sequence[bool],
+    *,
+    plan: SequentialPlan,
+    sesoi: float = DEFAULT_SESOI,
+) -> NoiseFloor:
+    """Reads the noise of this machine from A/A pairs.
+
+    Args:
+        log_ratios: log(second reference worker / first one) of each pair, at least 8.
+        candidate_first: For each pair, whether the second worker's block came first.
+        plan: The plan trials will follow.
+        sesoi: Smallest effect of interest.
+    """
+    values = _finite(log_ratios, least=8)
+    estimate = estimate_pairs(values)
+    # The interval measures the estimate's spread with the data's own tails; 1.96 turns it into one sigma.
+    sigma = math.log(estimate.high / estimate.low) / (2.0 * _NORMAL.inv_cdf(0.975)) * math.sqrt(len(values))
+    critical = plan.critical_values[-1]
+    at_cap = sigma / math.sqrt(plan.cap)
+    second_over_first = np.where(np.asarray(candidate_first, dtype=bool), -values, values)
+    deviations = np.abs(values - np.median(values))
+    return NoiseFloor(
+        estimate=estimate,
+        is_honest=estimate.low <= 1.0 <= estimate.high,
+        pair_sd=float(np.median(deviations)) * 1.4826,
+        autocorrelation=_lag_rank_correlation(values),
+        order_effect=estimate_pairs(second_over_first),
+        half_width=critical * at_cap,
+        detectable=sesoi + (critical + _NORMAL.inv_cdf(0.9)) * at_cap,
+        pairs_for_sesoi=math.ceil((critical * sigma / sesoi) ** 2),
+    )
+
+
+def _lag_rank_correlation(values: Floats) -> float:
+    """Spearman correlation of each value with the next one; ranks, because one outlier must not decide."""
+    ranks = np.argsort(np.argsort(values)).astype(np.float64)
+    first, second = ranks[:-1] - ranks[:-1].mean(), ranks[1:] - ranks[1:].mean()
+    return float((first @ second) / math.sqrt((first @ first) * (second @ second)))
+
+
+# --- correctness ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCheck:
+    """Whether a candidate computes what the reference computes.
+
+    Attributes:
+        is_ok: True when every step of both traces is within tolerance.
+        step: First step that is not, counted from 0.
+        quantity: "loss" or "gradient norm" at that step.
+        expected: What the reference had there.
+        got: What the candidate had there, None when its trace ends before.
+        tolerance: Largest relative difference allowed there.
+        largest_difference: Largest relative difference over the steps up to there.
+    """
+
+    is_ok: bool
+    step: int | None = None
+    quantity: str | None = None
+    expected: float | None = None
+    got: float | None = None
+    tolerance: float | None = None
+    largest_difference: float = 0.0
+
+
+_ROUNDING = {  # unit roundoff of the arithmetic that decides: float32 matrix products may run as TF32
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tensorfloat32": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+}
+_LOSS_ROUNDINGS = 16.0
+_GRAD_NORM_ROUNDINGS = 64.0
+_AA_MARGIN = 4.0
+
+
+def compare_traces(
+    reference_losses: Sequence[float],
+    candidate_losses: Sequence[float],
+    reference_grad_norms: Sequence[float],
+    candidate_grad_norms: Sequence[float],
+    *,
+    aa_tolerance: float,
+    dtype: str,
+) -> TraceCheck:
+    """Compares loss and global gradient norm over the first steps, same seed and data.
+
+    The tolerance at step i is 4 * `aa_tolerance` + c * (i + 1) * (unit roundoff of `dtype`), c being 16 for
+    the loss and 64 for the gradient norm: rounding differences feed back through the parameters and grow.
+
+    Args:
+        reference_losses: Loss at each step, finite.
+        candidate_losses: The same under the candidate's flags; any NaN or infinity is a failure.
+        reference_grad_norms: Global gradient norm at each step, finite.
+        candidate_grad_norms: The same under the candidate's flags.
+        aa_tolerance: Largest relative difference seen between two runs of the reference (`largest_drift`).
+        dtype: Arithmetic of the matrix products: float32, tensorfloat32, bfloat16, float16 or float64.
+    """
+    if dtype not in _ROUNDING:
+        raise ValueError(f"`dtype` must be one of {', '.join(_ROUNDING)} but got {dtype!r}")
+    rounding = _ROUNDING[dtype]
+    traces = (
+        ("loss", _LOSS_ROUNDINGS, reference_losses, candidate_losses),
+        ("gradient norm", _GRAD_NORM_ROUNDINGS, reference_grad_norms, candidate_grad_norms),
+    )
+    if not all(math.isfinite(value) for _, _, reference, _ in traces for value in reference):
+        raise ValueError("the reference's own loss or gradient norm is not finite: mend the workload first")
+    largest = 0.0
+    for step in range(max(len(reference_losses), len(reference_grad_norms))):
+        for quantity, roundings, reference, candidate in traces:
+            if step >= len(reference):
+                continue
+            tolerance = _AA_MARGIN * aa_tolerance + roundings * (step + 1) * rounding
+            got = candidate[step] if step < len(candidate) else None
+            difference = math.inf if got is None else _relative_difference(reference[step], got)
+            largest = max(largest, difference)
+            if difference > tolerance:
+                return TraceCheck(
+                    is_ok=False,
+                    step=step,
+                    quantity=quantity,
+                    expected=reference[step],
+                    got=got,
+                    tolerance=tolerance,
+                    largest_difference=largest,
+                )
+    return TraceCheck(is_ok=True, largest_difference=largest)
+
+
+def largest_drift(first: Sequence[float], second: Sequence[float]) -> float:
+    """Largest relative difference between two traces of the same length, infinite when one is not finite."""
+    return max((_relative_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+
+
+def _relative_difference(expected: float, got: float) -> float:
+    if not (math.isfinite(expected) and math.isfinite(got)):
+        return math.inf
+    return abs(got - expected) / max(abs(expected), 1e-12)
