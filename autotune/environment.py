@@ -148,12 +148,6 @@ def python() -> str:
     return sys.executable
 
 
-def cache_root(environment: Mapping[str, str]) -> Path:
-    """Where facts about installed builds are cached: ``$XDG_CACHE_HOME/autotune`` or ``~/.cache/autotune``."""
-    base = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/tmp")) / ".cache")
-    return Path(base) / "autotune"
-
-
 def merge_for_exec(
     own: Mapping[str, str], settings: FlagSet, *, prefer: str | None
 ) -> tuple[dict[str, str], list[str]]:

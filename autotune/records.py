@@ -9,7 +9,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    TypeAdapter,
+    WithJsonSchema,
+)
 
 from autotune.flags import FlagSet
 from autotune.stats import Estimate, NoiseFloor, Verdict
@@ -17,17 +26,27 @@ from autotune.stats import Estimate, NoiseFloor, Verdict
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
 
+def _settings(value: object) -> FlagSet:
+    """Settings from what JSON or TOML holds: a table of names and plain values."""
+    if isinstance(value, FlagSet):
+        return value
+    if not isinstance(value, dict) or not all(isinstance(v, str | bool | int | float) for v in value.values()):
+        raise ValueError("a table of settings with text, boolean or number values")
+    return FlagSet(value)
+
+
 Settings = Annotated[
-    FlagSet,
-    BeforeValidator(lambda v: v if isinstance(v, FlagSet) else FlagSet(v)),
+    InstanceOf[FlagSet],
+    BeforeValidator(_settings),
     PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
 
 
 class Record(BaseModel):
     """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Stamped(Record):

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from autotune.errors import StudyFileError, close_matches
+from autotune.flags import FlagSet
 from autotune.records import Settings
 from autotune.units import parse_duration
 
@@ -182,7 +183,7 @@ class StudySpec(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
-    baseline: Settings = Field(default_factory=dict, validate_default=True)
+    baseline: Settings = FlagSet()
     search: SearchSpec = SearchSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()

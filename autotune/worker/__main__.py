@@ -55,8 +55,8 @@ class Job:
         tell("import")
         import jax
 
-        import workloads
         from autotune.worker.fingerprint import fingerprint
+        from workloads.base import jit_step, load
 
         self._jax = jax
         if job["process_count"] > 1:
@@ -71,8 +71,8 @@ class Job:
                 f"the study asks for {wanted} devices but this process sees {len(devices)} ({devices[0].device_kind}); "
                 "lower `device.count` or make more devices visible"
             )
-        workload = workloads.load(job["entry"], job["options"], devices[:wanted])
-        step = workloads.jit_step(workload)
+        workload = load(job["entry"], job["options"], devices[:wanted])
+        step = jit_step(workload)
         tell("compile")
         state = workload.init(job["seed"])
         self._batches = [workload.batch(i) for i in range(BATCH_RING)]

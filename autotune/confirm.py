@@ -1,0 +1,248 @@
+"""Finalists prove themselves: fresh processes, one setting left out at a time, and a second, independent proof.
+
+The best of many noisy estimates is too good to be true. So the search's own figures decide nothing here: a finalist is
+measured in several fresh pairs of processes, and the interval is over processes. What is left after minimising is
+measured once more in processes of its own, and that figure, which nothing was selected by, is the one reported.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from autotune import measure
+from autotune.evaluate import Bench
+from autotune.flags import FlagSet
+from autotune.launch.base import Worker, WorkerFailed
+from autotune.records import (
+    AblationResult,
+    ConfirmRun,
+    Failure,
+    FailureKind,
+    FinalistResult,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.stats import SequentialPlan, Verdict, confirm, estimate_pairs
+
+
+def choose_finalists(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
+    """The most promising measured trials: those whose interval leaves room for an effect, best first."""
+    promising = [
+        r
+        for r in results
+        if r.status is TrialStatus.MEASURED and r.comparison is not None and r.comparison.estimate.low < 1 - sesoi
+        and r.comparison.estimate.ratio < 1
+    ]  # fmt: skip
+    return sorted(promising, key=lambda r: r.comparison.estimate.ratio if r.comparison else math.inf)[:count]
+
+
+def prove(
+    bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, processes: int
+) -> list[FinalistResult]:
+    """Measures some sets against the baseline, each in fresh pairs of processes, and judges them together.
+
+    The sets take turns, so that a slow hour of the machine is shared by all. Pairs already recorded are not run again.
+
+    Args:
+        bench: Where.
+        sets: Trial number and settings of each.
+        stage: Under which name the runs are recorded; runs of another stage are never used.
+        processes: Fresh pairs of processes for each set.
+    """
+    out: dict[FlagSet, Failure] = {}
+    for repeat in range(processes):
+        for trial, settings in sets:
+            if settings in out:
+                continue
+            run = _recorded(bench, stage, settings, repeat) or _run_pair(bench, trial, settings, stage, repeat)
+            if run.failure is not None:
+                out[settings] = run.failure
+    results = []
+    for trial, settings in sets:
+        result = _judge(bench, trial, settings, stage, family=len(sets), failure=out.get(settings))
+        if result not in [r.model_copy(update={"at_s": 0.0}) for r in bench.store.of(FinalistResult)]:
+            bench.store.append(result)
+        results.append(result)
+    return results
+
+
+def _judge(
+    bench: Bench, trial: int, settings: FlagSet, stage: str, *, family: int, failure: Failure | None
+) -> FinalistResult:
+    runs = [r for r in bench.store.of(ConfirmRun) if r.stage == stage and r.settings == settings]
+    ratios = [r.log_ratio for r in runs if r.log_ratio is not None]
+    found = confirm(ratios, family=family) if failure is None and len(ratios) >= 2 else None
+    verdict = Verdict.UNRESOLVED
+    if found is not None:
+        verdict = measure.judge(found.corrected, sesoi=bench.spec.measure.smallest_effect)
+    return FinalistResult(
+        stage=stage,
+        trial=trial,
+        settings=settings,
+        estimate=found.ordinary if found else None,
+        corrected=found.corrected if found else None,
+        verdict=verdict,
+        process_count=len(ratios),
+        failure=failure,
+    )
+
+
+def _recorded(bench: Bench, stage: str, settings: FlagSet, repeat: int) -> ConfirmRun | None:
+    for run in bench.store.of(ConfirmRun):
+        if run.stage == stage and run.settings == settings and run.repeat == repeat:
+            return run
+    return None
+
+
+def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: int) -> ConfirmRun:
+    """One fresh pair of processes: recorded, failed or not."""
+    started = time.monotonic()
+    name = f"{stage}-{settings.digest}-{repeat:02d}"
+    folder = bench.store.folder("confirm", name)
+    base = ConfirmRun(
+        stage=stage,
+        settings=settings,
+        trial=trial,
+        repeat=repeat,
+        log_ratio=None,
+        pair_count=0,
+        directory=bench.store.relative(folder),
+    )
+    count = bench.spec.confirm.pairs
+    sesoi = bench.spec.measure.smallest_effect
+    while True:
+        try:
+            reference, candidate = start_both(bench, folder, FlagSet(), settings)
+        except WorkerFailed as error:
+            run = base.model_copy(update={"failure": error.failure})
+            break
+        try:
+            if wrong := bench.check_loss(reference.report, candidate.report):
+                failure = Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")
+                run = base.model_copy(update={"failure": failure})
+                break
+            pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=measure.fixed(count, sesoi=sesoi))
+            found = measure.compare(
+                pairs, estimate_pairs([measure.log_ratio(p) for p in pairs]), sesoi=sesoi, stopped="all pairs run"
+            )
+            run = base.model_copy(
+                update={
+                    "log_ratio": math.log(found.estimate.ratio),
+                    "pair_count": found.pair_count,
+                    "reference_step_s": found.reference_step_s,
+                    "candidate_step_s": found.candidate_step_s,
+                }
+            )
+            break
+        except WorkerFailed as error:
+            if error.failure.log and Path(error.failure.log).parent.name == "reference":
+                bench.lose_reference(str(error))
+                continue
+            run = base.model_copy(update={"failure": error.failure})
+            break
+        finally:
+            candidate.close()
+            reference.close()
+    run = run.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+    bench.store.append(run)
+    return run
+
+
+def start_both(bench: Bench, folder: Path, reference: FlagSet, candidate: FlagSet) -> tuple[Worker, Worker]:
+    """Starts two workers at once: starting is not measured, and most of a short run.
+
+    Raises:
+        WorkerFailed: If the candidate failed; a reference that failed is tried again and then is the study's error.
+    """
+    beside = bench.store.folder(*Path(bench.store.relative(folder)).parts, "reference")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        first = pool.submit(bench.start, reference, beside)
+        second = pool.submit(bench.start, candidate, folder)
+        failed = first.exception() or second.exception()
+    if failed is None:
+        return first.result(), second.result()
+    for future in (first, second):
+        if future.exception() is None:
+            future.result().close()
+    raise failed
+
+
+def minimise(bench: Bench, winner: FlagSet, *, plan: SequentialPlan) -> tuple[FlagSet, list[AblationResult]]:
+    """Leaves out one setting after the other, each time measured against what is left; keeps what pays.
+
+    A setting stays if leaving it out is measurably slower, or, where that is not resolved, if the estimate says that
+    it costs more than the smallest effect of interest. What is dropped by mistake is found by the proof that follows.
+
+    Returns:
+        The minimal set, and what was found of each setting.
+    """
+    current = winner
+    found: list[AblationResult] = []
+    for name in list(winner):
+        if len(current) == 1:
+            break
+        result = _recorded_ablation(bench, current, name) or _ablate(bench, current, name, plan)
+        found.append(result)
+        if not result.kept:
+            current = current.without(name)
+    return current, found
+
+
+def _recorded_ablation(bench: Bench, settings: FlagSet, name: str) -> AblationResult | None:
+    for earlier in bench.store.of(AblationResult):
+        if earlier.settings == settings and earlier.left_out == name:
+            return earlier
+    return None
+
+
+def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan) -> AblationResult:
+    """Measures a set without one setting against the whole set."""
+    started = time.monotonic()
+    label = f"{settings.digest}-without-{name.lower()}"[:120]
+    folder = bench.store.folder("minimise", label)
+    base = AblationResult(
+        settings=settings,
+        left_out=name,
+        comparison=None,
+        kept=True,
+        reason="",
+        directory=bench.store.relative(folder),
+    )
+    sesoi = bench.spec.measure.smallest_effect
+    less = settings.without(name)
+    try:
+        whole, without = start_both(bench, folder, settings, less)
+    except WorkerFailed as error:
+        result = base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
+    else:
+        try:
+            if bench.program_key(settings, whole.report) == bench.program_key(less, without.report):
+                result = base.model_copy(update={"kept": False, "reason": "the program is the same without it"})
+            else:
+                stop = measure.sequential(plan, sesoi=sesoi, incumbent=None)
+                pairs, stopped = bench.run_turns(whole, without, folder, name=label, stop=stop)
+                estimate = plan.estimate([measure.log_ratio(p) for p in pairs])
+                comparison = measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped)
+                kept, reason = _pays(comparison.verdict, estimate.ratio, sesoi)
+                result = base.model_copy(update={"comparison": comparison, "kept": kept, "reason": reason})
+        except WorkerFailed as error:
+            result = base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
+        finally:
+            without.close()
+            whole.close()
+    result = result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+    bench.store.append(result)
+    return result
+
+
+def _pays(verdict: Verdict, ratio: float, sesoi: float) -> tuple[bool, str]:
+    """Whether a setting stays, from what leaving it out does, and why."""
+    if verdict is Verdict.SLOWER:
+        return True, "slower without it"
+    if verdict is Verdict.UNRESOLVED and ratio > 1 + sesoi:
+        return True, "not resolved, but the estimate is slower without it"
+    return False, "no slower without it"

@@ -1,0 +1,324 @@
+"""One flag set in, one `TrialResult` out: start it, is it a program already measured, is its loss right, how fast.
+
+A failing trial is data, never an exception; only a reference that cannot run is an error of the study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from autotune import environment, measure
+from autotune.errors import LaunchError
+from autotune.flags import FlagSet
+from autotune.launch.base import Launcher, Worker, WorkerFailed
+from autotune.records import (
+    Comparison,
+    Failure,
+    FailureKind,
+    IncidentRecord,
+    Pair,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+    WorkerReport,
+)
+from autotune.stats import Decision, Estimate, compare_traces
+from autotune.store import Store, append_synced, write_atomically
+
+INFRASTRUCTURE_RETRIES = 2
+REFERENCE_RESTARTS = 3
+REFERENCE_NUMBER = -1
+"""`same_as` of a trial whose program is the reference's own."""
+
+
+class Watcher(Protocol):
+    """Told what happens while one set is measured; the live view."""
+
+    def phase(self, what: str) -> None:
+        """A worker reached a phase of its start."""
+
+    def pair(self, ratios: list[float]) -> None:
+        """One more pair is done; log ratios so far."""
+
+
+class Bench:
+    """The place where comparisons are made: holds the living reference, starts candidates beside it.
+
+    Args:
+        store: The study's run directory.
+        launcher: Starts workers.
+        runtime_settings: Tells which of some settings are read when the program runs, not when it is compiled:
+            programs that are equal but for those must both be measured.
+        watcher: The live view.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        *,
+        runtime_settings: Callable[[FlagSet], FlagSet],
+        watcher: Watcher,
+    ) -> None:
+        self.store = store
+        self.spec = store.spec
+        self.watcher = watcher
+        self.loss_tolerance = 0.0
+        self._launcher = launcher
+        self._runtime_settings = runtime_settings
+        self._reference: Worker | None = None
+        self._restarts = 0
+
+    # ------------------------------------------------------------------ workers
+
+    def start(self, settings: FlagSet, folder: Path) -> Worker:
+        """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
+
+        Raises:
+            WorkerFailed: If it never became ready.
+        """
+        merged = self.spec.baseline.merge(settings)
+        for attempt in range(INFRASTRUCTURE_RETRIES + 1):
+            try:
+                return self._launcher.start(merged, folder, progress=self.watcher.phase)
+            except WorkerFailed as error:
+                if not error.infrastructure or attempt == INFRASTRUCTURE_RETRIES:
+                    raise
+                self.store.append(IncidentRecord(what=f"start tried again after: {error}"))
+                time.sleep(0.5 * (attempt + 1))
+        raise AssertionError("unreachable")
+
+    def reference(self) -> Worker:
+        """The living reference; started when first asked for, and again after it died, a bounded number of times.
+
+        Raises:
+            LaunchError: If it cannot be started: there is nothing to compare with.
+        """
+        if self._reference is None:
+            folder = self.store.folder("floor", "reference")
+            try:
+                self._reference = self.start(FlagSet(), folder)
+            except WorkerFailed as error:
+                lines = "\n".join(f"    {line}" for line in error.failure.last_lines[-8:])
+                raise LaunchError(
+                    f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {error}\n"
+                    f"  its log is {error.failure.log}; its last lines:\n{lines}\n"
+                    "  mend the workload or the baseline of the study, then run the same command again"
+                ) from error
+        return self._reference
+
+    def lose_reference(self, why: str) -> None:
+        """Ends the reference, to be started anew when next asked for.
+
+        Raises:
+            LaunchError: If that happened too often to go on.
+        """
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+        self._restarts += 1
+        self.store.append(IncidentRecord(what=f"reference lost: {why}"))
+        if self._restarts > REFERENCE_RESTARTS:
+            raise LaunchError(
+                f"the reference must stay alive but was lost {self._restarts} times; the last time: {why}. "
+                "Look at floor/reference/worker.log, then run the same command again"
+            )
+
+    def close(self) -> None:
+        """Ends every worker."""
+        self._launcher.close()
+        self._reference = None
+
+    # ------------------------------------------------------------------ comparing
+
+    def steps_for(self, worker: Worker) -> int:
+        """Steps in a block, from the warm-up of a worker."""
+        times = worker.report.warmup_step_times_s
+        step_s = sorted(times)[len(times) // 2]
+        return measure.block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
+
+    def run_turns(
+        self,
+        reference: Worker,
+        candidate: Worker,
+        folder: Path,
+        *,
+        name: str,
+        stop: Callable[[list[float]], Decision | None],
+    ) -> tuple[list[Pair], str]:
+        """Measures two living workers in turns, every pair stored as it comes; `name` seeds the coin."""
+        ratios: list[float] = []
+        file = folder / "pairs.jsonl"
+        file.unlink(missing_ok=True)  # what a killed session left of this measurement
+
+        def keep(pair: Pair) -> None:
+            append_synced(file, pair.model_dump_json() + "\n", sync=False)
+            ratios.append(measure.log_ratio(pair))
+            self.watcher.pair(ratios)
+
+        return measure.measure_pairs(
+            reference,
+            candidate,
+            steps=self.steps_for(reference),
+            rng=random.Random(f"{self.spec.seed}/{name}"),
+            stop=stop,
+            on_pair=keep,
+            clock=lambda: self.store.watch.total_s,
+        )
+
+    def check_loss(self, reference: WorkerReport, candidate: WorkerReport) -> str | None:
+        """What is wrong with a candidate's loss or gradients, in words, or None."""
+        check = compare_traces(
+            reference_losses=reference.losses,
+            candidate_losses=candidate.losses,
+            reference_grad_norms=reference.grad_norms,
+            candidate_grad_norms=candidate.grad_norms,
+            aa_tolerance=self.loss_tolerance,
+            dtype=reference.dtype,
+        )
+        if check.is_ok:
+            return None
+        return (
+            f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
+            f"(relative) but is {check.got!r}"
+        )
+
+    def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
+        """Names what really runs: the compiled program, plus the settings that are read at run time."""
+        runtime = dict(self._runtime_settings(self.spec.baseline.merge(settings)))
+        body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
+        return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def evaluate(
+    bench: Bench,
+    config: TrialConfig,
+    *,
+    stop: Callable[[list[float]], Decision | None],
+    estimate: Callable[[list[float]], Estimate],
+    known: Iterable[TrialResult],
+) -> TrialResult:
+    """Measures one proposed set, unless it or its program is known already.
+
+    Args:
+        bench: Where.
+        config: What.
+        stop: The stopping rule.
+        estimate: From log ratios to the estimate that is honest under that rule.
+        known: Results so far.
+
+    Raises:
+        LaunchError: If the reference cannot be kept alive.
+        RunDirectoryError: If the run directory cannot be written.
+    """
+    started = time.monotonic()
+    known = list(known)
+    same = next((r for r in known if r.settings == config.settings and r.status is not TrialStatus.SAME_SET), None)
+    folder = bench.store.folder("trials", f"{config.number:04d}")
+    base = TrialResult(
+        number=config.number,
+        settings=config.settings,
+        origin=config.origin,
+        params=config.params,
+        status=TrialStatus.FAILED,
+        directory=bench.store.relative(folder),
+    )
+    if same is not None:
+        return base.model_copy(
+            update={
+                "status": TrialStatus.SAME_SET, "same_as": same.number, "comparison": same.comparison,
+                "failure": same.failure, "program_key": same.program_key, "directory": None,
+            }
+        )  # fmt: skip
+    write_atomically(folder / "request.json", _request(bench, config))
+    while True:
+        result = _attempt(bench, base, folder, stop=stop, estimate=estimate, known=known)
+        if result is not None:
+            return result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+
+
+def _attempt(
+    bench: Bench,
+    base: TrialResult,
+    folder: Path,
+    *,
+    stop: Callable[[list[float]], Decision | None],
+    estimate: Callable[[list[float]], Estimate],
+    known: list[TrialResult],
+) -> TrialResult | None:
+    """One try; None if it was the reference that failed, which is then lost and the try worth nothing."""
+    reference = bench.reference()
+    try:
+        candidate = bench.start(base.settings, folder)
+    except WorkerFailed as error:
+        return base.model_copy(update={"failure": _relative(bench, error.failure)})
+    try:
+        key = bench.program_key(base.settings, candidate.report)
+        base = base.model_copy(update={"worker": candidate.report, "program_key": key})
+        if wrong := bench.check_loss(reference.report, candidate.report):
+            return base.model_copy(update={"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")})
+        if (twin := _twin(bench, key, reference.report, known)) is not None:
+            return base.model_copy(update=twin)
+        try:
+            pairs, stopped = bench.run_turns(reference, candidate, folder, name=f"trial-{base.number}", stop=stop)
+        except WorkerFailed as error:
+            if error.failure.log and Path(error.failure.log).parent != folder:
+                bench.lose_reference(str(error))
+                return None
+            return base.model_copy(update={"failure": _relative(bench, error.failure)})
+        found = estimate([measure.log_ratio(p) for p in pairs])
+        comparison = measure.compare(pairs, found, sesoi=bench.spec.measure.smallest_effect, stopped=stopped)
+        return base.model_copy(update={"status": TrialStatus.MEASURED, "comparison": comparison})
+    finally:
+        candidate.close()
+
+
+def _twin(bench: Bench, key: str, reference: WorkerReport, known: list[TrialResult]) -> dict[str, object] | None:
+    """What is known of a program that was measured before, or is the reference's own."""
+    if key == bench.program_key(FlagSet(), reference):
+        return {"status": TrialStatus.SAME_PROGRAM, "same_as": REFERENCE_NUMBER}
+    for earlier in known:
+        if earlier.program_key == key and earlier.status is TrialStatus.MEASURED:
+            return {
+                "status": TrialStatus.SAME_PROGRAM,
+                "same_as": earlier.number,
+                "comparison": earlier.comparison,
+            }
+    return None
+
+
+def _relative(bench: Bench, failure: Failure) -> Failure:
+    """The failure with its log's path relative to the run directory."""
+    if failure.log is None:
+        return failure
+    path = Path(failure.log)
+    inside = path.is_relative_to(bench.store.path)
+    return failure.model_copy(update={"log": bench.store.relative(path) if inside else path.name})
+
+
+def _request(bench: Bench, config: TrialConfig) -> str:
+    """What a trial was asked to do: settings and the environment they make, allow-listed."""
+    device = bench.spec.device
+    merged = bench.spec.baseline.merge(config.settings)
+    return (
+        json.dumps(
+            {
+                "trial": config.number,
+                "origin": config.origin,
+                "settings": dict(config.settings),
+                "baseline": dict(bench.spec.baseline),
+                "environment": environment.reproduction(
+                    merged, platform_name=device.platform, virtual_devices=device.count
+                ),
+                "workload": bench.spec.workload.model_dump(),
+            },
+            indent=1,
+        )
+        + "\n"
+    )

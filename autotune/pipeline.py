@@ -1,0 +1,302 @@
+"""The stages of a study in order: floor, search, confirm, minimise, final proof, conclusion. Each goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from autotune import environment, measure
+from autotune.confirm import choose_finalists, minimise, prove
+from autotune.errors import LaunchError
+from autotune.evaluate import Bench, Watcher, evaluate
+from autotune.flags import FlagSet
+from autotune.launch.base import WorkerFailed
+from autotune.records import (
+    AblationResult,
+    ConclusionRecord,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SessionRecord,
+    SpanRecord,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.search import Proposer
+from autotune.stats import Estimate, SequentialPlan, Verdict, estimate_pairs, largest_drift, noise_floor
+from autotune.store import Store
+from autotune.units import format_change, format_interval, format_ratio, format_share
+
+FLOOR_PAIRS_LEAST = 16
+BUDGET_SHARE_FOR_PROOF = 0.5
+"""Largest share of a time budget that is kept back from the search for confirming."""
+
+
+class View(Watcher, Protocol):
+    """Told what happens in a study; the CLI shows it, tests record it."""
+
+    def stage(self, name: str, detail: str) -> None:
+        """A stage begins."""
+
+    def floor(self, result: FloorResult) -> None:
+        """The noise floor is known."""
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """A set is about to be tried."""
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """A set has its result."""
+
+    def finalist(self, result: FinalistResult) -> None:
+        """A finalist has its verdict."""
+
+    def ablation(self, result: AblationResult) -> None:
+        """One setting was left out."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+def run_study(
+    store: Store,
+    bench: Bench,
+    proposer: Proposer,
+    *,
+    trials: int,
+    time_budget_s: float | None,
+    view: View,
+    command: Sequence[str] = (),
+) -> ConclusionRecord:
+    """Takes a study from where it is to its conclusion.
+
+    Args:
+        store: The run directory, locked.
+        bench: Where comparisons are made.
+        proposer: Who proposes.
+        trials: How many trials the study shall have, those of earlier sessions included.
+        time_budget_s: Wall seconds for the whole study, earlier sessions included; it ends the search, not the proof.
+        view: Told what happens.
+        command: How the driver was called, for the record.
+
+    Raises:
+        LaunchError: If the reference cannot run.
+        RunDirectoryError: If the run directory cannot be written.
+    """
+    store.append(
+        SessionRecord(
+            started=environment.now(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            asked_trials=trials,
+            command=tuple(command),
+        )
+    )
+    try:
+        plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
+        floor = _floor(store, bench, plan, view)
+        bench.loss_tolerance = floor.loss_tolerance
+        results = _search(store, bench, proposer, plan, trials=trials, time_budget_s=time_budget_s, view=view)
+        bench.close()  # proofs start fresh processes of both arms
+        return _conclude(store, bench, plan, results, view)
+    finally:
+        bench.close()
+        store.append(
+            SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now())
+        )
+
+
+# ---------------------------------------------------------------------- floor
+
+
+def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> FloorResult:
+    """The reference against a second process of itself, unless that was measured in an earlier session."""
+    if (known := store.last(FloorResult)) is not None:
+        view.floor(known)
+        return known
+    view.stage("floor", "the reference is measured against itself: what can be resolved on this machine?")
+    for _ in range(3):
+        reference = bench.reference()
+        folder = store.folder("floor")
+        try:
+            second = bench.start(FlagSet(), folder)
+        except WorkerFailed as error:
+            raise LaunchError(
+                f"a second reference must run beside the first but did not: {error}; its log is {error.failure.log}. "
+                "If both do not fit in memory together, make the workload smaller"
+            ) from error
+        try:
+            count = max(FLOOR_PAIRS_LEAST, plan.cap // 2)
+            sesoi = store.spec.measure.smallest_effect
+            pairs, stopped = bench.run_turns(
+                reference, second, folder, name="floor", stop=measure.fixed(count, sesoi=sesoi)
+            )
+        except WorkerFailed as error:
+            bench.lose_reference(str(error))
+            continue
+        finally:
+            second.close()
+        ratios = [measure.log_ratio(p) for p in pairs]
+        result = FloorResult(
+            floor=noise_floor(ratios, [p.first == "candidate" for p in pairs], plan=plan, sesoi=sesoi),
+            reference=reference.report,
+            comparison=measure.compare(pairs, estimate_pairs(ratios), sesoi=sesoi, stopped=stopped),
+            provenance=environment.provenance(),
+            loss_tolerance=max(
+                largest_drift(reference.report.losses, second.report.losses),
+                largest_drift(reference.report.grad_norms, second.report.grad_norms),
+            ),
+            directory=store.relative(folder),
+        )
+        store.append(result)
+        view.floor(result)
+        for warning in reference.report.warnings:
+            view.note(warning)
+        return result
+    raise LaunchError("two references must run in turns but failed three times; see floor/ in the run directory")
+
+
+# ---------------------------------------------------------------------- search
+
+
+def _search(
+    store: Store,
+    bench: Bench,
+    proposer: Proposer,
+    plan: SequentialPlan,
+    *,
+    trials: int,
+    time_budget_s: float | None,
+    view: View,
+) -> list[TrialResult]:
+    """Tries sets until the asked number, the budget or the space is used up."""
+    results = store.of(TrialResult)
+    for result in results:
+        proposer.tell(result)
+    if len(results) < trials:
+        view.stage("search", f"{trials - len(results)} of {trials} trials to go")
+    while len(results) < trials:
+        if time_budget_s is not None and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s:
+            view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
+            break
+        config = proposer.ask(len(results), results)
+        if config is None:
+            view.note(f"the whole space is tried: the search ends after {len(results)} of {trials} trials")
+            break
+        view.trial_starts(config, trials)
+        stop = measure.sequential(plan, sesoi=store.spec.measure.smallest_effect, incumbent=incumbent(results))
+        result = evaluate(bench, config, stop=stop, estimate=plan.estimate, known=results)
+        store.append(result)
+        results.append(result)
+        proposer.tell(result)
+        view.trial_ends(result)
+    return results
+
+
+def incumbent(results: Sequence[TrialResult]) -> Estimate | None:
+    """The best estimate so far, if it is better than the reference."""
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
+    best = min(found, key=lambda e: e.ratio, default=None)
+    return best if best is not None and best.ratio < 1 else None
+
+
+def _proof_cost_s(store: Store, results: Sequence[TrialResult], budget_s: float) -> float:
+    """Seconds to keep back for confirming, from what trials took so far; at most half of the budget."""
+    spec = store.spec
+    if not choose_finalists(results, count=1, sesoi=spec.measure.smallest_effect):
+        return 0.0
+    starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
+    steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
+    block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
+    one_s = 1.5 * statistics.median(starts) + 2 * spec.confirm.pairs * block_s
+    pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
+    return min(BUDGET_SHARE_FOR_PROOF * budget_s, pairs * one_s)
+
+
+# ---------------------------------------------------------------------- proof
+
+
+def _conclude(
+    store: Store, bench: Bench, plan: SequentialPlan, results: Sequence[TrialResult], view: View
+) -> ConclusionRecord:
+    """Confirms, minimises, proves again; records and gives the study's conclusion."""
+    spec = store.spec
+    sesoi = spec.measure.smallest_effect
+    processes = spec.confirm.processes
+    finalists = choose_finalists(results, count=spec.confirm.finalists, sesoi=sesoi)
+    proven: FinalistResult | None = None
+    if finalists:
+        view.stage("confirm", f"{len(finalists)} finalists, each in {processes} fresh pairs of processes")
+        confirmed = prove(bench, [(f.number, f.settings) for f in finalists], stage="confirm", processes=processes)
+        for result in confirmed:
+            view.finalist(result)
+        faster = [c for c in confirmed if c.verdict is Verdict.FASTER and c.corrected is not None]
+        if faster:
+            best = min(faster, key=lambda c: c.corrected.ratio if c.corrected else 1.0)
+            proven = _minimise_and_prove(bench, best, plan, view)
+    conclusion = _conclusion(store, results, proven)
+    last = store.last(ConclusionRecord)
+    if last is None or last.model_copy(update={"at_s": 0.0, "ended": conclusion.ended, "provenance": {}}) != (
+        conclusion.model_copy(update={"provenance": {}})
+    ):
+        store.append(conclusion)
+    return conclusion
+
+
+def _minimise_and_prove(
+    bench: Bench, best: FinalistResult, plan: SequentialPlan, view: View
+) -> FinalistResult | None:
+    """The minimal set if it holds in a second proof, else the whole set if that does, else nothing."""
+    minimal = best.settings
+    if bench.spec.confirm.minimise and len(best.settings) > 1:
+        view.stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
+        minimal, ablations = minimise(bench, best.settings, plan=plan)
+        for ablation in ablations:
+            view.ablation(ablation)
+    candidates = [("final", minimal)]
+    if minimal != best.settings:
+        candidates.append(("full", best.settings))
+    for stage, settings in candidates:
+        what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
+        view.stage("final", f"{what}, proven once more in {bench.spec.confirm.processes} fresh pairs of processes")
+        result = prove(bench, [(best.trial, settings)], stage=stage, processes=bench.spec.confirm.processes)[0]
+        view.finalist(result)
+        if result.verdict is Verdict.FASTER:
+            return result
+    return None
+
+
+def _conclusion(store: Store, results: Sequence[TrialResult], proven: FinalistResult | None) -> ConclusionRecord:
+    sesoi = store.spec.measure.smallest_effect
+    ran = [r for r in results if r.failure is None]
+    if proven is not None and proven.estimate is not None:
+        outcome = Outcome.WINNER
+        sentence = (
+            f"{proven.settings} is {format_change(proven.estimate.ratio)} than the default on this machine: "
+            f"step time ratio {format_ratio(proven.estimate.ratio)} "
+            f"{format_interval(proven.estimate.low, proven.estimate.high)} over {proven.process_count} fresh pairs of processes"
+        )
+    elif not ran:
+        outcome = Outcome.NOTHING_RAN
+        sentence = "no setting tried ran to a result on this machine"
+    else:
+        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
+        sentence = (
+            "no setting tried beats the default on this machine by more than the smallest effect of interest "
+            f"({format_share(sesoi)})"
+        )
+    return ConclusionRecord(
+        outcome=outcome,
+        sentence=sentence,
+        settings=proven.settings if proven else None,
+        trial=proven.trial if proven else None,
+        estimate=proven.estimate if proven else None,
+        trial_count=len(results),
+        ended=environment.now(),
+        provenance=environment.provenance(),
+    )
+
+

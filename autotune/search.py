@@ -1,0 +1,213 @@
+"""Who proposes: Optuna, asked and told one trial at a time; recipes and the caller's own settings go first.
+
+The run directory is the truth, the Optuna study its shadow: it is filled from the records at every start, so a
+study whose driver was killed proposes exactly what it would have proposed. Every proposal draws from a sampler seeded
+by the study's seed and the trial's number, not by what happened before in this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.errors import StudyFileError
+from autotune.flags import FlagSet
+from autotune.records import TrialConfig, TrialResult
+from autotune.space import Parameter, SearchSpace
+from autotune.spec import StudySpec
+
+NUMBER_KEY = "autotune:number"
+DIRECTORY_KEY = "autotune:directory"
+MAX_REPEATS = 64
+"""Proposals of sets already known that are passed over before the space counts as tried out."""
+
+FAILURE_PENALTY = 0.1
+"""Added to the worst log ratio seen, for sets that have none: worse than anything, yet on the same scale."""
+
+
+class Proposer:
+    """Proposes the next set, never one that is known.
+
+    Args:
+        spec: The study.
+        space: What may be searched.
+        first: Sets to try before the sampler proposes, each with the name of who suggests it.
+        storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
+
+    Raises:
+        StudyFileError: If the storage cannot be opened.
+    """
+
+    def __init__(
+        self, spec: StudySpec, space: SearchSpace, *, first: Sequence[tuple[str, FlagSet]], storage: str | None
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `group` is; pinned by a test
+        self._spec = spec
+        self._space = space
+        self._first = list(first)
+        self._worst = 0.0
+        try:
+            self._study = optuna.create_study(
+                storage=_storage(storage),
+                study_name=f"{spec.name}-{spec.identity}",
+                direction="minimize",
+                load_if_exists=True,
+            )
+            self._told = {t.user_attrs.get(NUMBER_KEY) for t in self._study.get_trials(deepcopy=False)}
+        except Exception as error:  # whatever SQLAlchemy, its driver or the file system says
+            if storage is None:
+                raise
+            raise StudyFileError(f"the Optuna storage must be reachable but {storage}: {error}") from error
+
+    def tell(self, result: TrialResult) -> None:
+        """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
+
+        Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
+        """
+        ratio = result.comparison.estimate.ratio if result.comparison is not None else None
+        if result.failure is None and ratio is None:
+            ratio = 1.0  # the reference's own program
+        if ratio is not None:
+            self._worst = max(self._worst, math.log(ratio))
+        if result.number in self._told:
+            return
+        self._told.add(result.number)
+        params, distributions = self._as_optuna(result.params)
+        feasible = result.failure is None and ratio is not None
+        value = math.log(ratio) if feasible and ratio is not None else self._worst + FAILURE_PENALTY
+        trial = optuna.trial.create_trial(
+            state=TrialState.COMPLETE,
+            value=value,
+            params=params,
+            distributions=distributions,
+            user_attrs={
+                NUMBER_KEY: result.number,
+                "settings": dict(result.settings),
+                "status": str(result.status),
+                "origin": result.origin,
+                **({"failure": str(result.failure.kind)} if result.failure else {}),
+            },
+            constraints={"failure": -1.0 if feasible else 1.0},
+        )
+        self._study.add_trial(trial)
+
+    def ask(self, number: int, known: Iterable[TrialResult]) -> TrialConfig | None:
+        """The set to try as trial `number`, or None if everything that can be proposed is known.
+
+        Args:
+            number: Of the trial; equal numbers after equal histories give equal proposals.
+            known: All results so far.
+        """
+        seen = {r.settings for r in known} | {FlagSet()}
+        for origin, settings in self._first:
+            if settings not in seen:
+                return TrialConfig(number=number, settings=settings, origin=origin, params=self._space.params_of(settings))
+        size = self._space.size()
+        if not self._space.parameters or (size is not None and size <= len(seen & self._members(seen))):
+            return None
+        for repeat in range(MAX_REPEATS):
+            self._study.sampler = self._sampler(number, repeat)
+            trial = self._study.ask()
+            params: dict[str, str] = {}
+
+            def choose(parameter: Parameter, trial: optuna.Trial = trial, params: dict[str, str] = params) -> str:
+                params[parameter.name] = _suggest(trial, parameter)
+                return params[parameter.name]
+
+            settings = self._space.suggest(choose)
+            # The finished trial is added whole by `tell`; this one only carried the question.
+            self._study.tell(trial, state=TrialState.FAIL)
+            if settings not in seen:
+                return TrialConfig(number=number, settings=settings, origin=self._spec.search.sampler, params=params)
+        return None
+
+    def _members(self, seen: set[FlagSet]) -> set[FlagSet]:
+        """Those of some sets that the space itself can propose."""
+        return {s for s in seen if not self._space.validate(s)}
+
+    def _sampler(self, number: int, repeat: int) -> optuna.samplers.BaseSampler:
+        text = f"{self._spec.seed}/{number}/{repeat}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        # After a few repeats TPE is stuck on its favourite: look elsewhere.
+        if self._spec.search.sampler == "random" or repeat >= 8:
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(
+            n_startup_trials=self._spec.search.startup_trials,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=False,
+            seed=seed,
+        )
+
+    def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters of one trial as Optuna keeps them; those that left the space are dropped."""
+        values: dict[str, Any] = {}
+        distributions: dict[str, Any] = {}
+        for parameter in self._space.parameters:
+            if parameter.name in params:
+                distribution = _distribution(parameter)
+                internal = _from_text(parameter, params[parameter.name])
+                if distribution._contains(distribution.to_internal_repr(internal)):
+                    values[parameter.name] = internal
+                    distributions[parameter.name] = distribution
+        return values, distributions
+
+
+def _suggest(trial: optuna.Trial, parameter: Parameter) -> str:
+    """Asks Optuna for one parameter's value, as text."""
+    if parameter.choices is not None:
+        return str(trial.suggest_categorical(parameter.name, list(parameter.choices)))
+    distribution = _distribution(parameter)
+    value = trial.suggest_int(
+        parameter.name, distribution.low, distribution.high, log=distribution.log, step=distribution.step
+    )
+    return str(2**value if parameter.power_of_two else value)
+
+
+def _distribution(parameter: Parameter) -> Any:
+    """The Optuna distribution of one parameter; powers of two are searched by their exponent."""
+    if parameter.choices is not None:
+        return optuna.distributions.CategoricalDistribution(list(parameter.choices))
+    assert parameter.low is not None
+    assert parameter.high is not None
+    if parameter.power_of_two:
+        return optuna.distributions.IntDistribution(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1)
+    return optuna.distributions.IntDistribution(
+        parameter.low, parameter.high, log=parameter.log, step=1 if parameter.log else parameter.step or 1
+    )
+
+
+def _from_text(parameter: Parameter, text: str) -> Any:
+    """A recorded value as Optuna's own."""
+    if parameter.choices is not None:
+        return text
+    value = int(text)
+    return value.bit_length() - 1 if parameter.power_of_two else value
+
+
+def _storage(url: str | None) -> Any:
+    """An Optuna storage for a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``."""
+    if url is None:
+        return None
+    if url.startswith("journal:"):
+        from pathlib import Path
+
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
+        path = str(Path(url.removeprefix("journal:")).absolute())
+        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+    return url
+
+
+logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,0 +1,285 @@
+"""What a person sees while a study runs: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from autotune.flags import FlagSet
+from autotune.records import (
+    AblationResult,
+    ConclusionRecord,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.stats import Estimate, Verdict
+from autotune.store import Stopwatch
+from autotune.units import format_bytes, format_interval, format_ratio, format_seconds, format_share
+
+STAGES = ("floor", "search", "confirm", "minimise", "final")
+_PHASE_WORDS = {
+    "import": "importing jax",
+    "build": "building the workload",
+    "compile": "compiling",
+    "warm-up": "checking the loss, warming up",
+}
+_STYLES = {Verdict.FASTER: "bold green", Verdict.SLOWER: "red", Verdict.NO_DIFFERENCE: "dim", Verdict.UNRESOLVED: "yellow"}
+
+
+class LineView:
+    """Plain lines, one for each thing that happened; for logs, pipes and CI.
+
+    Args:
+        console: Where to print.
+        watch: The study's time.
+    """
+
+    def __init__(self, console: Console, watch: Stopwatch) -> None:
+        self._console = console
+        self._watch = watch
+
+    def line(self, text: str) -> None:
+        """Prints one line with the study's time before it."""
+        minutes, seconds = divmod(int(self._watch.total_s), 60)
+        self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def stage(self, name: str, detail: str) -> None:
+        """See `pipeline.View`."""
+        self.line(f"== {name}: {detail}")
+
+    def phase(self, what: str) -> None:
+        """See `pipeline.View`; too fine for lines."""
+
+    def pair(self, ratios: list[float]) -> None:
+        """See `pipeline.View`; too fine for lines."""
+
+    def floor(self, result: FloorResult) -> None:
+        """See `pipeline.View`."""
+        for text in describe_floor(result):
+            self.line(text)
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """See `pipeline.View`."""
+        self.line(f"trial {config.number + 1} of {asked} ({config.origin}): {shorten(config.settings)}")
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """See `pipeline.View`."""
+        self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
+
+    def finalist(self, result: FinalistResult) -> None:
+        """See `pipeline.View`."""
+        self.line(f"  {result.stage} trial {result.trial + 1}: {describe_finalist(result)}")
+
+    def ablation(self, result: AblationResult) -> None:
+        """See `pipeline.View`."""
+        self.line(f"  without {result.left_out}: {'kept' if result.kept else 'dropped'}, {result.reason}")
+
+    def note(self, text: str) -> None:
+        """See `pipeline.View`."""
+        self.line(f"note: {text}")
+
+
+class LiveView(LineView):
+    """A panel that is redrawn in place, above which finished things scroll by as lines.
+
+    Args:
+        console: A terminal.
+        watch: The study's time.
+        name: Of the study.
+        budget_s: Time budget, if there is one.
+    """
+
+    def __init__(self, console: Console, watch: Stopwatch, *, name: str, budget_s: float | None) -> None:
+        super().__init__(console, watch)
+        self._name = name
+        self._budget_s = budget_s
+        self._stage = "starting"
+        self._detail = ""
+        self._what = ""
+        self._doing = ""
+        self._floor = ""
+        self._best = "none yet better than the default"
+        self._best_ratio = 1.0
+        self._durations: list[float] = []
+        self._left: int | None = None
+        self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def stage(self, name: str, detail: str) -> None:
+        """See `pipeline.View`."""
+        super().stage(name, detail)
+        self._stage, self._detail, self._what, self._doing = name, detail, "", ""
+
+    def phase(self, what: str) -> None:
+        """See `pipeline.View`."""
+        self._doing = f"a worker is {_PHASE_WORDS.get(what, what)}"
+
+    def pair(self, ratios: list[float]) -> None:
+        """See `pipeline.View`."""
+        self._doing = f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
+
+    def floor(self, result: FloorResult) -> None:
+        """See `pipeline.View`."""
+        super().floor(result)
+        self._floor = f"effects from about {format_share(result.floor.detectable)} can be found here"
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """See `pipeline.View`."""
+        super().trial_starts(config, asked)
+        self._what = f"trial {config.number + 1} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
+        self._left = asked - config.number
+        self._doing = "starting a worker"
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """See `pipeline.View`."""
+        super().trial_ends(result)
+        self._durations.append(result.duration_s)
+        found = result.comparison.estimate if result.comparison else None
+        if found is not None and found.ratio < self._best_ratio and result.failure is None:
+            self._best_ratio = found.ratio
+            self._best = f"trial {result.number + 1}: {_estimate(found)}, not yet proven"
+
+    def finalist(self, result: FinalistResult) -> None:
+        """See `pipeline.View`."""
+        super().finalist(result)
+        if result.verdict is Verdict.FASTER and result.estimate is not None:
+            self._best = f"trial {result.trial + 1}: {_estimate(result.estimate)}, proven in fresh processes"
+
+    def _panel(self) -> Group:
+        steps = Text("  ".join(f"[{s}]" if s == self._stage else s for s in STAGES), style="cyan")
+        left = ""
+        if self._stage == "search" and self._durations and self._left is not None:
+            left = f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left"
+        if self._budget_s is not None:
+            rest = f"budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left"
+            left = f"{left}, {rest}" if left else rest
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column()
+        for name, text in (
+            ("study", f"{self._name}, {format_seconds(self._watch.total_s)} so far"),
+            ("stage", self._detail),
+            ("now", self._what),
+            ("", self._doing),
+            ("best", self._best),
+            ("noise", self._floor),
+            ("time", left),
+        ):
+            if text:
+                table.add_row(name, Text(text))
+        return Group(Text(), steps, table)
+
+
+# ---------------------------------------------------------------------- words
+
+
+def shorten(settings: FlagSet, *, limit: int = 100) -> str:
+    """Settings on one line, common prefixes left out, cut to what fits."""
+    text = " ".join(f"{n.removeprefix('xla_')}={v}" for n, v in settings.items()) or "(default)"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def describe_floor(result: FloorResult) -> list[str]:
+    """The noise floor in words."""
+    floor = result.floor
+    lines = [
+        f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
+        f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
+        f"noise floor: two equal processes differ by ratio {_estimate(floor.estimate)}; "
+        f"speed-ups from about {format_share(floor.detectable)} can be found in one trial",
+    ]
+    if not floor.is_honest:
+        lines.append(
+            "two equal processes differ here by more than their own interval says: a trial alone can't be believed on "
+            "this machine now; the proof in fresh processes can"
+        )
+    return lines
+
+
+def describe_trial(result: TrialResult) -> str:
+    """A trial's result in words."""
+    if result.failure is not None:
+        return f"{str(result.failure.kind).replace('_', ' ')} while in phase {result.failure.phase}: {result.failure.message}"[:300]
+    if result.status is TrialStatus.SAME_PROGRAM and result.same_as == -1:
+        return "the same program as the default: changes nothing here"
+    suffix = ""
+    if result.same_as is not None:
+        suffix = f" (the same {'set' if result.status is TrialStatus.SAME_SET else 'program'} as trial {result.same_as + 1}, not measured again)"
+    if result.comparison is None:
+        return f"no number{suffix}"
+    return f"{_estimate(result.comparison.estimate)} {result.comparison.verdict}, {result.comparison.stopped}{suffix}"
+
+
+def describe_finalist(result: FinalistResult) -> str:
+    """A finalist's verdict in words."""
+    if result.failure is not None:
+        return f"{str(result.failure.kind).replace('_', ' ')} in a fresh process: {result.failure.message}"[:300]
+    if result.estimate is None or result.corrected is None:
+        return "no number"
+    return (
+        f"{_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
+        f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}"
+    )
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)}"
+
+
+def results_table(
+    floor: FloorResult | None, results: Sequence[TrialResult], finalists: Sequence[FinalistResult]
+) -> Table:
+    """Every trial's ratio with interval and verdict, best first, the reference on top."""
+    table = Table(title="step time over the default's (below 1 is faster)", title_justify="left")
+    for name, justify in (("trial", "right"), ("settings", "left"), ("ratio", "right"), ("95 % interval", "left"), ("verdict", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    if floor is not None:
+        e = floor.floor.estimate
+        step = format_seconds(floor.comparison.reference_step_s)
+        table.add_row("ref", f"(default), {step} a step; against itself:", format_ratio(e.ratio), format_interval(e.low, e.high), "noise floor")
+
+    def key(result: TrialResult) -> tuple[int, float]:
+        if result.failure is not None:
+            return (2, result.number)
+        return (0, result.comparison.estimate.ratio) if result.comparison else (1, result.number)
+
+    for r in sorted(results, key=key):
+        e = r.comparison.estimate if r.comparison else None  # type: ignore[assignment]
+        if r.failure is not None:
+            verdict = Text(str(r.failure.kind).replace("_", " "), style="magenta")
+        elif r.comparison is None:
+            verdict = Text("same program", style="dim")
+        else:
+            verdict = Text(str(r.comparison.verdict), style=_STYLES[r.comparison.verdict])
+        ratio, interval = (format_ratio(e.ratio), format_interval(e.low, e.high)) if r.comparison else ("-", "")
+        table.add_row(str(r.number + 1), shorten(r.settings, limit=120), ratio, interval, verdict)
+    for f in finalists:
+        stage = {"confirm": "fresh processes", "final": "final proof", "full": "final proof, whole set"}.get(f.stage, f.stage)
+        if f.estimate is not None and f.corrected is not None:
+            shown = (format_ratio(f.estimate.ratio), format_interval(f.corrected.low, f.corrected.high))
+            verdict = Text(f"{f.verdict} ({stage})", style=_STYLES[f.verdict])
+        else:
+            shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
+        table.add_row(str(f.trial + 1), shorten(f.settings, limit=120), *shown, verdict)
+    return table
+
+
+def conclusion_style(conclusion: ConclusionRecord) -> str:
+    """How the one sentence is coloured."""
+    return "bold green" if conclusion.outcome is Outcome.WINNER else "bold"
