@@ -8,10 +8,8 @@ inverting the signed-rank test gives an exact interval without assuming independ
 Ratios are candidate / reference step time everywhere: below 1 the candidate is faster.
 
 References:
-    Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3 (Hodges-Lehmann
-    estimate and interval). Armitage, McPherson, Rowe, JRSS A 132 (1969) (repeated looks). Wang, Tsiatis,
-    Biometrics 43 (1987) (shape of the boundary). Zou, Donner, Statist. Med. 27 (2008) (difference of two
-    estimates from their intervals).
+    Zou, Donner, Statist. Med. 27 (2008) (difference of two estimates from their intervals).
+    `autotune.intervals` for the intervals themselves.
 """
 
 from __future__ import annotations
@@ -21,13 +19,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from autotune.intervals import Floats, hodges_lehmann, pocock_critical_value, student_quantile
+from autotune.traces import TraceCheck as TraceCheck
+from autotune.traces import compare_traces as compare_traces
+from autotune.traces import largest_drift as largest_drift
 
 DEFAULT_LEVEL = 0.95
 DEFAULT_SESOI = 0.005
@@ -64,6 +63,10 @@ class Estimate:
     pair_count: int
 
 
+REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
+"""The reference against itself: what a first candidate has to beat."""
+
+
 def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
     """Verdict of an interval against the band of +-`sesoi` around 1."""
     if estimate.high < 1.0 - sesoi:
@@ -93,49 +96,6 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAU
     return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
 
 
-def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
-    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at once.
-
-    Args:
-        log_ratios: Pair differences, `[..., n]`.
-        level: Coverage of the interval.
-
-    Returns:
-        Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
-    """
-    n = log_ratios.shape[-1]
-    i, j = _triangle(n)
-    averages = np.sort((log_ratios[..., i] + log_ratios[..., j]) / 2.0, axis=-1)
-    cut = _walsh_cut(n, level)
-    centre = (averages[..., (i.size - 1) // 2] + averages[..., i.size // 2]) / 2.0
-    low = averages[..., cut - 1] if cut else np.full_like(centre, -np.inf)
-    high = averages[..., -cut] if cut else np.full_like(centre, np.inf)
-    return np.stack([centre, low, high])
-
-
-@lru_cache(maxsize=64)
-def _triangle(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    return np.triu_indices(n)
-
-
-@lru_cache(maxsize=64)
-def _signed_rank_cdf(n: int) -> Floats:
-    """P(W+ <= w) for w = 0 .. n(n+1)/2 under fair independent signs, without ties."""
-    mass = np.zeros(n * (n + 1) // 2 + 1)
-    mass[0] = 1.0
-    for rank in range(1, n + 1):
-        shifted = np.zeros_like(mass)
-        shifted[rank:] = mass[:-rank]
-        mass = (mass + shifted) / 2.0
-    return np.cumsum(mass)
-
-
-@lru_cache(maxsize=256)
-def _walsh_cut(n: int, level: float) -> int:
-    """The largest k such that the k-th smallest and k-th largest Walsh average cover at `level`, or 0."""
-    return int(np.searchsorted(_signed_rank_cdf(n), (1.0 - level) / 2.0, side="right"))
-
-
 # --- looking often --------------------------------------------------------------------------------------
 
 
@@ -143,56 +103,56 @@ def _walsh_cut(n: int, level: float) -> int:
 class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
-    The nominal level of a look is such that the intervals of all looks together hold the true ratio with
-    probability `level`: critical values follow c * (n / cap) ** (shape - 0.5), with c found by integrating
-    the random walk of the looks numerically. `shape` 0.5 is Pocock's boundary, 0 is O'Brien and Fleming's.
+    Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration of the random
+    walk of the looks such that the intervals of all looks together hold the true ratio with probability
+    `level`. `benchmarks/truth.py` shows what is reached on simulated machines.
 
     Attributes:
         cap: Pairs after which a trial ends in any case.
         level: Simultaneous coverage over all looks.
-        first_look: Pairs before the first look.
+        first_look: Pairs before the first look (at most `cap`).
         growth: Ratio of successive looks.
-        shape: Wang-Tsiatis shape of the boundary.
+        looks: The pair counts at which to decide; the last one is `cap`.
+        critical_value: Normal quantile that a single look's interval uses.
     """
 
-    cap: int = 60
+    cap: int = 40
     level: float = DEFAULT_LEVEL
     first_look: int = 8
     growth: float = 1.5
-    shape: float = 0.5
     looks: tuple[int, ...] = field(init=False)
-    critical_values: tuple[float, ...] = field(init=False)
+    critical_value: float = field(init=False)
 
     def __post_init__(self) -> None:
-        if not (6 <= self.first_look <= self.cap and self.growth > 1.0 and 0.0 < self.level < 1.0):
+        if not (self.cap >= 1 and self.first_look >= 1 and self.growth > 1.0 and 0.0 < self.level < 1.0):
             raise ValueError(
-                "a sequential plan needs 6 <= first_look <= cap, growth > 1 and 0 < level < 1 "
-                f"but got {self.first_look}, {self.cap}, {self.growth} and {self.level}"
+                "a sequential plan needs cap >= 1, first_look >= 1, growth > 1 and 0 < level < 1 "
+                f"but got {self.cap}, {self.first_look}, {self.growth} and {self.level}"
             )
-        looks = [self.first_look]
+        looks = [min(self.first_look, self.cap)]
         while (following := max(looks[-1] + 1, round(looks[-1] * self.growth))) < self.cap:
             looks.append(following)
         # A last look just before the cap would cost level and save nothing.
-        if looks[-1] * (1.0 + self.growth) / 2.0 > self.cap and len(looks) > 1:
+        if len(looks) > 1 and looks[-1] * (1.0 + self.growth) / 2.0 > self.cap:
             looks.pop()
         if looks[-1] < self.cap:
             looks.append(self.cap)
         object.__setattr__(self, "looks", tuple(looks))
-        object.__setattr__(self, "critical_values", _boundary(tuple(looks), self.level, self.shape))
+        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), self.level))
 
     def next_look(self, pair_count: int) -> int | None:
         """The next pair count at which to decide, or None when the cap is reached."""
         at = bisect_right(self.looks, pair_count)
         return self.looks[at] if at < len(self.looks) else None
 
-    def nominal_level(self, pair_count: int) -> float:
-        """Level of the single interval at `pair_count` pairs (between looks: that of the look before)."""
-        at = max(0, bisect_right(self.looks, pair_count) - 1)
-        return 2.0 * _NORMAL.cdf(self.critical_values[at]) - 1.0
+    @property
+    def nominal_level(self) -> float:
+        """Level of the single interval of each look."""
+        return 2.0 * _NORMAL.cdf(self.critical_value) - 1.0
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""
-        single = estimate_pairs(log_ratios, level=self.nominal_level(len(log_ratios)))
+        single = estimate_pairs(log_ratios, level=self.nominal_level)
         return Estimate(
             ratio=single.ratio,
             low=single.low,
@@ -200,36 +160,6 @@ class SequentialPlan:
             level=self.level,
             pair_count=single.pair_count,
         )
-
-
-@lru_cache(maxsize=64)
-def _boundary(looks: tuple[int, ...], level: float, shape: float) -> tuple[float, ...]:
-    """Critical values of the standardised statistic at each look, crossed with probability 1 - level."""
-    growth = np.asarray([(n / looks[-1]) ** (shape - 0.5) for n in looks])
-    low, high = 1.0, 8.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2.0
-        if _stay_probability(looks, middle * growth) < level:
-            low = middle
-        else:
-            high = middle
-    return tuple(float(c) for c in high * growth)
-
-
-def _stay_probability(looks: tuple[int, ...], critical: Floats, nodes: int = 96) -> float:
-    """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    walk, density, previous = np.zeros(1), np.ones(1), 0
-    for n, bound in zip(looks, critical * np.sqrt(looks), strict=True):
-        step_sd = math.sqrt(n - previous)
-        ahead = bound * x
-        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (
-            step_sd * math.sqrt(2.0 * math.pi)
-        )
-        # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
-        density = (kernel @ density) * w * bound
-        walk, previous = ahead, n
-    return float(density.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +192,8 @@ def decide(
         log_ratios: All pairs of the trial so far; their count should be one of `plan.looks`.
         plan: The looks and their levels.
         sesoi: Smallest effect of interest.
-        incumbent: Best candidate so far, None while the reference itself is the best.
+        incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while
+            there is none. None when the candidate's verdict is wanted whatever it is.
     """
     estimate = plan.estimate(log_ratios)
     verdict = judge(estimate, sesoi=sesoi)
@@ -274,10 +205,12 @@ def decide(
         return decision(False, "between two looks")
     if verdict is not Verdict.UNRESOLVED:
         return decision(True, f"verdict reached: {verdict}")
-    if estimate.low > 1.0 - sesoi:
-        return decision(True, f"surely not faster than the reference by {sesoi:.1%} or more")
-    if incumbent is not None and least_ratio(estimate, incumbent) > 1.0 - sesoi:
-        return decision(True, f"surely not faster than the best so far by {sesoi:.1%} or more")
+    if incumbent is not None:
+        # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
+        # against the incumbent's estimate alone would favour whoever was lucky first.
+        for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
+            if least_ratio(estimate, other) > 1.0 - sesoi:
+                return decision(True, f"surely not faster than {name} by {sesoi:.1%} or more")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
     return decision(False, "not decided yet")
@@ -338,13 +271,6 @@ def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:
     centre = float(np.mean(values))
     half = student_quantile((1.0 - level) / family, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return _around(centre, half, level=level, count=n)
-
-
-def student_quantile(alpha: float, degrees: float) -> float:
-    """Two-sided critical value of Student's t."""
-    from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
-
-    return float(-stdtrit(degrees, alpha / 2.0))
 
 
 def _around(centre: float, half: float, *, level: float, count: int) -> Estimate:
@@ -436,7 +362,8 @@ class NoiseFloor:
 
     Attributes:
         estimate: A/A ratio with its ordinary interval.
-        is_honest: True when that interval holds 1: two equal processes are not told apart here.
+        is_honest: True when that interval holds 1 and pairs have no memory: equal processes look equal here,
+            and one process pair says how far off it may be. False calls for more processes, not more pairs.
         pair_sd: Robust standard deviation of one pair's log ratio.
         autocorrelation: Lag-1 rank correlation of the pair log ratios (0 for pairs without memory).
         order_effect: Second / first block of a pair, with its interval: what going second costs.
@@ -474,15 +401,15 @@ def noise_floor(
     estimate = estimate_pairs(values)
     # The interval measures the estimate's spread with the data's own tails; 1.96 turns it into one sigma.
     sigma = math.log(estimate.high / estimate.low) / (2.0 * _NORMAL.inv_cdf(0.975)) * math.sqrt(len(values))
-    critical = plan.critical_values[-1]
+    n, memory, critical = len(values), _lag_rank_correlation(values), plan.critical_value
     at_cap = sigma / math.sqrt(plan.cap)
     second_over_first = np.where(np.asarray(candidate_first, dtype=bool), -values, values)
     deviations = np.abs(values - np.median(values))
     return NoiseFloor(
         estimate=estimate,
-        is_honest=estimate.low <= 1.0 <= estimate.high,
+        is_honest=estimate.low <= 1.0 <= estimate.high and memory < _NORMAL.inv_cdf(0.99) / math.sqrt(n),
         pair_sd=float(np.median(deviations)) * 1.4826,
-        autocorrelation=_lag_rank_correlation(values),
+        autocorrelation=memory,
         order_effect=estimate_pairs(second_over_first),
         half_width=critical * at_cap,
         detectable=sesoi + (critical + _NORMAL.inv_cdf(0.9)) * at_cap,
@@ -495,105 +422,3 @@ def _lag_rank_correlation(values: Floats) -> float:
     ranks = np.argsort(np.argsort(values)).astype(np.float64)
     first, second = ranks[:-1] - ranks[:-1].mean(), ranks[1:] - ranks[1:].mean()
     return float((first @ second) / math.sqrt((first @ first) * (second @ second)))
-
-
-# --- correctness ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceCheck:
-    """Whether a candidate computes what the reference computes.
-
-    Attributes:
-        is_ok: True when every step of both traces is within tolerance.
-        step: First step that is not, counted from 0.
-        quantity: "loss" or "gradient norm" at that step.
-        expected: What the reference had there.
-        got: What the candidate had there, None when its trace ends before.
-        tolerance: Largest relative difference allowed there.
-        largest_difference: Largest relative difference over the steps up to there.
-    """
-
-    is_ok: bool
-    step: int | None = None
-    quantity: str | None = None
-    expected: float | None = None
-    got: float | None = None
-    tolerance: float | None = None
-    largest_difference: float = 0.0
-
-
-_ROUNDING = {  # unit roundoff of the arithmetic that decides: float32 matrix products may run as TF32
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "tensorfloat32": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "float16": 2.0**-11,
-}
-_LOSS_ROUNDINGS = 16.0
-_GRAD_NORM_ROUNDINGS = 64.0
-_AA_MARGIN = 4.0
-
-
-def compare_traces(
-    reference_losses: Sequence[float],
-    candidate_losses: Sequence[float],
-    reference_grad_norms: Sequence[float],
-    candidate_grad_norms: Sequence[float],
-    *,
-    aa_tolerance: float,
-    dtype: str,
-) -> TraceCheck:
-    """Compares loss and global gradient norm over the first steps, same seed and data.
-
-    The tolerance at step i is 4 * `aa_tolerance` + c * (i + 1) * (unit roundoff of `dtype`), c being 16 for
-    the loss and 64 for the gradient norm: rounding differences feed back through the parameters and grow.
-
-    Args:
-        reference_losses: Loss at each step, finite.
-        candidate_losses: The same under the candidate's flags; any NaN or infinity is a failure.
-        reference_grad_norms: Global gradient norm at each step, finite.
-        candidate_grad_norms: The same under the candidate's flags.
-        aa_tolerance: Largest relative difference seen between two runs of the reference (`largest_drift`).
-        dtype: Arithmetic of the matrix products: float32, tensorfloat32, bfloat16, float16 or float64.
-    """
-    if dtype not in _ROUNDING:
-        raise ValueError(f"`dtype` must be one of {', '.join(_ROUNDING)} but got {dtype!r}")
-    rounding = _ROUNDING[dtype]
-    traces = (
-        ("loss", _LOSS_ROUNDINGS, reference_losses, candidate_losses),
-        ("gradient norm", _GRAD_NORM_ROUNDINGS, reference_grad_norms, candidate_grad_norms),
-    )
-    if not all(math.isfinite(value) for _, _, reference, _ in traces for value in reference):
-        raise ValueError("the reference's own loss or gradient norm is not finite: mend the workload first")
-    largest = 0.0
-    for step in range(max(len(reference_losses), len(reference_grad_norms))):
-        for quantity, roundings, reference, candidate in traces:
-            if step >= len(reference):
-                continue
-            tolerance = _AA_MARGIN * aa_tolerance + roundings * (step + 1) * rounding
-            got = candidate[step] if step < len(candidate) else None
-            difference = math.inf if got is None else _relative_difference(reference[step], got)
-            largest = max(largest, difference)
-            if difference > tolerance:
-                return TraceCheck(
-                    is_ok=False,
-                    step=step,
-                    quantity=quantity,
-                    expected=reference[step],
-                    got=got,
-                    tolerance=tolerance,
-                    largest_difference=largest,
-                )
-    return TraceCheck(is_ok=True, largest_difference=largest)
-
-
-def largest_drift(first: Sequence[float], second: Sequence[float]) -> float:
-    """Largest relative difference between two traces of the same length, infinite when one is not finite."""
-    return max((_relative_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-
-
-def _relative_difference(expected: float, got: float) -> float:
-    if not (math.isfinite(expected) and math.isfinite(got)):
-        return math.inf
-    return abs(got - expected) / max(abs(expected), 1e-12)
