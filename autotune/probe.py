@@ -169,7 +169,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
 
 
 def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
-    """Adds the effect; an alias whose number type could not be told apart takes that of the option it sets."""
+    """Adds the effect; an alias of unclear number type takes that of the option it sets."""
     target = flags.get(sets[0]) if len(sets) == 1 else None
     kind = info.type
     if target is not None and kind == "int64" and target.name != info.name:
