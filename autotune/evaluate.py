@@ -33,7 +33,7 @@ from autotune.store import Store, append_synced, write_atomically
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
-REFERENCE_NUMBER = -1
+REFERENCE_NUMBER = 0
 """`same_as` of a trial whose program is the reference's own."""
 
 

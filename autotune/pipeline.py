@@ -25,6 +25,7 @@ from autotune.records import (
     TrialConfig,
     TrialResult,
     TrialStatus,
+    WorkerReport,
 )
 from autotune.search import Proposer
 from autotune.stats import Estimate, SequentialPlan, Verdict, estimate_pairs, largest_drift, noise_floor
@@ -64,7 +65,7 @@ class View(Watcher, Protocol):
 def run_study(
     store: Store,
     bench: Bench,
-    proposer: Proposer,
+    make_proposer: Callable[[WorkerReport], Proposer],
     *,
     trials: int,
     time_budget_s: float | None,
@@ -76,7 +77,7 @@ def run_study(
     Args:
         store: The run directory, locked.
         bench: Where comparisons are made.
-        proposer: Who proposes.
+        make_proposer: Makes who proposes, from what the reference said of itself.
         trials: How many trials the study shall have, those of earlier sessions included.
         time_budget_s: Wall seconds for the whole study, earlier sessions included; it ends the search, not the proof.
         view: Told what happens.
@@ -99,6 +100,7 @@ def run_study(
         plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
         floor = _floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
+        proposer = make_proposer(floor.reference)
         results = _search(store, bench, proposer, plan, trials=trials, time_budget_s=time_budget_s, view=view)
         bench.close()  # proofs start fresh processes of both arms
         return _conclude(store, bench, plan, results, view)
@@ -182,7 +184,7 @@ def _search(
         if time_budget_s is not None and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s:
             view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
             break
-        config = proposer.ask(len(results), results)
+        config = proposer.ask(len(results) + 1, results)
         if config is None:
             view.note(f"the whole space is tried: the search ends after {len(results)} of {trials} trials")
             break

@@ -5,6 +5,7 @@ Errors name the file, the key, what was got, what is legal, and close matches of
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import tomllib
@@ -25,7 +26,8 @@ from pydantic import (
 
 from autotune.errors import StudyFileError, close_matches
 from autotune.flags import FlagSet
-from autotune.records import Settings
+from autotune.records import FailureKind, Settings
+from autotune.simulate import NOISE_MODELS, NoiseModel
 from autotune.units import parse_duration
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
@@ -156,23 +158,36 @@ class ConfirmSpec(_Section):
 
 
 class ReplaySpec(_Section):
-    """A formula that stands in for the machine: for tests, and to try a study's settings of search and measurement.
+    """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
 
     Attributes:
         step_s: Step time of the reference, seconds.
         effects: ``"name=value"`` to the factor by which it multiplies the step time.
-        failures: ``"name=value"`` to the failure it causes (a word of `FailureKind`).
-        programs: ``"name=value"`` entries that change nothing in the program (their trials share one).
-        noise: Names of the noise model's parameters to their values; see `autotune.simulate`.
-        delay_s: Real seconds that each block takes, so that a stop in mid-study can be tried.
+        failures: ``"name=value"`` to the failure it causes.
+        inert: ``"name=value"`` entries that change nothing in the program.
+        noise: A named noise model of `autotune.simulate`, or a table of its parameters.
+        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
     step_s: Annotated[float, Field(gt=0)] = 0.03
     effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    failures: dict[str, str] = Field(default_factory=dict)
+    failures: dict[str, FailureKind] = Field(default_factory=dict)
     inert: tuple[str, ...] = ()
-    noise: dict[str, float] = Field(default_factory=dict)
+    noise: str | dict[str, float] = "quiet"
     delay_s: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("noise")
+    @classmethod
+    def _known(cls, noise: str | dict[str, float]) -> str | dict[str, float]:
+        if isinstance(noise, str):
+            if noise not in NOISE_MODELS:
+                raise ValueError(f"one of {', '.join(NOISE_MODELS)}{close_matches(noise, NOISE_MODELS)}")
+        else:
+            legal = [f.name for f in dataclasses.fields(NoiseModel)]
+            for name in noise:
+                if name not in legal:
+                    raise ValueError(f"parameters of a noise model ({', '.join(legal)}), not `{name}`")
+        return noise
 
 
 class StudySpec(_Section):

@@ -102,15 +102,13 @@ class Store:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _lock(lock):
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does (process {holder}); "
                 "wait for it, stop it, or name another folder with --run-dir"
-            ) from None
+            )
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         try:
@@ -347,3 +345,29 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     a: dict[str, Any] = old.model_dump(mode="json")
     b: dict[str, Any] = new.model_dump(mode="json")
     return [k for k in a if a[k] != b[k] and k not in ("name", "description", "confirm")]
+
+
+def _lock(descriptor: int) -> bool:
+    """Takes the lock; tries a little longer than `is_held` may hold it by asking."""
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.05)
+    return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a driver is writing a run directory now."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from autotune.evaluate import REFERENCE_NUMBER
 from autotune.flags import FlagSet
 from autotune.records import (
     AblationResult,
@@ -70,7 +71,7 @@ class LineView:
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `pipeline.View`."""
-        self.line(f"trial {config.number + 1} of {asked} ({config.origin}): {shorten(config.settings)}")
+        self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
     def trial_ends(self, result: TrialResult) -> None:
         """See `pipeline.View`."""
@@ -78,7 +79,7 @@ class LineView:
 
     def finalist(self, result: FinalistResult) -> None:
         """See `pipeline.View`."""
-        self.line(f"  {result.stage} trial {result.trial + 1}: {describe_finalist(result)}")
+        self.line(f"  {result.stage} trial {result.trial}: {describe_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
         """See `pipeline.View`."""
@@ -142,8 +143,8 @@ class LiveView(LineView):
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `pipeline.View`."""
         super().trial_starts(config, asked)
-        self._what = f"trial {config.number + 1} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
-        self._left = asked - config.number
+        self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
+        self._left = asked - config.number + 1
         self._doing = "starting a worker"
 
     def trial_ends(self, result: TrialResult) -> None:
@@ -153,13 +154,13 @@ class LiveView(LineView):
         found = result.comparison.estimate if result.comparison else None
         if found is not None and found.ratio < self._best_ratio and result.failure is None:
             self._best_ratio = found.ratio
-            self._best = f"trial {result.number + 1}: {_estimate(found)}, not yet proven"
+            self._best = f"trial {result.number}: {_estimate(found)}, not yet proven"
 
     def finalist(self, result: FinalistResult) -> None:
         """See `pipeline.View`."""
         super().finalist(result)
         if result.verdict is Verdict.FASTER and result.estimate is not None:
-            self._best = f"trial {result.trial + 1}: {_estimate(result.estimate)}, proven in fresh processes"
+            self._best = f"trial {result.trial}: {_estimate(result.estimate)}, proven in fresh processes"
 
     def _panel(self) -> Group:
         steps = Text("  ".join(f"[{s}]" if s == self._stage else s for s in STAGES), style="cyan")
@@ -216,11 +217,11 @@ def describe_trial(result: TrialResult) -> str:
     """A trial's result in words."""
     if result.failure is not None:
         return f"{str(result.failure.kind).replace('_', ' ')} while in phase {result.failure.phase}: {result.failure.message}"[:300]
-    if result.status is TrialStatus.SAME_PROGRAM and result.same_as == -1:
+    if result.status is TrialStatus.SAME_PROGRAM and result.same_as == REFERENCE_NUMBER:
         return "the same program as the default: changes nothing here"
     suffix = ""
     if result.same_as is not None:
-        suffix = f" (the same {'set' if result.status is TrialStatus.SAME_SET else 'program'} as trial {result.same_as + 1}, not measured again)"
+        suffix = f" (the same {'set' if result.status is TrialStatus.SAME_SET else 'program'} as trial {result.same_as}, not measured again)"
     if result.comparison is None:
         return f"no number{suffix}"
     return f"{_estimate(result.comparison.estimate)} {result.comparison.verdict}, {result.comparison.stopped}{suffix}"
@@ -268,7 +269,7 @@ def results_table(
         else:
             verdict = Text(str(r.comparison.verdict), style=_STYLES[r.comparison.verdict])
         ratio, interval = (format_ratio(e.ratio), format_interval(e.low, e.high)) if r.comparison else ("-", "")
-        table.add_row(str(r.number + 1), shorten(r.settings, limit=120), ratio, interval, verdict)
+        table.add_row(str(r.number), shorten(r.settings, limit=120), ratio, interval, verdict)
     for f in finalists:
         stage = {"confirm": "fresh processes", "final": "final proof", "full": "final proof, whole set"}.get(f.stage, f.stage)
         if f.estimate is not None and f.corrected is not None:
@@ -276,7 +277,7 @@ def results_table(
             verdict = Text(f"{f.verdict} ({stage})", style=_STYLES[f.verdict])
         else:
             shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
-        table.add_row(str(f.trial + 1), shorten(f.settings, limit=120), *shown, verdict)
+        table.add_row(str(f.trial), shorten(f.settings, limit=120), *shown, verdict)
     return table
 
 

@@ -1,0 +1,40 @@
+# Two commands set everything up: `make quickstart` and `make test`. PYTHON names another interpreter (>= 3.11).
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: quickstart test lint env clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/autotune run studies/quickstart.toml
+
+test: $(VENV)/.tested
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-all: $(VENV)/.tested
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+lint: $(VENV)/.linted
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+env: $(VENV)/.installed
+
+# Debian splits venv off python3: the script says so, or installs it where it may.
+$(VENV)/.installed: pyproject.toml
+	PYTHON=$(PYTHON) sh .ci/make_env.sh $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	touch $@
+
+$(VENV)/.linted: $(VENV)/.tested
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group lint
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

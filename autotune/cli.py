@@ -1,0 +1,432 @@
+"""The commands; the only place that prints or exits. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.records import ConclusionRecord
+    from autotune.spec import StudySpec
+    from autotune.store import Store
+
+app = typer.Typer(
+    name="autotune",
+    help="Finds, proves and exports the fastest XLA / NCCL / JAX settings for a training step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RUNS = Path("runs")
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
+
+
+class EffortChoice(StrEnum):
+    """How much measuring; see `autotune.spec.Effort`."""
+
+    quick = "quick"
+    standard = "standard"
+    full = "full"
+
+
+class PreferChoice(StrEnum):
+    """Which side wins a conflict between the winner and the caller's environment."""
+
+    winner = "winner"
+    mine = "mine"
+
+
+@app.command()
+def run(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, those of earlier sessions included.")] = None,
+    time_budget: Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
+    effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a study, or goes on with it where it was stopped."""
+    from autotune.spec import Effort, load_study
+
+    spec = load_study(study).at_effort(Effort(effort.value))
+    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
+    path = run_dir or RUNS / spec.name
+    conclusion, store = _run(spec, study, path, storage=storage, as_json=as_json)
+    if as_json:
+        _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+    else:
+        _print_results(store, conclusion, path)
+
+
+def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None) -> StudySpec:
+    """The study with what the command line says instead of the file, checked like the file."""
+    from autotune.spec import parse_study
+
+    data = spec.model_dump()
+    if trials is not None:
+        data["search"]["trials"] = trials
+    if time_budget is not None:
+        data["search"]["time_budget"] = time_budget
+    if seed is not None:
+        data["seed"] = seed
+    return parse_study(data, source="the study with the options of the command line")
+
+
+def _run(
+    spec: StudySpec, study: Path, path: Path, *, storage: str | None, as_json: bool
+) -> tuple[ConclusionRecord, Store]:
+    """Preflight, then all stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
+    from autotune.pipeline import run_study
+    from autotune.preflight import prepare
+    from autotune.store import Store, Stopwatch
+    from autotune.view import LineView, LiveView
+
+    console = _console(stderr=as_json)
+    early = LineView(console, Stopwatch())
+    ready = prepare(spec, storage=storage, note=early.line)
+    store = Store.create_or_resume(path.resolve(), spec, study_dir=study.resolve().parent)
+    try:
+        budget = spec.search.time_budget
+        view = LiveView(console, store.watch, name=spec.name, budget_s=budget) if console.is_terminal else LineView(console, store.watch)
+        bench = ready.bench(store, view)
+        arguments = {"trials": spec.search.trials, "time_budget_s": budget, "view": view, "command": sys.argv}
+        if isinstance(view, LiveView):
+            with view:
+                return run_study(store, bench, ready.proposer, **arguments), store
+        return run_study(store, bench, ready.proposer, **arguments), store
+    finally:
+        store.close()
+
+
+def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> None:
+    """The table, the one sentence, where everything lies, what to type next."""
+    from autotune.records import FinalistResult, FloorResult, Outcome, SpanRecord, TrialResult
+    from autotune.units import format_seconds, format_share
+    from autotune.view import conclusion_style, results_table
+
+    console = _console()
+    console.print()
+    console.print(results_table(store.last(FloorResult), store.of(TrialResult), _latest(store.of(FinalistResult))))
+    console.print()
+    console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
+    spans = store.of(SpanRecord)
+    wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
+    console.print(
+        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; the driver's own share of the wall time: "
+        f"{format_share(1 - waited_s / wall_s) if wall_s else '-'}",
+        highlight=False,
+    )
+    console.print(f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)", highlight=False)
+    console.print("\nnext:", highlight=False)
+    steps = [f"autotune show {path}", f"autotune run ... --trials {2 * conclusion.trial_count}   # goes on from here"]
+    if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
+        steps = [
+            f"autotune export {path} --format env -o winner.env",
+            f"autotune exec {path} -- python train.py",
+            f"autotune repro {path} {conclusion.trial}",
+            *steps,
+        ]
+    for step in steps:
+        console.print(f"  {step}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def status(
+    run_path: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Says how far studies are."""
+    from rich.table import Table
+
+    from autotune.errors import AutotuneError
+    from autotune.store import Store
+
+    paths = [run_path] if run_path else sorted(p.parent for p in RUNS.glob("*/study.json"))
+    rows = []
+    for path in paths:
+        try:
+            rows.append(_status_of(Store.open(path), path))
+        except AutotuneError as error:
+            if run_path:
+                raise
+            rows.append({"run": str(path), "state": f"unreadable: {error}"})
+    if as_json:
+        _print_json(rows)
+        return
+    if not rows:
+        _console().print("no runs here yet; `autotune run studies/quickstart.toml` makes one", highlight=False)
+        return
+    table = Table()
+    for name in ("run", "state", "trials", "failed", "time", "best so far", "conclusion"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row.get(k, "")) for k in ("run", "state", "trials", "failed", "time", "best", "sentence")))
+    _console().print(table)
+
+
+def _status_of(store: Store, path: Path) -> dict[str, Any]:
+    """One run in plain figures."""
+    from autotune.pipeline import incumbent
+    from autotune.records import ConclusionRecord, SessionRecord, TrialResult
+    from autotune.store import is_held
+    from autotune.units import format_interval, format_ratio, format_seconds
+
+    results, session, conclusion = store.of(TrialResult), store.last(SessionRecord), store.last(ConclusionRecord)
+    best = incumbent(results)
+    running = is_held(store.path)
+    records = store.records()
+    ended = conclusion is not None and not any(isinstance(r, TrialResult) and r.at_s > conclusion.at_s for r in records)
+    return {
+        "run": str(path),
+        "name": store.spec.name,
+        "state": "running" if running else "finished" if ended else "stopped; run it again to go on",
+        "trials": f"{len(results)} of {session.asked_trials if session else store.spec.search.trials}",
+        "failed": sum(r.failure is not None for r in results),
+        "elapsed_s": max((r.at_s for r in records), default=0.0),
+        "time": format_seconds(max((r.at_s for r in records), default=0.0)),
+        "best": f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}" if best else "the default",
+        "outcome": str(conclusion.outcome) if conclusion and ended else None,
+        "sentence": conclusion.sentence if conclusion and ended else "",
+    }
+
+
+@app.command()
+def show(
+    run_path: RunArgument,
+    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows a study's results, or all that is known of one trial."""
+    from autotune.records import ConclusionRecord, FinalistResult, FloorResult, TrialResult
+    from autotune.store import Store
+    from autotune.view import conclusion_style, describe_floor, results_table
+
+    store = Store.open(run_path)
+    if trial is not None:
+        _show_trial(store, trial, as_json=as_json)
+        return
+    if as_json:
+        _print_json([json.loads(r.model_dump_json(exclude_none=True)) for r in store.records()])
+        return
+    console = _console()
+    floor, conclusion = store.last(FloorResult), store.last(ConclusionRecord)
+    for line in describe_floor(floor) if floor else ["the noise floor is not measured yet"]:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(results_table(floor, store.of(TrialResult), _latest(store.of(FinalistResult))))
+    if conclusion is not None:
+        console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
+
+
+def _show_trial(store: Store, number: int, *, as_json: bool) -> None:
+    """One trial: settings, result, figures, raw pairs, the end of its log."""
+    from autotune.measure import block_step_s, log_ratio
+    from autotune.units import format_bytes, format_seconds
+    from autotune.view import describe_trial
+
+    result = _trial(store, number)
+    pairs = list(store.pairs(result.directory)) if result.directory else []
+    if as_json:
+        _print_json(
+            {
+                **json.loads(result.model_dump_json(exclude_none=True)),
+                "pairs": [json.loads(p.model_dump_json()) for p in pairs],
+            }
+        )
+        return
+    console = _console()
+    console.print(f"trial {number} of {store.spec.name}, proposed by {result.origin}", style="bold", highlight=False)
+    for name, value in result.settings.items():
+        console.print(f"  {name} = {value}", highlight=False, markup=False, soft_wrap=True)
+    console.print(describe_trial(result), highlight=False, markup=False, soft_wrap=True)
+    if result.worker is not None:
+        w = result.worker
+        console.print(
+            f"compiled in {format_seconds(w.compile_s)}, ready after {format_seconds(w.start_s)}, peak memory "
+            f"{format_bytes(w.peak_bytes)}, program {w.fingerprint}, losses {', '.join(f'{x:.5g}' for x in w.losses)}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    for pair in pairs:
+        order = "reference first" if pair.first == "reference" else "candidate first"
+        reference, candidate = block_step_s(pair.reference_s), block_step_s(pair.candidate_s)
+        console.print(
+            f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, candidate {format_seconds(candidate):>9}, "
+            f"log ratio {log_ratio(pair):+.4f} ({order}, {len(pair.reference_s)} steps each)",
+            highlight=False,
+        )
+    if result.failure is not None:
+        console.print(f"log: {store.path / (result.failure.log or '')}", highlight=False, soft_wrap=True)
+        for line in result.failure.last_lines:
+            console.print(f"  | {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def repro(
+    run_path: RunArgument,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A trial's number, from 1.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Prints the environment and command that run one trial's program by hand."""
+    import shlex
+
+    from autotune import environment
+    from autotune.store import Store
+
+    store = Store.open(run_path)
+    result = _trial(store, trial)
+    device, workload = store.spec.device, store.spec.workload
+    settings = store.spec.baseline.merge(result.settings)
+    env = environment.reproduction(
+        settings, platform_name=device.platform, virtual_devices=(device.count or 1) if device.platform == "cpu" else None
+    )
+    options = json.dumps(workload.options)
+    command = ["python", "-m", "workloads", workload.entry, "--options", options, "--steps", "20", "--seed", str(store.spec.seed)]
+    if as_json:
+        _print_json({"environment": env, "command": command, "directory": store.study_dir})
+        return
+    print(f"# trial {trial} of {store.spec.name}: {result.status}", flush=True)
+    for name, value in env.items():
+        print(f"export {name}={shlex.quote(value)}")
+    print(shlex.join(command))
+
+
+@app.command()
+def export(
+    run_path: RunArgument,
+    form: Annotated[str, typer.Option("--format", help="What the file is for: env.")] = "env",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")] = None,
+) -> None:
+    """Writes the proven winner as a file, with its evidence in comments."""
+    from autotune.errors import AutotuneError, close_matches
+    from autotune.export import Format, render
+    from autotune.store import Store, write_atomically
+
+    if form not in set(Format):
+        raise AutotuneError(f"--format must be one of {', '.join(Format)} but got {form!r}{close_matches(form, Format)}")
+    text = render(Store.open(run_path), Format(form))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_atomically(output, text)
+        print(f"written to {output}; use it with: . ./{output}", file=sys.stderr)
+
+
+@app.command(
+    "exec",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def exec_(
+    context: typer.Context,
+    run_path: RunArgument,
+    prefer: Annotated[PreferChoice | None, typer.Option(help="Who wins where your environment and the winner differ.")] = None,
+) -> None:
+    """Runs a command under the winner, merged with your own XLA_FLAGS: autotune exec RUN -- python train.py."""
+    import os
+
+    from autotune import environment
+    from autotune.errors import AutotuneError
+    from autotune.export import proven_winner
+    from autotune.store import Store
+
+    command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
+    if not command:
+        raise AutotuneError("a command must follow the run, after --, but there is none: autotune exec RUN -- python train.py")
+    store = Store.open(run_path)
+    conclusion = proven_winner(store)
+    assert conclusion.settings is not None
+    winner = store.spec.baseline.merge(conclusion.settings)
+    env, lines = environment.merge_for_exec(environment.caller(), winner, prefer=prefer.value if prefer else None)
+    for line in lines:
+        print(f"autotune: {line}", file=sys.stderr, flush=True)
+    try:
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        raise AutotuneError(f"the command must be one that can be started but {command[0]}: {error.strerror}") from error
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON schema of study files and of the records that --json shows."""
+    from autotune.records import RECORD, SCHEMA_VERSION, Pair
+    from autotune.spec import StudySpec
+
+    _print_json(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "study": StudySpec.model_json_schema(),
+            "record": RECORD.json_schema(),
+            "pair": Pair.model_json_schema(),
+        }
+    )
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _trial(store: Store, number: int) -> Any:
+    """One trial's result; they count from 1.
+
+    Raises:
+        AutotuneError: If there is no such trial.
+    """
+    from autotune.errors import AutotuneError
+    from autotune.records import TrialResult
+
+    results = store.of(TrialResult)
+    for result in results:
+        if result.number == number:
+            return result
+    raise AutotuneError(f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`")
+
+
+def _latest(finalists: list[Any]) -> list[Any]:
+    """Of each stage and set the newest verdict: a study that went on judges its finalists anew."""
+    newest = {(f.stage, f.settings): f for f in finalists}
+    last_confirm = {f.settings for f in finalists if f.stage == "confirm"}
+    return [f for f in newest.values() if f.stage != "confirm" or f.settings in last_confirm]
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    # A pipe has no width; tables must not be folded at 80 columns in a log.
+    return console if console.is_terminal else Console(stderr=stderr, width=160, no_color=True)
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
+
+
+def main() -> None:
+    """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    from autotune.errors import AutotuneError
+
+    try:
+        app(standalone_mode=True)
+    except AutotuneError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nautotune: stopped; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

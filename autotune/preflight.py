@@ -1,0 +1,171 @@
+"""Before anything starts: the installed build is asked, the study's settings are checked, the space is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import environment
+from autotune.catalog import Catalog, load_catalog
+from autotune.check import SettingVerdict, check_settings
+from autotune.errors import SettingError
+from autotune.evaluate import Bench, Watcher
+from autotune.flags import FlagSet
+from autotune.launch.base import Launcher
+from autotune.launch.local import LocalLauncher
+from autotune.launch.replay import ReplayLauncher
+from autotune.probe import ProbeReport, probe
+from autotune.recipes import load_recipes
+from autotune.records import WorkerReport
+from autotune.search import Proposer
+from autotune.space import SearchSpace, build_space
+from autotune.spec import StudySpec
+from autotune.store import Store
+
+REFUSED = frozenset({SettingVerdict.DANGEROUS})
+"""Verdicts for which a setting is refused although a process would start with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """A study that may start.
+
+    Attributes:
+        spec: The study.
+        report: What the installed build has.
+        first: Sets to try before the sampler proposes, with who suggests them.
+    """
+
+    spec: StudySpec
+    report: ProbeReport
+    catalog: Catalog
+    first: tuple[tuple[str, FlagSet], ...]
+    storage: str | None
+
+    def bench(self, store: Store, watcher: Watcher) -> Bench:
+        """The place where this study's comparisons are made."""
+        return Bench(store, launcher_for(store), runtime_settings=self.runtime_settings, watcher=watcher)
+
+    def runtime_settings(self, settings: FlagSet) -> FlagSet:
+        """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
+        found = {n: v for n, v in settings.items() if self.catalog.stage_of(n) != "program"}
+        return FlagSet(found)
+
+    def proposer(self, reference: WorkerReport) -> Proposer:
+        """Who proposes, once the reference has told the workload's layer sizes and mesh."""
+        return Proposer(self.spec, self.space(reference), first=self.first, storage=self.storage)
+
+    def space(self, reference: WorkerReport | None) -> SearchSpace:
+        """The search space of this study on this build."""
+        return study_space(self.spec, self.report, self.catalog, reference)
+
+
+def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]) -> Preflight:
+    """Probes, checks every setting that the study names, and gathers what goes first.
+
+    Args:
+        spec: The study.
+        storage: URL of an Optuna storage, or None.
+        note: Told what happens and what was left out.
+
+    Raises:
+        SettingError: If the study names a setting that the installed build refuses; all of them are named.
+        LaunchError: If the installed build cannot be asked.
+    """
+    catalog = load_catalog()
+    note("asking the installed build which settings it has")
+    report = probe(environment.python(), platform=spec.device.platform)
+    note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
+    _refuse(spec, report, catalog)
+    first = list(_first_sets(spec, report, catalog, note))
+    return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
+
+
+def study_space(
+    spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | None
+) -> SearchSpace:
+    """The search space of a study, as it is known before (None) or after the reference ran."""
+    search = spec.search
+    return build_space(
+        settings=search.settings,
+        groups=search.groups,
+        recipes=(),
+        symptoms=search.symptoms,
+        report=report,
+        catalog=catalog,
+        platform=spec.device.platform,
+        device_count=reference.device_count if reference else spec.device.count or 1,
+        node_count=spec.device.node_count,
+        mesh=reference.mesh if reference else spec.workload.options.get("mesh", {}),
+        layer_bytes=reference.layer_bytes or None if reference else None,
+        has_loop=bool(spec.workload.options.get("scan", True)),
+    )
+
+
+def launcher_for(store: Store) -> Launcher:
+    """The launcher that a study asks for."""
+    spec = store.spec
+    if spec.replay is not None:
+        return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
+    return LocalLauncher(spec, study_dir=store.study_dir, base=environment.caller(), watch=store.watch)
+
+
+def _first_sets(
+    spec: StudySpec, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
+) -> Sequence[tuple[str, FlagSet]]:
+    """The caller's own settings, the study's named sets, the recipes: each as far as the build has it."""
+    found: list[tuple[str, FlagSet]] = []
+    if spec.search.use_environment and spec.replay is None:
+        own = environment.steering(environment.caller())
+        found.append(("your environment", _existing(own, "your environment", report, catalog, note)))
+    found += [(f"set {s.name}", s.settings) for s in spec.search.first]
+    recipes = load_recipes()
+    for name in spec.search.recipes:
+        found.append((f"recipe {name}", _existing(recipes.get(name).settings, f"recipe {name}", report, catalog, note)))
+    return [(origin, settings) for origin, settings in found if settings]
+
+
+def _existing(
+    settings: FlagSet, whose: str, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
+) -> FlagSet:
+    """The part of some settings that the installed build starts with, renamed where it must be."""
+    kept: dict[str, str] = {}
+    for check in check_settings(settings, report, catalog):
+        if check.starts and check.verdict not in REFUSED:
+            kept[check.name] = check.value
+        elif check.replacement is not None:
+            kept.update(check.replacement)
+            note(f"{whose}: {check.name} is taken as {FlagSet(check.replacement)}")
+        else:
+            note(f"{whose}: {check.name} is left out: {check.reason}")
+    return FlagSet(kept)
+
+
+def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:
+    """Refuses what the build refuses, and what would change which program runs."""
+    problems: list[str] = []
+    places = [("baseline", spec.baseline), *((f"search.first `{s.name}`", s.settings) for s in spec.search.first)]
+    places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
+    for place, settings in places:
+        environment.refuse_forbidden(settings)
+        for check in check_settings(settings, report, catalog):
+            if not check.starts or check.verdict in REFUSED:
+                line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
+                if line not in problems:
+                    problems.append(line)
+    if problems:
+        raise SettingError(
+            f"every setting of a study must be one that {report.build} takes but:\n"
+            + "\n".join(f"  - {p}" for p in problems)
+        )
+
+
+def _values(domain: object) -> list[str | bool | int | float]:
+    """The values of a domain that can be checked one by one: all of a list, both ends of a range."""
+    if isinstance(domain, dict):
+        found: list[str | bool | int | float] = []
+        for value in domain.values():
+            found += value if isinstance(value, list) else []
+        return found + [domain[k] for k in ("low", "high") if k in domain]
+    return list(domain) if isinstance(domain, list) else []
