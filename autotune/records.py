@@ -243,7 +243,7 @@ class ConfirmRun(Stamped):
     settings: Settings
     trial: int
     repeat: int
-    log_ratio: float | None
+    log_ratio: float | None = None
     pair_count: int
     failure: Failure | None = None
     reference_step_s: float | None = None
@@ -264,8 +264,8 @@ class FinalistResult(Stamped):
     stage: str
     trial: int
     settings: Settings
-    estimate: Estimate | None
-    corrected: Estimate | None
+    estimate: Estimate | None = None
+    corrected: Estimate | None = None
     verdict: Verdict
     process_count: int
     failure: Failure | None = None
@@ -277,7 +277,7 @@ class AblationResult(Stamped):
     kind: Literal["ablation"] = "ablation"
     settings: Settings
     left_out: str
-    comparison: Comparison | None
+    comparison: Comparison | None = None
     failure: Failure | None = None
     kept: bool
     reason: str

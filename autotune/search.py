@@ -8,14 +8,16 @@ by the study's seed and the trial's number, not by what happened before in this 
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
 
 from autotune.errors import StudyFileError
 from autotune.flags import FlagSet
@@ -24,7 +26,6 @@ from autotune.space import Parameter, SearchSpace
 from autotune.spec import StudySpec
 
 NUMBER_KEY = "autotune:number"
-DIRECTORY_KEY = "autotune:directory"
 MAX_REPEATS = 64
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
@@ -49,23 +50,16 @@ class Proposer:
         self, spec: StudySpec, space: SearchSpace, *, first: Sequence[tuple[str, FlagSet]], storage: str | None
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `group` is; pinned by a test
         self._spec = spec
         self._space = space
         self._first = list(first)
         self._worst = 0.0
-        try:
-            self._study = optuna.create_study(
-                storage=_storage(storage),
-                study_name=f"{spec.name}-{spec.identity}",
-                direction="minimize",
-                load_if_exists=True,
-            )
-            self._told = {t.user_attrs.get(NUMBER_KEY) for t in self._study.get_trials(deepcopy=False)}
-        except Exception as error:  # whatever SQLAlchemy, its driver or the file system says
-            if storage is None:
-                raise
-            raise StudyFileError(f"the Optuna storage must be reachable but {storage}: {error}") from error
+        # Questions are asked of a study in memory, so that the storage holds finished trials only.
+        self._study = optuna.create_study(direction="minimize")
+        self._mirror = _open_mirror(storage, f"{spec.name}-{spec.identity}") if storage else None
+        self._mirrored = (
+            {t.user_attrs.get(NUMBER_KEY) for t in self._mirror.get_trials(deepcopy=False)} if self._mirror else set()
+        )
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
@@ -77,9 +71,6 @@ class Proposer:
             ratio = 1.0  # the reference's own program
         if ratio is not None:
             self._worst = max(self._worst, math.log(ratio))
-        if result.number in self._told:
-            return
-        self._told.add(result.number)
         params, distributions = self._as_optuna(result.params)
         feasible = result.failure is None and ratio is not None
         value = math.log(ratio) if feasible and ratio is not None else self._worst + FAILURE_PENALTY
@@ -98,6 +89,9 @@ class Proposer:
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._study.add_trial(trial)
+        if self._mirror is not None and result.number not in self._mirrored:
+            self._mirror.add_trial(trial)
+            self._mirrored.add(result.number)
 
     def ask(self, number: int, known: Iterable[TrialResult]) -> TrialConfig | None:
         """The set to try as trial `number`, or None if everything that can be proposed is known.
@@ -139,14 +133,17 @@ class Proposer:
         # After a few repeats TPE is stuck on its favourite: look elsewhere.
         if self._spec.search.sampler == "random" or repeat >= 8:
             return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(
-            n_startup_trials=self._spec.search.startup_trials,
-            n_ei_candidates=24,
-            multivariate=True,
-            group=True,
-            constant_liar=False,
-            seed=seed,
-        )
+        with warnings.catch_warnings():
+            # `group` (separate densities for conditional settings) is marked experimental; a test pins what it does.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.TPESampler(
+                n_startup_trials=self._spec.search.startup_trials,
+                n_ei_candidates=24,
+                multivariate=True,
+                group=True,
+                constant_liar=False,
+                seed=seed,
+            )
 
     def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters of one trial as Optuna keeps them; those that left the space are dropped."""
@@ -194,20 +191,21 @@ def _from_text(parameter: Parameter, text: str) -> Any:
     return value.bit_length() - 1 if parameter.power_of_two else value
 
 
-def _storage(url: str | None) -> Any:
-    """An Optuna storage for a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``."""
-    if url is None:
-        return None
-    if url.startswith("journal:"):
-        from pathlib import Path
+def _open_mirror(url: str, name: str) -> optuna.Study:
+    """The study of an Optuna storage: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
 
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-        # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
-        path = str(Path(url.removeprefix("journal:")).absolute())
-        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-    return url
-
-
-logging.getLogger("alembic").setLevel(logging.WARNING)
+    Raises:
+        StudyFileError: If the storage cannot be opened.
+    """
+    storage: Any = url
+    try:
+        if url.startswith("journal:"):
+            # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
+            path = str(Path(url.removeprefix("journal:")).absolute())
+            backend = JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))
+            storage = JournalStorage(backend)
+        return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
+    except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
+        raise StudyFileError(
+            f"the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, but {url}: {error}"
+        ) from error
