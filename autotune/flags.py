@@ -6,8 +6,10 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
 * anything in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is an environment variable as it stands.
 
-The parser follows XLA's own (``xla/parse_flags_from_env.cc``): white space separates tokens, single and double
-quotes group as in a shell, the last of several equal names wins, except that lists of passes accumulate.
+The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
+blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
+escapes only inside double quotes; the last of several equal names wins, except that some lists and maps add
+up.
 """
 
 from __future__ import annotations
@@ -20,13 +22,47 @@ from dataclasses import dataclass
 
 from autotune.errors import SettingError
 
-ACCUMULATING = frozenset({"xla_disable_hlo_passes", "xla_enable_hlo_passes_only"})
-"""Flags whose repetitions add up instead of replacing each other (seen on jaxlib 0.10.2 to 0.12.0.1)."""
+LISTS = frozenset(
+    {
+        "xla_disable_hlo_passes",
+        "xla_enable_hlo_passes_only",
+        "xla_gpu_hlo_custom_call_allowlist",
+        "xla_gpu_llvm_ir_file",
+        "xla_gpu_ptx_compiler_extra_flags",
+        "xla_gpu_ptx_file",
+    }
+)
+"""Flags whose repetitions add up instead of replacing each other."""
+
+MAPS = frozenset(
+    {
+        "xla_backend_extra_options",
+        "xla_gpu_analytical_latency_estimator_options",
+        "xla_gpu_experimental_cost_model_gemm_tiling_options",
+    }
+)
+"""Flags whose repetitions add up key by key."""
+
+EDITABLE = frozenset(
+    {
+        "xla_cpu_experimental_onednn_fusion_type",
+        "xla_cpu_experimental_xnn_fusion_type",
+        "xla_cpu_experimental_ynn_fusion_type",
+        "xla_gpu_enable_collectives_command_buffer_filter",
+        "xla_gpu_enable_command_buffer",
+        "xla_gpu_experimental_autotune_backends",
+        "xla_gpu_experimental_use_collective_kernels",
+        "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
+    }
+)
+"""Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-_DASHES = "‐‑‒–—―−"  # what word processors and web pages make of "--"
+_SPACE = " \t\r\n"  # other white space is part of a token for XLA
+_QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
+_DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
 
 Value = str | bool | int | float
 
@@ -42,45 +78,32 @@ class FlagToken:
 
 
 def split_tokens(text: str) -> list[str]:
-    """Splits as XLA does: white space outside quotes separates, quotes vanish, a backslash escapes.
-
-    Raises:
-        SettingError: If a quote is left open.
-    """
+    """Splits as XLA does; an open quote takes the rest, as it does there."""
     tokens: list[str] = []
-    current: list[str] = []
-    started = False
-    quote = ""
     i = 0
     while i < len(text):
-        c = text[i]
-        if quote:
-            if c == "\\" and i + 1 < len(text) and text[i + 1] in (quote, "\\"):
-                current.append(text[i + 1])
-                i += 1
-            elif c == quote:
-                quote = ""
-            else:
-                current.append(c)
-        elif c in "'\"":
-            quote, started = c, True
-        elif c.isspace():
-            if started:
-                tokens.append("".join(current))
-            current, started = [], False
-        else:
-            current.append(c)
-            started = True
-        i += 1
-    if quote:
-        raise SettingError(f"every quote in XLA_FLAGS must be closed but {quote} is open in {text!r}")
-    if started:
-        tokens.append("".join(current))
+        if text[i] in _SPACE:
+            i += 1
+            continue
+        if quoted := _QUOTED.match(text, i):
+            head, double, single = quoted.groups()
+            tokens.append(
+                head + (single if double is None else re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL))
+            )
+            i = quoted.end()
+            continue
+        start = i
+        while i < len(text) and text[i] not in _SPACE:
+            i += 1
+        tokens.append(text[start:i])
     return tokens
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens, in order, nothing merged or judged."""
+    """Parses an XLA_FLAGS text into its tokens, in order, nothing merged or judged.
+
+    XLA itself stops, without a word, at the first token that does not start with a dash.
+    """
     found = []
     for token in split_tokens(text):
         body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
@@ -138,7 +161,7 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def parse(cls, text: str) -> FlagSet:
-        """Settings of an XLA_FLAGS text: last wins, pass lists accumulate, a bare name is ``true``.
+        """Settings of an XLA_FLAGS text: last wins, some lists and maps add up, a bare name is ``true``.
 
         Raises:
             SettingError: If a token is not of the form ``--name`` or ``--name=value``.
@@ -151,9 +174,9 @@ class FlagSet(Mapping[str, str]):
                     + (" (it starts with a dash that is not ASCII)" if token.text[:1] in _DASHES else "")
                 )
             value = "true" if token.value is None else token.value
-            if token.name in ACCUMULATING and items.get(token.name):
-                value = ",".join(v for v in (items[token.name], value) if v)
-            items[token.name] = value
+            items[token.name] = (
+                combine(token.name, items[token.name], value) if token.name in items else value
+            )
         return cls(items)
 
     def __getitem__(self, name: str) -> str:
@@ -201,7 +224,9 @@ class FlagSet(Mapping[str, str]):
 
     def to_environment(self) -> dict[str, str]:
         """Environment variables that set exactly this set; `XLA_FLAGS` only if there are XLA flags."""
-        env = {n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"}
+        env = {
+            n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"
+        }
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env
@@ -215,6 +240,27 @@ class FlagSet(Mapping[str, str]):
             if kind_of(name) != "xla" and variable in environment:
                 found[name] = environment[variable]
         return cls(found)
+
+
+def combine(name: str, earlier: str, later: str) -> str:
+    """The one value that acts as two of the same flag, one after the other."""
+    if name in LISTS:
+        return ",".join(v for v in (earlier, later) if v)
+    if name in MAPS:
+        entries = [e.partition("=") for e in f"{earlier},{later}".split(",") if e]
+        return ",".join(f"{key}={value}" for key, value in {k: v for k, _, v in entries}.items())
+    if name not in EDITABLE or not _is_edit(later):
+        return later
+    if _is_edit(earlier):
+        return f"{earlier},{later}"
+    items = [e for e in earlier.split(",") if e]
+    for edit in later.split(","):
+        items = [e for e in items if e.lower() != edit[1:].lower()] + ([edit[1:]] if edit[0] == "+" else [])
+    return ",".join(items)
+
+
+def _is_edit(value: str) -> bool:
+    return bool(value) and all(v[:1] in ("+", "-") for v in value.split(","))
 
 
 def quote_token(value: str) -> str:

@@ -179,9 +179,19 @@ def parse_text_proto(text: str) -> dict[str, str]:
         elif match := re.fullmatch(r"(\w+): (.*)", line):
             name, value = match.groups()
             if value.startswith('"'):
-                value = value[1:-1].encode().decode("unicode_escape")
+                value = _unescape(value[1:-1])
             if blocks:
                 inner.append((name, value))
             else:
                 fields.setdefault(name, []).append(value)
     return {name: ",".join(values) for name, values in fields.items()}
+
+
+def _unescape(text: str) -> str:
+    """Undoes the escapes of a text proto, where bytes beyond ASCII are octal."""
+    return (
+        text.encode("ascii", "backslashreplace")
+        .decode("unicode_escape")
+        .encode("latin-1")
+        .decode("utf-8", "replace")
+    )
