@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import environment
-from autotune.catalog import Catalog, load_catalog
+from autotune.catalog import Catalog, Stage, load_catalog
 from autotune.check import SettingVerdict, check_settings
 from autotune.errors import SettingError
 from autotune.evaluate import Bench, Watcher
@@ -49,8 +49,8 @@ class Preflight:
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
-        found = {n: v for n, v in settings.items() if self.catalog.stage_of(n) != "program"}
-        return FlagSet(found)
+        known = self.catalog
+        return FlagSet({n: v for n, v in settings.items() if n not in known or known[n].stage is not Stage.PROGRAM})
 
     def proposer(self, reference: WorkerReport) -> Proposer:
         """Who proposes, once the reference has told the workload's layer sizes and mesh."""
@@ -133,10 +133,11 @@ def _existing(
     kept: dict[str, str] = {}
     for check in check_settings(settings, report, catalog):
         if check.starts and check.verdict not in REFUSED:
-            kept[check.name] = check.value
+            kept[check.name] = settings[check.name]
         elif check.replacement is not None:
-            kept.update(check.replacement)
-            note(f"{whose}: {check.name} is taken as {FlagSet(check.replacement)}")
+            name, value = check.replacement
+            kept[name] = value
+            note(f"{whose}: {check.name} is taken as {name}={value}")
         else:
             note(f"{whose}: {check.name} is left out: {check.reason}")
     return FlagSet(kept)

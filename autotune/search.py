@@ -103,9 +103,8 @@ class Proposer:
         seen = {r.settings for r in known} | {FlagSet()}
         for origin, settings in self._first:
             if settings not in seen:
-                return TrialConfig(number=number, settings=settings, origin=origin, params=self._space.params_of(settings))
-        size = self._space.size()
-        if not self._space.parameters or (size is not None and size <= len(seen & self._members(seen))):
+                return TrialConfig(number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {})
+        if self._space.size() <= sum(self._space.locate(s) is not None for s in seen):
             return None
         for repeat in range(MAX_REPEATS):
             self._study.sampler = self._sampler(number, repeat)
@@ -122,10 +121,6 @@ class Proposer:
             if settings not in seen:
                 return TrialConfig(number=number, settings=settings, origin=self._spec.search.sampler, params=params)
         return None
-
-    def _members(self, seen: set[FlagSet]) -> set[FlagSet]:
-        """Those of some sets that the space itself can propose."""
-        return {s for s in seen if not self._space.validate(s)}
 
     def _sampler(self, number: int, repeat: int) -> optuna.samplers.BaseSampler:
         text = f"{self._spec.seed}/{number}/{repeat}"

@@ -1,0 +1,184 @@
+"""Truth on the real workload, on this machine, while a second process loads a core in bursts.
+
+    python benchmarks/real_truth.py [--aa] [--planted] [--effect 0.03] [--out FILE]
+
+Three questions, each answered by whole studies with real worker processes:
+
+* twelve candidates that are identical to the reference: is a winner named? (None may be.)
+* a reference that does a known share of extra work: is the candidate without it named the winner, and by how much?
+* a candidate that does that extra work: is it found slower?
+
+The extra work is calibrated by paired turns, so that it is that share on this machine now; see `planted.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune import environment, measure
+from autotune.confirm import prove
+from autotune.evaluate import Bench
+from autotune.flags import FlagSet
+from autotune.pipeline import run_study
+from autotune.preflight import prepare
+from autotune.records import ConclusionRecord, FloorResult, TrialResult
+from autotune.spec import StudySpec, parse_study
+from autotune.stats import estimate_pairs
+from autotune.store import Store
+from autotune.view import LineView
+
+HERE = Path(__file__).parent
+VARIABLE = "PLANTED_ITERATIONS"
+LABEL = "PLANTED_LABEL"  # read by nobody: makes sets that differ and programs that do not
+
+
+def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, Any]) -> StudySpec:
+    """A study of some given sets on the quickstart's workload."""
+    return parse_study(
+        {
+            "name": name,
+            "workload": {"entry": "planted:build", "options": {"size": "small"}},
+            "baseline": baseline,
+            "search": {
+                "trials": len(candidates),
+                "use_environment": False,
+                "first": [{"name": f"c{i}", "settings": c} for i, c in enumerate(candidates)],
+            },
+            "measure": {"pairs_cap": 40},
+            "confirm": {"finalists": 3, "processes": 5, "pairs": 20},
+        }
+    )
+
+
+@contextmanager
+def bursts(seed: int) -> Iterator[None]:
+    """A second process that loads one core in bursts of 0.1 to 2 s, with pauses of the same kind."""
+    process = multiprocessing.get_context("spawn").Process(target=_burn, args=(seed,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _burn(seed: int) -> None:
+    rng = random.Random(seed)
+    while True:
+        end = time.monotonic() + rng.uniform(0.1, 2.0)
+        while time.monotonic() < end:
+            math.sqrt(end)
+        time.sleep(rng.uniform(0.1, 2.0))
+
+
+def run(spec: StudySpec, then: Callable[[Store, Bench], dict[str, Any]]) -> dict[str, Any]:
+    """Runs one study whole; gives its figures, and what `then` finds on the same bench."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = prepare(spec, storage=None, note=lambda text: None)
+        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
+        view = LineView(Console(width=160, no_color=True, stderr=True), store.watch)
+        bench = ready.bench(store, view)
+        conclusion = run_study(
+            store, bench, ready.proposer, trials=spec.search.trials, time_budget_s=None, view=view
+        )
+        found = {**describe(store, conclusion), **then(store, bench)}
+        bench.close()
+        store.close()
+        return found
+
+
+def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
+    """The figures of a finished study."""
+    floor = store.last(FloorResult)
+    assert floor is not None
+    return {
+        "outcome": str(conclusion.outcome),
+        "sentence": conclusion.sentence,
+        "reported": _interval(conclusion.estimate),
+        "floor": _interval(floor.floor.estimate),
+        "detectable": floor.floor.detectable,
+        "step_s": floor.comparison.reference_step_s,
+        "trials": [
+            {
+                "status": str(r.status),
+                "verdict": str(r.comparison.verdict) if r.comparison else None,
+                "estimate": _interval(r.comparison.estimate) if r.comparison else None,
+                "pairs": r.comparison.pair_count if r.comparison else 0,
+            }
+            for r in store.of(TrialResult)
+        ],
+        "wall_s": round(store.watch.total_s, 1),
+    }
+
+
+def _interval(estimate: Any) -> list[float] | None:
+    return None if estimate is None else [round(x, 4) for x in (estimate.ratio, estimate.low, estimate.high)]
+
+
+def calibrate(effect: float, *, large: int = 3000) -> int:
+    """Iterations that cost `effect` of a step: from the cost of many, measured in turns."""
+    spec = study("calibrate", candidates=[{VARIABLE: str(large)}], baseline={})
+    with tempfile.TemporaryDirectory() as folder:
+        ready = prepare(spec, storage=None, note=lambda text: None)
+        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
+        bench = ready.bench(store, LineView(Console(quiet=True), store.watch))
+        candidate = bench.start(FlagSet({VARIABLE: str(large)}), store.folder("trials", "large"))
+        pairs, _ = bench.run_turns(
+            bench.reference(), candidate, store.folder("trials", "large"), name="c", stop=measure.fixed(30, sesoi=0.005)
+        )
+        bench.close()
+        store.close()
+    ratio = estimate_pairs([measure.log_ratio(p) for p in pairs]).ratio
+    iterations = max(1, round(large * effect / (ratio - 1.0)))
+    print(f"{large} iterations cost {ratio - 1.0:.1%} of a step, so {effect:.1%} is {iterations}")
+    return iterations
+
+
+def main() -> None:
+    """Entry point; prints the tally and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aa", action="store_true", help="only the twelve identical candidates")
+    parser.add_argument("--planted", action="store_true", help="only the planted effects")
+    parser.add_argument("--effect", type=float, default=0.03)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "real_truth.json")
+    arguments = parser.parse_args()
+    both = arguments.aa == arguments.planted
+    result: dict[str, Any] = {"provenance": environment.provenance(), "effect": arguments.effect}
+    with bursts(arguments.seed):
+        if arguments.aa or both:
+            identical = [{LABEL: str(i)} for i in range(12)]
+            result["identical"] = run(study("identical", candidates=identical, baseline={}), lambda s, b: {})
+        if arguments.planted or both:
+            extra = str(calibrate(arguments.effect))
+            result["iterations"] = int(extra)
+            result["speed_up"] = run(
+                study("speed-up", candidates=[{VARIABLE: "0"}, {LABEL: "1"}], baseline={VARIABLE: extra}), lambda s, b: {}
+            )
+            slow = FlagSet({VARIABLE: extra})
+
+            def prove_slow(store: Store, bench: Bench) -> dict[str, Any]:
+                found = prove(bench, [(1, slow)], stage="slowdown", processes=5)[0]
+                return {"proof": {"verdict": str(found.verdict), "estimate": _interval(found.estimate)}}
+
+            result["slow_down"] = run(study("slow-down", candidates=[dict(slow)], baseline={}), prove_slow)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name in ("identical", "speed_up", "slow_down"):
+        if name in result:
+            print(f"{name}: {result[name]['outcome']}; reported {result[name]['reported']}; {result[name].get('proof', '')}")
+
+
+if __name__ == "__main__":
+    main()
