@@ -73,9 +73,11 @@ class Setting:
         name: As in a `FlagSet`; ``process_layout`` is the one entry that is no setting of a process.
         summary: What it does.
         group: Name under which it is searched.
+        also_in: Further groups that it belongs to.
         tier: Whether it belongs in a search.
         platform: ``cuda``, ``cpu``, ``tpu`` or ``any``.
         type: One of bool, int, int32, int64, float, string, enum, message.
+        tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.
         values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
         low: Least value worth trying, for ranges.
@@ -102,6 +104,7 @@ class Setting:
         excludes: Settings that contradict it.
         when: Other setting to the values under which this one acts.
         unless: Other setting to the values under which it does nothing.
+        condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
         renamed_to: What took its place.
         renamed_values: Its values to those of what took its place; a value that is absent needs no
             replacement.
@@ -116,6 +119,8 @@ class Setting:
     tier: Tier
     platform: str
     type: str
+    also_in: tuple[str, ...] = ()
+    tri_state: bool = False
     repeated: bool = False
     values: tuple[str, ...] = ()
     low: int | None = None
@@ -142,6 +147,7 @@ class Setting:
     excludes: tuple[str, ...] = ()
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    condition_since: str = ""
     renamed_to: str = ""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
     layer_bytes: str = ""

@@ -1,0 +1,461 @@
+"""Says of each setting what it really is for the installed build, and what to write instead.
+
+The probe answers what exists and what would start; the catalogue adds what it means. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.catalog import UNSET, Catalog, Setting, Tier
+from autotune.errors import close_matches
+from autotune.flags import FlagSet, FlagToken, combine, kind_of, parse_tokens
+from autotune.installed import FlagInfo, JaxOption, ProbeReport
+
+_INTEGER_BITS = {"int32": 31, "int64": 63}
+_TRUE = ("true", "1")
+_FALSE = ("false", "0")
+
+
+class SettingVerdict(StrEnum):
+    """What one setting is, for one build."""
+
+    EFFECTIVE = "effective"
+    ALREADY_DEFAULT = "already default"
+    NO_EFFECT = "no effect"
+    RENAMED = "renamed"
+    REMOVED = "removed"
+    BAD_VALUE = "wrong type or value"
+    UNKNOWN = "not an XLA flag"
+    DANGEROUS = "dangerous"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingCheck:
+    """The verdict on one setting.
+
+    Attributes:
+        name: As written, without dashes.
+        value: As written; None for a bare name.
+        verdict: What it is.
+        starts: Whether a process with it would start.
+        reason: Why, in words.
+        advice: What to do; empty if nothing.
+        replacement: Name and value to write instead; None if there is none, or nothing need be written.
+    """
+
+    name: str
+    value: str | None
+    verdict: SettingVerdict
+    starts: bool
+    reason: str
+    advice: str = ""
+    replacement: tuple[str, str] | None = None
+
+
+def check_settings(settings: FlagSet, report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
+    """Checks every setting of a set, in its order.
+
+    Args:
+        settings: XLA flags, JAX options and environment variables.
+        report: What the installed build has.
+        catalog: What the settings mean.
+    """
+    return tuple(_check(name, value, report, catalog) for name, value in settings.items())
+
+
+def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
+    """Checks an XLA_FLAGS text token by token, as XLA reads it: order, repetitions, stray words count."""
+    checks: list[SettingCheck] = []
+    ignored_from = ""
+    merged: dict[str, str] = {}
+    for token in parse_tokens(text):
+        if ignored_from:
+            reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
+            checks.append(
+                SettingCheck(
+                    name=token.name,
+                    value=token.value,
+                    verdict=SettingVerdict.NO_EFFECT,
+                    starts=True,
+                    reason=reason,
+                    advice=f"mend or remove {ignored_from!r}",
+                )
+            )
+            continue
+        if not token.is_flag:
+            checks.append(_check_stray(token, first=not checks, report=report))
+            if not token.text.startswith("-"):
+                ignored_from = token.text
+            continue
+        if token.value is None and not _may_be_bare(token.name, report):
+            checks.append(_check_bare(token, report, catalog))
+            continue
+        value = "true" if token.value is None else token.value
+        if token.name in merged:
+            checks = [_overridden(c, token.name, value) for c in checks]
+            value = combine(token.name, merged[token.name], value)
+        merged[token.name] = value
+        checks.append(_check(token.name, value, report, catalog))
+    return tuple(checks)
+
+
+def value_problem(value: str, info: FlagInfo, setting: Setting | None = None) -> str:
+    """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
+    if info.type == "bool":
+        legal = value.lower() in (*_TRUE, *_FALSE)
+        return "" if legal else "must be true or false"
+    if info.type in _INTEGER_BITS:
+        bits = _INTEGER_BITS[info.type]
+        legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
+        return "" if legal else f"must be a {bits + 1}-bit integer"
+    if info.type == "float":
+        return "" if _is_number(value) else "must be a number"
+    if info.type == "enum" and info.spellings:
+        return _enum_problem(value, info)
+    return ""
+
+
+def range_problem(value: str, setting: Setting) -> str:
+    """Why a value that the parser takes makes no sense, as a clause; empty if it does."""
+    if not _is_number(value):
+        return ""
+    if setting.minimum is not None and float(value) < setting.minimum:
+        return f"must be at least {setting.minimum:g}"
+    if setting.maximum is not None and float(value) > setting.maximum:
+        return f"must be at most {setting.maximum:g}"
+    return ""
+
+
+def is_default(value: str, default: str | None, *, type: str, any_case: bool = True) -> bool:
+    """Whether a value is the one in force anyway."""
+    if default is None or default == UNSET:
+        return False
+    if type == "bool":
+        return (value.lower() in _TRUE) == (default.lower() in _TRUE)
+    if _is_number(value) and _is_number(default):
+        return float(value) == float(default)
+    if type == "enum":
+        fold = str.lower if any_case else str
+        return sorted(map(fold, value.split(","))) == sorted(map(fold, default.split(",")))
+    return value == default
+
+
+def build_default(info: FlagInfo, setting: Setting | None) -> str | None:
+    """Default of a flag; what an unset one amounts to, unless being unset is a state of its own."""
+    if info.default is not None or (setting is not None and setting.tri_state):
+        return info.default
+    if info.type == "enum":
+        return info.values[0] if info.values else None
+    return {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}.get(info.type)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text and text == text.strip()
+
+
+def _enum_problem(value: str, info: FlagInfo) -> str:
+    if not value:
+        return "" if info.allows_empty else "must not be empty"
+    items = value.split(",") if info.repeated else [value]
+    edits = [i[:1] in ("+", "-") for i in items]
+    if any(edits):
+        if not info.edits:
+            return "must not start with + or -"
+        if not all(edits):
+            return "must have + or - before every item or before none"
+        items = [i[1:] for i in items]
+    legal = {s.lower() for s in info.spellings} if info.any_case else set(info.spellings)
+    for item in items:
+        if item and (item.lower() if info.any_case else item) not in legal:
+            shown = close_matches(item, info.spellings) or f"; legal: {', '.join(info.values)}"
+            return f"has no value {item!r}{shown}"
+    return ""
+
+
+def _check(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+    """One setting with its value, wherever it goes."""
+    setting = catalog.get(name)
+    if name in report.flags and report.flags[name].in_xla_flags:
+        return _check_flag(name, value, report, catalog)
+    if name in report.jax_options:
+        return _check_jax(name, value, report.jax_options[name], report, setting)
+    if name.startswith(("xla_", "jax_")) or (setting is not None and setting.tier is Tier.REMOVED):
+        return _check_missing(name, value, report, catalog)
+    return _check_variable(name, value, report, setting)
+
+
+def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+    info, setting = report.flags[name], catalog.get(name)
+    default = build_default(info, setting)
+
+    def verdict(kind: SettingVerdict, reason: str, advice: str = "", **rest: object) -> SettingCheck:
+        starts = bool(rest.pop("starts", True))
+        return SettingCheck(
+            name=name,
+            value=value,
+            verdict=kind,
+            starts=starts,
+            reason=reason,
+            advice=advice,
+            **rest,  # type: ignore[arg-type]
+        )
+
+    if problem := value_problem(value, info, setting):
+        legal = f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else ""
+        return verdict(SettingVerdict.BAD_VALUE, problem, legal or "mend the value", starts=False)
+    if setting is not None and setting.danger and not is_default(value, default, type=info.type):
+        return verdict(SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs")
+    if setting is not None and (problem := range_problem(value, setting)):
+        return verdict(
+            SettingVerdict.BAD_VALUE, f"{problem}; the parser lets it pass", "use a value in range"
+        )
+    if setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
+        new = setting.renamed_values.get(_canonical(value))
+        target = report.flags[setting.renamed_to]
+        same = new is not None and is_default(new, build_default(target, None), type=target.type)
+        reason = f"an older name that now sets {setting.renamed_to}={new}" + (", the default" if same else "")
+        replacement = None if new is None or same else (setting.renamed_to, new)
+        return verdict(SettingVerdict.RENAMED, reason, "write the new name", replacement=replacement)
+    if setting is not None and setting.tier is Tier.NOOP:
+        return verdict(SettingVerdict.NO_EFFECT, setting.summary, "remove it")
+    if not info.sets:
+        return verdict(
+            SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
+        )
+    if is_default(value, info.default, type=info.type, any_case=info.any_case):
+        return verdict(
+            SettingVerdict.ALREADY_DEFAULT, f"{info.default!r} is the default of {report.build}", "remove it"
+        )
+    shown = "has no default" if info.default is None else f"the default is {info.default!r}"
+    return verdict(SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}")
+
+
+def _canonical(value: str) -> str:
+    return {"1": "true", "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}.get(value, value)
+
+
+def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+    """A name that the build lacks: renamed, removed, a compiler option only, or no setting at all."""
+    setting = catalog.get(name)
+    starts = not name.startswith("xla_")  # an unknown variable or JAX option stops nobody
+    if (new := replacement_of(name, value, report, catalog)) is not None:
+        target = f"{new[0]}={new[1]}"
+        return SettingCheck(
+            name=name,
+            value=value,
+            verdict=SettingVerdict.RENAMED,
+            starts=starts,
+            reason=f"{report.build} does not have it; {target} takes its place",
+            advice=f"write {target}",
+            replacement=new,
+        )
+    if name in report.flags:
+        reason = "only a compiler option of one compilation, not an XLA flag"
+        return SettingCheck(
+            name=name,
+            value=value,
+            verdict=SettingVerdict.UNKNOWN,
+            starts=starts,
+            reason=reason,
+            advice="remove it from XLA_FLAGS",
+        )
+    if setting is not None or name in report.removed:
+        since = f" (not before {setting.since})" if setting is not None and setting.since else ""
+        reason = setting.summary if setting is not None else "an XLA flag of earlier releases"
+        return SettingCheck(
+            name=name,
+            value=value,
+            verdict=SettingVerdict.REMOVED,
+            starts=starts,
+            reason=f"{report.build} does not have it{since}: {reason}",
+            advice="remove it",
+        )
+    known = [*report.flags, *report.jax_options] if name.startswith(("xla_", "jax_")) else list(catalog)
+    return SettingCheck(
+        name=name,
+        value=value,
+        verdict=SettingVerdict.UNKNOWN,
+        starts=starts,
+        reason=f"{report.build} does not know it{close_matches(name, known)}",
+        advice="correct the name or remove it",
+    )
+
+
+def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog) -> tuple[str, str] | None:
+    """What to write for a setting that the build lacks: the newer name, or on an old build the older one."""
+    setting = catalog.get(name)
+    if setting is not None and setting.renamed_to in report.flags:
+        new = setting.renamed_values.get(_canonical(value))
+        return None if new is None else (setting.renamed_to, new)
+    for older in catalog.values():
+        if older.renamed_to == name and older.name in report.flags and report.flags[older.name].in_xla_flags:
+            for old_value, new_value in older.renamed_values.items():
+                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
+                    return older.name, old_value
+    return None
+
+
+def _check_jax(
+    name: str, value: str, option: JaxOption, report: ProbeReport, setting: Setting | None
+) -> SettingCheck:
+    verdict, reason, advice, starts = SettingVerdict.EFFECTIVE, f"the default is {option.default!r}", "", True
+    if option.values and value not in option.values:
+        verdict, starts = SettingVerdict.BAD_VALUE, False
+        reason, advice = (
+            f"has no value {value!r}{close_matches(value, option.values)}",
+            f"legal: {', '.join(option.values)}",
+        )
+    elif option.type == "bool" and value.lower() not in (
+        "y",
+        "yes",
+        "t",
+        "true",
+        "on",
+        "1",
+        "n",
+        "no",
+        "f",
+        "false",
+        "off",
+        "0",
+    ):
+        verdict, starts, reason, advice = (
+            SettingVerdict.BAD_VALUE,
+            False,
+            "must be true or false",
+            "mend the value",
+        )
+    elif option.type in ("int", "float") and not _is_number(value):
+        verdict, starts, reason, advice = (
+            SettingVerdict.BAD_VALUE,
+            False,
+            "must be a number",
+            "mend the value",
+        )
+    elif setting is not None and setting.danger and not is_default(value, option.default, type=option.type):
+        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
+    elif setting is not None and (problem := range_problem(value, setting)):
+        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "use a value in range"
+    elif is_default(value, option.default, type=option.type):
+        verdict, reason, advice = (
+            SettingVerdict.ALREADY_DEFAULT,
+            f"{option.default!r} is the default",
+            "remove it",
+        )
+    return SettingCheck(name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice)
+
+
+def _check_variable(name: str, value: str, report: ProbeReport, setting: Setting | None) -> SettingCheck:
+    """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
+    verdict, reason, advice = SettingVerdict.EFFECTIVE, "read from the environment", ""
+    replacement = None
+    if setting is None:
+        verdict, reason = SettingVerdict.UNKNOWN, "not in the catalogue"
+        advice = "check the spelling; nobody complains about a variable that nobody reads"
+    elif setting.tier is Tier.NOOP:
+        verdict, reason, advice = SettingVerdict.NO_EFFECT, setting.summary, "remove it"
+    elif problem := _variable_problem(value, setting):
+        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "mend the value"
+    elif setting.danger:
+        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
+    elif setting.platform == "cuda" and report.platform == "cpu":
+        verdict, reason, advice = (
+            SettingVerdict.NO_EFFECT,
+            "acts on GPUs, the check is for the CPU",
+            "--plugin cuda",
+        )
+    elif setting.renamed_to:
+        verdict, reason = SettingVerdict.RENAMED, f"an older spelling of {setting.renamed_to}"
+        advice, replacement = "write the new name; setting both is an error", (setting.renamed_to, value)
+    elif is_default(value, setting.default_in(report.jaxlib), type=setting.type):
+        verdict, reason, advice = SettingVerdict.ALREADY_DEFAULT, f"{value!r} is the default", "remove it"
+    return SettingCheck(
+        name=name,
+        value=value,
+        verdict=verdict,
+        starts=True,
+        reason=reason,
+        advice=advice,
+        replacement=replacement,
+    )
+
+
+def _variable_problem(value: str, setting: Setting) -> str:
+    if setting.type in ("int", "float") and not _is_number(value):
+        return "must be a number"
+    return range_problem(value, setting)
+
+
+def _check_stray(token: FlagToken, *, first: bool, report: ProbeReport) -> SettingCheck:
+    """A token that does not begin with two dashes."""
+    names = list(report.flags)
+    meant = f"--{token.name}" + ("" if token.value is None else f"={token.value}")
+    advice = (
+        f"write {meant}" if token.name in report.flags else f"remove it{close_matches(token.name, names)}"
+    )
+    if token.text.startswith("-"):
+        reason, starts = "one dash is not enough: the parser refuses it", False
+    elif first:
+        reason, starts = "the text must begin with --, or XLA takes all of it for the name of a file", False
+    else:
+        reason, starts = "no dashes: XLA stops reading here and drops the rest without a word", True
+    if not token.text.isascii():
+        reason = f"starts with {token.text[0]!r} instead of --; {reason}"
+    return SettingCheck(
+        name=token.name,
+        value=token.value,
+        verdict=SettingVerdict.UNKNOWN,
+        starts=starts,
+        reason=reason,
+        advice=advice,
+    )
+
+
+def _may_be_bare(name: str, report: ProbeReport) -> bool:
+    return name not in report.flags or report.flags[name].type == "bool"
+
+
+def _check_bare(token: FlagToken, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+    info = report.flags[token.name]
+    default = "" if info.default is None else info.default
+    return SettingCheck(
+        name=token.name,
+        value=None,
+        verdict=SettingVerdict.BAD_VALUE,
+        starts=False,
+        reason=f"needs a value ({info.type}); only booleans may stand alone",
+        advice=f"write --{token.name}=VALUE; the default is {default!r}",
+    )
+
+
+def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
+    if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
+        return check
+    return SettingCheck(
+        name=name,
+        value=check.value,
+        verdict=SettingVerdict.NO_EFFECT,
+        starts=True,
+        reason=f"a later --{name}={value} overrides it",
+        advice="remove it",
+    )
+
+
+def would_start(checks: tuple[SettingCheck, ...]) -> bool:
+    """Whether a process with all these settings would start."""
+    return all(c.starts for c in checks)
+
+
+def setting_kind(name: str) -> str:
+    """`kind_of` for a name that may have no known form: then ``env``."""
+    try:
+        return kind_of(name)
+    except ValueError:
+        return "env"
