@@ -1,0 +1,339 @@
+"""Compiles many flag sets for a described GPU: keeps the compile worker in hand, reads what it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune import environment
+from autotune.errors import LaunchError
+from autotune.flags import FlagSet
+from autotune.launch.classify import classify
+from autotune.launch.local import GuardedProcess
+from autotune.records import Failure, FailureKind
+from autotune.screen import schedule
+from autotune.screen.cache import Cache
+from autotune.screen.hlo import parse_module
+from autotune.screen.program import CompiledProgram, CompileResult, Memory
+from autotune.screen.targets import Target, Topology
+
+START_LIMIT_S = 900.0
+STOP_PATIENCE_S = 10.0
+LOG_BYTES = 2_000_000
+WORKER_RESTARTS = 2
+
+# Names of the worker's files; it is never imported here.
+_HLO, _THUNKS, _NAMES, _LOG, _RESULT = (
+    "optimized.hlo",
+    "thunks.txt",
+    "thunk_names.txt",
+    "compile.log",
+    "result.json",
+)
+_HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """What is compiled, and for which GPUs.
+
+    Attributes:
+        entry: The workload, as `workloads.load` takes it.
+        options: Its options.
+        target: The GPU; None compiles for this machine's CPU.
+        topology: Machines and GPUs; for the CPU, its virtual devices.
+        paths: Folders where the user's own modules are found.
+        versions: Installed versions that decide what comes out: part of the cache's key.
+        base: The caller's environment.
+    """
+
+    entry: str
+    options: Mapping[str, Any]
+    target: Target | None
+    topology: Topology
+    paths: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=lambda: environment.provenance()["versions"])
+    base: Mapping[str, str] = field(default_factory=environment.caller)
+
+    @property
+    def digest(self) -> str:
+        """Names everything but the flag set that decides what comes out, the user's own source included."""
+        known = {
+            "entry": self.entry,
+            "options": self.options,
+            "source": _source_digest(self.entry, self.paths),
+            "target": self.target.digest if self.target else "cpu",
+            "topology": str(self.topology),
+            "versions": dict(self.versions),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+Progress = Callable[[str], None]
+
+
+def compile_sets(
+    job: CompileJob,
+    sets: Sequence[FlagSet],
+    *,
+    cache_dir: Path | None = None,
+    limit_s: float = 900.0,
+    progress: Progress = lambda what: None,
+) -> Iterator[CompileResult]:
+    """Compiles each distinct set and gives what became of it; one that fails is a result like any other.
+
+    Args:
+        job: What is compiled.
+        sets: Flag sets, the baseline merged in; equal ones are compiled once.
+        cache_dir: Where results are kept; None keeps none.
+        limit_s: Longest time for one compilation.
+        progress: Told what is under way.
+
+    Yields:
+        One result for each distinct set, cached ones first.
+
+    Raises:
+        LaunchError: If nothing can be compiled: no plugin, or the workload itself fails.
+    """
+    cache = Cache(cache_dir, job.digest)
+    missing = []
+    for settings in dict.fromkeys(sets):
+        kept = cache.load(settings)
+        if kept is None:
+            missing.append(settings)
+        else:
+            yield kept
+    # JAX reads its own settings when it is imported: sets that differ in them need workers of their own.
+    groups: dict[FlagSet, list[FlagSet]] = {}
+    for settings in missing:
+        groups.setdefault(jax_settings(settings), []).append(settings)
+    for shared, members in groups.items():
+        for result in _compile_group(job, shared, members, limit_s, progress):
+            cache.store(result)
+            yield result
+
+
+def jax_settings(settings: FlagSet) -> FlagSet:
+    """The part of a set that JAX itself reads, at import or while it lowers."""
+    return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
+
+
+def _compile_group(
+    job: CompileJob, shared: FlagSet, members: list[FlagSet], limit_s: float, progress: Progress
+) -> Iterator[CompileResult]:
+    """Compiles sets that may share one worker; a worker that dies is started again for what is left."""
+    todo = list(members)
+    for _ in range(WORKER_RESTARTS + 1):
+        with _Worker(job, shared, limit_s, progress) as worker:
+            if worker.broken is not None:
+                if not shared:
+                    raise LaunchError(worker.broken.message)
+                yield from (CompileResult(settings=s, failure=worker.broken) for s in todo)
+                return
+            while todo:
+                progress(f"compile {todo[0]}")
+                result = worker.compile(todo[0])
+                if result is None:
+                    break
+                todo.pop(0)
+                yield result
+        if not todo:
+            return
+    failure = Failure(
+        kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile"
+    )
+    yield from (CompileResult(settings=s, failure=failure) for s in todo)
+
+
+class _Worker:
+    """One compile worker behind its guard, in a folder of its own that goes with it."""
+
+    def __init__(self, job: CompileJob, shared: FlagSet, limit_s: float, progress: Progress) -> None:
+        self._job = job
+        self._limit_s = limit_s
+        self._count = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="autotune-screen-"))
+        is_cpu = job.target is None
+        env = environment.child_environment(
+            job.base,
+            shared,
+            platform_name="cpu",
+            virtual_devices=job.topology.device_count if is_cpu else None,
+        )
+        root = str(Path(__file__).resolve().parents[2])
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [job.base.get("PYTHONPATH")])])
+        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
+        env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
+        env["TF_CPP_MIN_LOG_LEVEL"] = "1"
+        command = [environment.python(), "-m", "autotune.worker.compile"]
+        self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
+        self._process.send(self._order())
+        progress("lower")
+        answer = self._wait(("ready", "error"), START_LIMIT_S)
+        self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
+
+    def _order(self) -> dict[str, Any]:
+        target, topology = self._job.target, self._job.topology
+        return {
+            "type": "job",
+            "entry": self._job.entry,
+            "options": dict(self._job.options),
+            "paths": list(self._job.paths),
+            "platform": "cuda" if target else "cpu",
+            "target_name": target.name if target else "cpu",
+            "target_config": target.config_text if target else None,
+            "topology": topology.for_xla(target.network) if target else None,
+        }
+
+    def compile(self, settings: FlagSet) -> CompileResult | None:
+        """Compiles one set; None if the worker itself is gone."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        env = settings.of_kind("env").to_environment()
+        dump = f"--xla_dump_to={folder / 'dump'}" if self._job.target else ""
+        env["XLA_FLAGS"] = f"{settings.without('xla_dump_to').render_xla_flags()} {dump}".strip()
+        self._process.send(
+            {
+                "type": "compile",
+                "id": self._count,
+                "folder": str(folder),
+                "environment": env,
+                "limit_s": self._limit_s,
+            }
+        )
+        answer = self._wait(("compiled",), self._limit_s + 60.0)
+        if answer is None:
+            return None
+        try:
+            return self._read(settings, folder, answer)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _read(self, settings: FlagSet, folder: Path, answer: Mapping[str, Any]) -> CompileResult:
+        found: dict[str, Any] = {}
+        if (folder / _RESULT).is_file():
+            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        cost = {"duration_s": answer["duration_s"], "cpu_s": answer["cpu_s"]}
+        if answer["exit_status"] != 0 or answer["timed_out"]:
+            failure = self._failure(folder, answer, found)
+            return CompileResult(settings=settings, failure=failure, **cost)
+        program = read_program(
+            folder,
+            found,
+            device_count=self._job.topology.device_count,
+            gpus_per_node=self._job.topology.gpus_per_node,
+        )
+        return CompileResult(settings=settings, program=program, **cost)
+
+    def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
+        lines = _last_lines(folder / _LOG)
+        if answer["timed_out"]:
+            return Failure(
+                kind=FailureKind.HANG,
+                message=f"the compiler did not finish within {self._limit_s:.0f} s",
+                phase="compile",
+                last_lines=lines,
+            )
+        return classify(
+            exit_status=answer["exit_status"],
+            phase="compile",
+            error_type=found.get("error_type"),
+            message=found.get("message"),
+            last_lines=lines,
+            log=None,
+        )
+
+    def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
+        """Why no set can be compiled at all."""
+        end = self._process.end or {}
+        lines = tuple(end.get("last_lines", ()))
+        if answer is not None and answer.get("error_type"):
+            kind, said = FailureKind.WORKLOAD_ERROR, str(answer["message"])
+            if answer["error_type"] != "UnusableBuild":
+                said = f"the workload must build and lower but raised {answer['error_type']}: {said}"
+        else:
+            kind = FailureKind.LAUNCH
+            said = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
+        return Failure(kind=kind, message=said, phase="lower", last_lines=lines)
+
+    def _wait(self, kinds: tuple[str, ...], limit_s: float) -> dict[str, Any] | None:
+        """Waits for one message of some kinds; None if the worker ended or said nothing in time."""
+        deadline = time.monotonic() + limit_s
+        while (remaining := deadline - time.monotonic()) > 0:
+            select.select([self._process.descriptor], [], [], min(remaining, 1.0))
+            for message in self._process.receive():
+                if message["type"] in kinds:
+                    return message
+                if message["type"] == "exit":
+                    return None
+        return None
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close(STOP_PATIENCE_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def read_program(
+    folder: Path, found: Mapping[str, Any], *, device_count: int, gpus_per_node: int
+) -> CompiledProgram:
+    """The program that a fork of the worker left in its folder."""
+    hlo, thunks, names = (_read_if_there(folder / name) for name in (_HLO, _THUNKS, _NAMES))
+    module = parse_module(hlo)
+    reader = schedule.Reader(
+        module, schedule.parse_names(names), device_count=device_count, gpus_per_node=gpus_per_node
+    )
+    opcodes, custom_calls = schedule.counts(module)
+    return CompiledProgram(
+        fingerprint=found.get("fingerprint") or schedule.fingerprint(found["hlo_digest"], thunks),
+        versions=found["versions"],
+        compile_s=found["compile_s"],
+        memory=Memory(**found["memory"]) if found["memory"] else None,
+        schedule=reader.schedule(schedule.parse_thunks(thunks)),
+        opcodes=opcodes,
+        custom_calls=custom_calls,
+        flops_per_step=found.get("flops_per_step"),
+        tokens_per_step=found.get("tokens_per_step"),
+    )
+
+
+def _read_if_there(path: Path) -> str:
+    """The text of a file; empty without it: XLA:CPU has no thunks to show."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
+    """The end of a compiler's output, less what it says in every run, each line cut to 500 characters."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    lines = [line[:500] for line in text.splitlines() if line.strip() and not _HARMLESS.search(line)]
+    fatal = [line for line in lines if re.match(r"F\d{4} ", line)]
+    return (*fatal[:1], *(line for line in lines[-count:] if line not in fatal[:1]))
+
+
+def _source_digest(entry: str, paths: Sequence[str]) -> str:
+    """Digest of the source that an entry of the user's names; presets are named by the package's version."""
+    module = entry.partition(":")[0]
+    digest = hashlib.sha256()
+    roots = [Path(p) for p in paths] if ":" in entry else []
+    packaged = Path(__file__).resolve().parents[2] / "workloads"
+    files = [r / (module.replace(".", "/") + ".py") for r in roots] + sorted(packaged.glob("*.py"))
+    for path in files:
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
