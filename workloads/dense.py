@@ -15,6 +15,7 @@ from workloads.layers import (
     Attention,
     FeedForward,
     Norm,
+    check_dtype,
     compute_dtype,
     cross_entropy,
     filled,
@@ -24,7 +25,9 @@ from workloads.layers import (
     weight,
 )
 from workloads.mesh import Layout
+from workloads.moe import Experts
 from workloads.noise import Stream
+from workloads.pipeline import run_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class DecoderConfig:
     balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
     dtype: str = choice("bfloat16", "float32", "float8")
     remat: str = choice("none", "dots", "full")
-    attention: str = choice("xla", "cudnn")
+    attention: str = choice("xla", "cudnn", "ring")
     scan: bool = True
     microbatches: int = 4
 
@@ -78,13 +81,40 @@ class DecoderConfig:
             raise WorkloadError(f"`head_size` must be even for rotary positions but got {self.head_size}")
         if self.positions == "learned" and self.seq > self.max_seq:
             raise WorkloadError(f"`seq` must be at most `max_seq` = {self.max_seq} but got {self.seq}")
-        if self.attention == "cudnn" and self.dtype == "float32":
-            raise WorkloadError("`attention` = cudnn needs `dtype` bfloat16 or float8 but got float32")
         layout.check("seq", self.seq, "residual")
         for name, axis in (("heads", "heads"), ("kv_heads", "heads"), ("ffw", "ffw"), ("d_model", "embed")):
             layout.check(name, getattr(self, name), axis)
         layout.check("layers", self.layers, "layers")
-        layout.check("batch", rows, "batch")
+        if self.experts:
+            layout.check("experts", self.experts, "expert")
+        self._check_choices(layout)
+        stages = layout.size("stage")
+        if stages == 1:
+            layout.check("batch", rows, "batch")
+        elif rows % self.microbatches or (rows // self.microbatches) % layout.size("batch"):
+            raise WorkloadError(
+                f"`batch` / `accumulate` must be a multiple of {self.microbatches * layout.size('batch')} "
+                f"(`microbatches` = {self.microbatches} x {layout.size('batch')} devices) but got {rows}"
+            )
+
+    def _check_choices(self, layout: Layout) -> None:
+        """Raises a WorkloadError where an option does not go with another or with the mesh."""
+        check_dtype(self.dtype, layout)
+        axes = layout.mesh.shape
+        wrong = {
+            "`attention` = cudnn needs `dtype` bfloat16 or float8": self.attention == "cudnn"
+            and self.dtype == "float32",
+            "`attention` = cudnn needs mesh axis context = 1; use xla or ring": self.attention == "cudnn"
+            and axes["context"] > 1,
+            "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
+            "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
+            "`experts` need `activation` swiglu and no `bias`": self.experts > 0
+            and (self.bias or self.activation != "swiglu"),
+            "`top_k` must be at most `experts`": 0 < self.experts < self.top_k,
+        }
+        for rule, is_broken in wrong.items():
+            if is_broken:
+                raise WorkloadError(f"{rule}; change one of the two")
 
 
 class Block(nnx.Module):
@@ -95,7 +125,7 @@ class Block(nnx.Module):
         self.attention_norm = Norm(config.d_model, kind=config.norm)
         self.attention = Attention(config, layout, stream)
         self.ffw_norm = Norm(config.d_model, kind=config.norm)
-        self.ffw = FeedForward(config, layout, stream)
+        self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
 
     def __call__(
         self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None
@@ -104,8 +134,8 @@ class Block(nnx.Module):
         hold = self.layout.constrain
         y = self.attention(hold(self.attention_norm(x), "batch", "sequence", None), cos_sin)
         x = x + hold(y, "batch", "residual", None)
-        y = self.ffw(hold(self.ffw_norm(x), "batch", "sequence", None))
-        balance = jnp.float32(0)
+        y = hold(self.ffw_norm(x), "batch", "sequence", None)
+        y, balance = self.ffw(y) if self.config.experts else (self.ffw(y), jnp.float32(0))
         return x + hold(y, "batch", "residual", None), balance
 
 
@@ -116,12 +146,14 @@ class Decoder(nnx.Module):
         c = config
         self.config, self.layout = config, layout
         # a vocabulary that does not divide (GPT-2: 50257) is not split
-        vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
-        self.embedding = weight(stream, (c.vocab, c.d_model), (vocab, "embed"), c.d_model)
+        self._vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
+        self.embedding = weight(stream, (c.vocab, c.d_model), (self._vocab, "embed"), c.d_model)
         self.positions = (
             filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
         )
-        self.head = None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", vocab), c.d_model)
+        self.head = (
+            None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", self._vocab), c.d_model)
+        )
         self.norm = Norm(c.d_model, kind=c.norm)
         seeds = stream.split(c.layers)
 
@@ -133,7 +165,8 @@ class Decoder(nnx.Module):
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         """Mean cross entropy over [B, T] tokens in nats, plus the weighted balance loss of experts; f32[]."""
         c, hold = self.config, self.layout.constrain
-        x = self.embedding[...].astype(compute_dtype(c.dtype))[inputs]
+        # gathered over fsdp before the look-up, like every other weight before its use
+        x = hold(self.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)[inputs]
         if self.positions is not None:
             x = x + self.positions[...][: c.seq].astype(x.dtype)[None]
         cos_sin = rotary(c.seq, c.head_size, c.rope_theta) if c.positions == "rope" else None
@@ -141,8 +174,7 @@ class Decoder(nnx.Module):
         x = hold(self.norm(x), "batch", "sequence", None)
         head = self.embedding[...].T if self.head is None else self.head[...]
         logits = matmul("btd,dv->btv", x, head, "float32" if c.dtype == "float32" else "bfloat16")
-        vocab = "vocab" if c.vocab % self.layout.size("vocab") == 0 else None
-        logits = hold(logits, "batch", "sequence", vocab)
+        logits = hold(logits, "batch", "sequence", self._vocab)
         return cross_entropy(logits, targets) + c.balance_weight * balance
 
     def _run_layers(self, x: jax.Array, cos_sin: Any) -> tuple[jax.Array, jax.Array]:
@@ -157,8 +189,14 @@ class Decoder(nnx.Module):
             return x, jnp.stack(balances).mean()
         graphdef, params = nnx.split(self.layers)
         body = remat(lambda y, layer: nnx.merge(graphdef, layer)(y, cos_sin), c.remat)
-        x, stacked = jax.lax.scan(body, x, params)
-        return x, stacked.mean()
+
+        def run_all(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x, balances = jax.lax.scan(body, x, params)
+            return x, balances.mean()
+
+        if self.layout.size("stage") == 1:
+            return run_all(params, x)
+        return run_stages(run_all, params, x, microbatches=c.microbatches, layout=self.layout)
 
 
 def flops_per_token(config: DecoderConfig) -> float:

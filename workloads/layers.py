@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from workloads import noise
+from workloads.base import WorkloadError
 from workloads.mesh import Layout
 from workloads.noise import Stream
+from workloads.ring import ring_attention
 
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -42,40 +45,61 @@ def compute_dtype(dtype: str) -> jnp.dtype:
 
 
 def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
-    """``einsum`` of activations and a float32 weight, in the compute dtype or through float8."""
+    """``einsum`` of activations and a float32 weight, in the compute dtype or in float8."""
     x, kernel = x.astype(compute_dtype(dtype)), kernel.astype(compute_dtype(dtype))
-    if dtype != "float8":
-        return jnp.einsum(equation, x, kernel)
-    return _through_e5m2(jnp.einsum(equation, _through_e4m3(x), _through_e4m3(kernel)))
+    return _matmul_f8(equation, x, kernel) if dtype == "float8" else jnp.einsum(equation, x, kernel)
 
 
-def _round_trip(x: jax.Array, narrow: Any) -> jax.Array:
-    """Scales to the range of a float8 type, casts, scales back: what XLA turns into a float8 GEMM."""
+def check_dtype(dtype: str, layout: Layout) -> None:
+    """Raises a WorkloadError where float8 is asked of GPUs older than Ada; CPUs emulate it."""
+    device = layout.mesh.devices.flat[0]
+    capability = getattr(device, "compute_capability", None)
+    if dtype == "float8" and capability is not None and float(capability) < 8.9:
+        raise WorkloadError(
+            f"`dtype` = float8 needs a GPU of compute capability 8.9 or higher but {device.device_kind} "
+            f"has {capability}; use bfloat16"
+        )
+
+
+def _narrow(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """An array in a float8 type, scaled to its range, and the scale that undoes it."""
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    scale = (jnp.where(largest > 0, largest, 1.0) / float(jnp.finfo(narrow).max)).astype(x.dtype)
-    return (x / scale).astype(narrow).astype(x.dtype) * scale
+    scale = jnp.where(largest > 0, largest, 1.0) / float(jnp.finfo(dtype).max)
+    return (x.astype(jnp.float32) / scale).astype(dtype), scale
 
 
-@jax.custom_vjp
-def _through_e4m3(x: jax.Array) -> jax.Array:
-    """Operands in e4m3 with the gradient passed straight through.
+def _product(equation: str, x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """``einsum`` of two narrowed arrays, summed in float32, in bfloat16."""
+    product = jnp.einsum(equation, x[0], y[0], preferred_element_type=jnp.float32)
+    return (product * (x[1] * y[1])).astype(jnp.bfloat16)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul_f8(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``einsum`` with e4m3 operands, and e5m2 gradients, each scaled by its present maximum.
 
     References:
         FP8 formats for deep learning, https://arxiv.org/abs/2209.05433
     """
-    return _round_trip(x, jnp.float8_e4m3fn)
+    return _matmul_f8_forward(equation, x, kernel)[0]
 
 
-_through_e4m3.defvjp(lambda x: (_round_trip(x, jnp.float8_e4m3fn), None), lambda _, g: (g,))
+def _matmul_f8_forward(equation: str, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    operands = _narrow(x, jnp.float8_e4m3fn), _narrow(kernel, jnp.float8_e4m3fn)
+    return _product(equation, *operands), operands
 
 
-@jax.custom_vjp
-def _through_e5m2(y: jax.Array) -> jax.Array:
-    """The identity whose gradient goes through e5m2."""
-    return y
+def _matmul_f8_backward(equation: str, operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inputs, _, out = equation.partition("->")
+    left, _, right = inputs.partition(",")
+    narrow = _narrow(gradient, jnp.float8_e5m2)
+    return (
+        _product(f"{out},{right}->{left}", narrow, operands[1]),
+        _product(f"{out},{left}->{right}", narrow, operands[0]),
+    )
 
 
-_through_e5m2.defvjp(lambda y: (y, None), lambda _, g: (_round_trip(g, jnp.float8_e5m2),))
+_matmul_f8.defvjp(_matmul_f8_forward, _matmul_f8_backward)
 
 
 class Norm(nnx.Module):
@@ -141,9 +165,12 @@ class Attention(nnx.Module):
         if cos_sin is not None:
             q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         q = hold(q, "batch", "sequence", "heads", None)
-        # every device needs all keys of its heads: gathered over the context axis, as Llama 3 did (3.3.2)
-        k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=c.attention)
+        if c.attention == "ring":
+            y = ring_attention(q, k, v, self.layout)
+        else:
+            # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
+            k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
+            y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=c.attention)
         y = matmul("btnh,nhd->btd", hold(y, "batch", "sequence", "heads", None), self.out[...], c.dtype)
         return y + self.out_bias[...].astype(y.dtype) if c.bias else y
 

@@ -30,7 +30,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "expert": ("expert",),
     # weights
-    "embed": ("fsdp",),  # the model axis of weights: ZeRO stage 3
+    "embed": ("fsdp", "expert", "context"),  # the model axis of weights: ZeRO stage 3
+    "expert_embed": ("fsdp", "context"),  # that of experts, which the expert axis splits already
     "layers": ("pipeline",),
 }
 
