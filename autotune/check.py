@@ -6,13 +6,14 @@ The probe answers what exists and what would start; the catalogue adds what it m
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.catalog import UNSET, Catalog, Setting, Tier
 from autotune.errors import close_matches
 from autotune.flags import FlagSet, FlagToken, combine, kind_of, parse_tokens
-from autotune.installed import FlagInfo, JaxOption, ProbeReport
+from autotune.installed import FlagInfo, JaxOption, ProbeReport, canonical_value
 
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 _TRUE = ("true", "1")
@@ -129,17 +130,17 @@ def range_problem(value: str, setting: Setting) -> str:
     return ""
 
 
-def is_default(value: str, default: str | None, *, type: str, any_case: bool = True) -> bool:
+def is_default(
+    value: str, default: str | None, *, type: str, spellings: Mapping[str, str] | None = None
+) -> bool:
     """Whether a value is the one in force anyway."""
     if default is None or default == UNSET:
         return False
-    if type == "bool":
-        return (value.lower() in _TRUE) == (default.lower() in _TRUE)
+    value, default = (canonical_value(v, type, spellings or {}) for v in (value, default))
     if _is_number(value) and _is_number(default):
         return float(value) == float(default)
     if type == "enum":
-        fold = str.lower if any_case else str
-        return sorted(map(fold, value.split(","))) == sorted(map(fold, default.split(",")))
+        return sorted(value.split(",")) == sorted(default.split(","))
     return value == default
 
 
@@ -171,9 +172,8 @@ def _enum_problem(value: str, info: FlagInfo) -> str:
         if not all(edits):
             return "must have + or - before every item or before none"
         items = [i[1:] for i in items]
-    legal = {s.lower() for s in info.spellings} if info.any_case else set(info.spellings)
     for item in items:
-        if item and (item.lower() if info.any_case else item) not in legal:
+        if item and (item.lower() if info.any_case else item) not in info.spellings:
             shown = close_matches(item, info.spellings) or f"; legal: {', '.join(info.values)}"
             return f"has no value {item!r}{shown}"
     return ""
@@ -217,9 +217,11 @@ def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) ->
             SettingVerdict.BAD_VALUE, f"{problem}; the parser lets it pass", "use a value in range"
         )
     if setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
-        new = setting.renamed_values.get(_canonical(value))
+        new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
         target = report.flags[setting.renamed_to]
-        same = new is not None and is_default(new, build_default(target, None), type=target.type)
+        same = new is not None and is_default(
+            new, build_default(target, None), type=target.type, spellings=target.spellings
+        )
         reason = f"an older name that now sets {setting.renamed_to}={new}" + (", the default" if same else "")
         replacement = None if new is None or same else (setting.renamed_to, new)
         return verdict(SettingVerdict.RENAMED, reason, "write the new name", replacement=replacement)
@@ -229,16 +231,12 @@ def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) ->
         return verdict(
             SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
         )
-    if is_default(value, info.default, type=info.type, any_case=info.any_case):
+    if is_default(value, info.default, type=info.type, spellings=info.spellings):
         return verdict(
             SettingVerdict.ALREADY_DEFAULT, f"{info.default!r} is the default of {report.build}", "remove it"
         )
     shown = "has no default" if info.default is None else f"the default is {info.default!r}"
     return verdict(SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}")
-
-
-def _canonical(value: str) -> str:
-    return {"1": "true", "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}.get(value, value)
 
 
 def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
@@ -292,7 +290,7 @@ def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog)
     """What to write for a setting that the build lacks: the newer name, or on an old build the older one."""
     setting = catalog.get(name)
     if setting is not None and setting.renamed_to in report.flags:
-        new = setting.renamed_values.get(_canonical(value))
+        new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
         return None if new is None else (setting.renamed_to, new)
     for older in catalog.values():
         if older.renamed_to == name and older.name in report.flags and report.flags[older.name].in_xla_flags:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class FlagInfo:
         type: One of bool, int32, int64, float, string, enum, message.
         repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
         values: Legal values of an enum, as XLA_FLAGS takes them; empty where not known or not an enum.
-        spellings: Every spelling of those values that the parser takes.
+        spellings: Every spelling that the parser takes to the value it means; lower case if any case will do.
         default: Value in force when nothing is set, as JAX will use it and XLA_FLAGS spells it; None if
             unset.
         deprecated: Whether the build marks it so.
@@ -35,7 +35,7 @@ class FlagInfo:
     type: str
     repeated: bool = False
     values: tuple[str, ...] = ()
-    spellings: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     deprecated: bool = False
     in_xla_flags: bool = True
@@ -106,6 +106,20 @@ class ProbeReport:
             return cls(**rest)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a probe report: {error}") from error
+
+
+def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
+    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
+    if type == "bool":
+        return {"1": "true", "0": "false"}.get(value, value.lower())
+    if not spellings:
+        return value
+    items = []
+    for item in value.split(","):
+        sign = item[:1] if item[:1] in ("+", "-") else ""
+        bare = item.removeprefix(sign)
+        items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
+    return ",".join(items)
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

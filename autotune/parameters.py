@@ -35,7 +35,7 @@ class Parameter:
         power_of_two: Whether the range holds powers of two only (`low` and `high` are such).
         default: What is in force when the setting is absent, as text; None if the build does not say.
         type: Type of the setting, to tell equal values.
-        any_case: Whether the values mean the same in any case.
+        spellings: Further spellings of enum values to the value they mean.
         condition: Other parameter to the values under which this one acts; None if always.
     """
 
@@ -48,7 +48,7 @@ class Parameter:
     power_of_two: bool = False
     default: str | None = None
     type: str = "string"
-    any_case: bool = True
+    spellings: Mapping[str, str] = field(default_factory=dict)
     condition: Mapping[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
@@ -85,12 +85,12 @@ class Parameter:
             return text
         if self.is_absent(text):
             return self.default_choice
-        same = functools.partial(is_default, text, type=self.type, any_case=self.any_case)
+        same = functools.partial(is_default, text, type=self.type, spellings=self.spellings)
         return next((v for v in self.choices or () if v != DEFAULT and same(v)), None)
 
     def is_absent(self, value: str) -> bool:
         """Whether a value means that the setting is left alone."""
-        return value == DEFAULT or is_default(value, self.default, type=self.type, any_case=self.any_case)
+        return value == DEFAULT or is_default(value, self.default, type=self.type, spellings=self.spellings)
 
     @property
     def default_choice(self) -> str:

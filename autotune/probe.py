@@ -45,6 +45,9 @@ print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "jax": version("j
 """
 
 
+_SOME_VALUE = {"bool": "false", "int32": "1", "int64": "1", "float": "1", "string": ""}
+
+
 def probe(
     python: str = sys.executable,
     *,
@@ -154,7 +157,15 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     base = parser.ask("")
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
-    flags = {f.name: _from_field(f, base, parser) for f in fields}
+    # Enums and maps need a word each; all else is sorted out together, by a value that its type takes.
+    plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
+    missing, refused = parser.sort_out(plain)
+    for field in fields:
+        if field.name not in plain and field.name in parser.ask(f"--{field.name}=?").unknown:
+            missing.add(field.name)
+    flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields}
+    for name in refused:  # a text that must not be empty, such as a duration
+        flags[name] = dataclasses.replace(flags[name], allows_empty=False)
     aliases = sorted(set(library_strings(libraries[0], b"xla_[a-z0-9_]+")) - set(flags))
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
@@ -185,9 +196,8 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
     return "string" if parser.ask(f"--{name}=x").starts else "int64"
 
 
-def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess) -> FlagInfo:
+def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
     default = base.options.get(f.name, "" if f.repeated else None)
-    known = f.name not in parser.ask(f"--{f.name}={'' if f.type == 'string' else '?'}").unknown
     info = FlagInfo(
         name=f.name,
         type=f.type,
@@ -197,8 +207,8 @@ def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess) -> FlagInfo:
         in_xla_flags=known,
         in_compiler_options=f.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
     )
-    if not known:
-        return info
+    if not known or f.type in _SOME_VALUE:
+        return dataclasses.replace(info, allows_empty=f.type == "string")
     info = dataclasses.replace(info, allows_empty=parser.ask(f"--{f.name}=").starts)
     # An enum defined in another file shows its names only in the default list.
     names = f.values or tuple(default.split(",") if f.repeated and f.type == "enum" and default else ())
@@ -216,17 +226,24 @@ def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess
     if not taken:
         return info
     best = taken[0]
-    if not _takes(parser, info.name, best):
-        best = [s for s in best if _takes(parser, info.name, [s])]
-    spelled = dict(zip(legal, taken[0], strict=True))
-    default = info.default and ",".join(spelled.get(d, d) for d in info.default.split(","))
+    refused = (
+        set() if _takes(parser, info.name, best) else {s for s in best if not _takes(parser, info.name, [s])}
+    )
+    any_case = _takes(parser, info.name, [best[-1].swapcase()])
+    meaning = {
+        (spelled.lower() if any_case else spelled): value
+        for style in taken
+        for spelled, value in zip(style, best, strict=True)
+        if value not in refused
+    }
+    by_name = dict(zip(legal, best, strict=True))
     return dataclasses.replace(
         info,
-        values=tuple(best),
-        spellings=tuple(sorted({s for style in taken for s in style if style is not taken[0] or s in best})),
-        default=default,
-        any_case=_takes(parser, info.name, [best[0].swapcase()]),
-        edits=info.repeated and _takes(parser, info.name, ["+" + best[0]]),
+        values=tuple(v for v in best if v not in refused),
+        spellings=meaning,
+        default=info.default and ",".join(by_name.get(d, d) for d in info.default.split(",")),
+        any_case=any_case,
+        edits=info.repeated and _takes(parser, info.name, ["+" + best[-1]]),
     )
 
 

@@ -14,7 +14,7 @@ from autotune.catalog import Catalog, Scope, Setting, Stage, Tier, older
 from autotune.check import build_default, range_problem, value_problem
 from autotune.errors import SettingError, close_matches
 from autotune.flags import Value, render_value
-from autotune.installed import FlagInfo, ProbeReport
+from autotune.installed import FlagInfo, ProbeReport, canonical_value
 from autotune.migrate import for_build
 from autotune.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace, describe_condition
 from autotune.recipes import find_recipe, find_symptom
@@ -258,17 +258,18 @@ def _blank(name: str, study: _Study) -> Parameter:
         study.catalog.get(name),
     )
     default: str | None = None
-    kind, any_case = "string", True
+    kind = "string"
+    spellings: Mapping[str, str] = {}
     if info is not None:
-        default, kind, any_case = build_default(info, setting), info.type, info.any_case
+        default, kind, spellings = build_default(info, setting), info.type, info.spellings
     elif option is not None:
-        default, kind, any_case = option.default, option.type, False
+        default, kind = option.default, option.type
     elif setting is not None:
         kind = setting.type
         default = setting.default_in(study.report.jaxlib)
         if default not in setting.values and not (default or "").isdigit():
             default = None  # a remark, not a value
-    return Parameter(name=name, choices=(DEFAULT,), default=default, type=kind, any_case=any_case)
+    return Parameter(name=name, choices=(DEFAULT,), default=default, type=kind, spellings=spellings)
 
 
 def _catalog_parameter(setting: Setting, study: _Study) -> Parameter | None:
@@ -295,7 +296,8 @@ def _catalog_parameter(setting: Setting, study: _Study) -> Parameter | None:
         values = [v for v in values if int(v) <= study.cpu_count]
     info = study.report.flags.get(setting.name)
     if info is not None:
-        values = [v for v in values if _is_legal(v, info, setting)]
+        legal = [v for v in values if _is_legal(v, info, setting)]
+        values = [canonical_value(v, info.type, info.spellings) for v in legal]
     choices = _choices(values, blank)
     return replace(blank, choices=choices) if len(choices) > 1 else None
 
