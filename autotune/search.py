@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,8 +26,13 @@ from autotune.records import TrialConfig, TrialResult
 from autotune.space import Parameter, SearchSpace
 from autotune.spec import StudySpec
 
+CHANGES = 2
+"""Settings that a random proposal changes on average."""
+
+FEW_REPEATS = 8
+
 NUMBER_KEY = "autotune:number"
-MAX_REPEATS = 64
+MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
 FAILURE_PENALTY = 0.1
@@ -107,38 +113,42 @@ class Proposer:
         if self._space.size() <= sum(self._space.locate(s) is not None for s in seen):
             return None
         for repeat in range(MAX_REPEATS):
-            self._study.sampler = self._sampler(number, repeat)
-            trial = self._study.ask()
-            params: dict[str, str] = {}
-
-            def choose(parameter: Parameter, trial: optuna.Trial = trial, params: dict[str, str] = params) -> str:
-                params[parameter.name] = _suggest(trial, parameter)
-                return params[parameter.name]
-
-            settings = self._space.suggest(choose)
-            # The finished trial is added whole by `tell`; this one only carried the question.
-            self._study.tell(trial, state=TrialState.FAIL)
+            settings, origin = self._propose(number, repeat)
             if settings not in seen:
-                return TrialConfig(number=number, settings=settings, origin=self._spec.search.sampler, params=params)
+                params = self._space.locate(settings) or {}
+                return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
 
-    def _sampler(self, number: int, repeat: int) -> optuna.samplers.BaseSampler:
-        text = f"{self._spec.seed}/{number}/{repeat}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        # After a few repeats TPE is stuck on its favourite: look elsewhere.
-        if self._spec.search.sampler == "random" or repeat >= 8:
-            return optuna.samplers.RandomSampler(seed=seed)
-        with warnings.catch_warnings():
-            # `group` (separate densities for conditional settings) is marked experimental; a test pins what it does.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(
-                n_startup_trials=self._spec.search.startup_trials,
-                n_ei_candidates=24,
-                multivariate=True,
-                group=True,
-                constant_liar=False,
-                seed=seed,
-            )
+    def _propose(self, number: int, repeat: int) -> tuple[FlagSet, str]:
+        """One point of the space, known or not, and who proposes it."""
+        seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
+        told = len(self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        # After a few repeats TPE is stuck on its favourite, and so is the neighbourhood of the default: look everywhere.
+        if repeat >= FEW_REPEATS:
+            return self._random(random.Random(seed), changes=len(self._space.parameters)), "random"
+        if self._spec.search.sampler == "random" or told < self._spec.search.startup_trials:
+            return self._random(random.Random(seed), changes=CHANGES), "random"
+        self._study.sampler = _tpe(seed)
+        trial = self._study.ask()
+        settings = self._space.suggest(lambda parameter: _suggest(trial, parameter))
+        # The finished trial is added whole by `tell`; this one only carried the question.
+        self._study.tell(trial, state=TrialState.FAIL)
+        return settings, "tpe"
+
+    def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
+        """A random point with about so many settings changed from the default.
+
+        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and one that is bad hides
+        the others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
+        """
+        changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
+
+        def choose(parameter: Parameter) -> str:
+            if rng.random() >= changed:
+                return parameter.default_choice
+            return _random_value(parameter, rng)
+
+        return self._space.suggest(choose)
 
     def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters of one trial as Optuna keeps them; those that left the space are dropped."""
@@ -152,6 +162,38 @@ class Proposer:
                     values[parameter.name] = internal
                     distributions[parameter.name] = distribution
         return values, distributions
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _tpe(seed: int) -> optuna.samplers.BaseSampler:
+    """TPE with every option that matters pinned, so that another Optuna searches alike."""
+    with warnings.catch_warnings():
+        # `group` (densities of their own for conditional settings) is marked experimental.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            n_startup_trials=1,  # the start is ours, see `Proposer._random`
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=False,
+            seed=seed,
+        )
+
+
+def _random_value(parameter: Parameter, rng: random.Random) -> str:
+    """Any value of a parameter; logarithmic ranges are drawn on their scale."""
+    if parameter.choices is not None:
+        return rng.choice(parameter.choices)
+    assert parameter.low is not None
+    assert parameter.high is not None
+    if parameter.power_of_two:
+        return str(1 << rng.randint(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1))
+    if parameter.log:
+        return str(round(math.exp(rng.uniform(math.log(parameter.low), math.log(parameter.high)))))
+    return str(rng.randrange(parameter.low, parameter.high + 1, parameter.step))
 
 
 def _suggest(trial: optuna.Trial, parameter: Parameter) -> str:

@@ -20,6 +20,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,6 +312,9 @@ class Stopwatch:
         self._clock = clock
         self._start = clock()
         self._before_s = before_s
+        self._lock = threading.Lock()
+        self._waiters = 0
+        self._since = 0.0
         self.waited_s = 0.0
 
     @property
@@ -325,12 +329,18 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for workers, not as the driver's own."""
-        start = self._clock()
+        """Counts the time inside as waiting for workers, not as the driver's own; once, if threads wait together."""
+        with self._lock:
+            if self._waiters == 0:
+                self._since = self._clock()
+            self._waiters += 1
         try:
             yield
         finally:
-            self.waited_s += self._clock() - start
+            with self._lock:
+                self._waiters -= 1
+                if self._waiters == 0:
+                    self.waited_s += self._clock() - self._since
 
 
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:

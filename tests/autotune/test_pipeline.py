@@ -39,7 +39,8 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert conclusion.estimate is not None
-    assert conclusion.estimate.low <= 0.95 * 0.97 <= conclusion.estimate.high
+    # One interval in twenty misses; coverage is tested where many are drawn. Here: the figure is the right one.
+    assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
     assert diary.stages[:3] == ["floor", "search", "confirm"]
     assert diary.stages[-1] == "final"
 
@@ -147,7 +148,7 @@ def test_the_sampler_learns_to_avoid_what_fails(run_replay: Run) -> None:
 def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     first = (("your environment", FlagSet({"xla_a": 2})), ("recipe x", FlagSet({"xla_other": 7})))
     _, store, _ = run_replay(replay_study(), trials=4, first=first)
-    assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "tpe", "tpe"]
+    assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "random", "random"]
 
 
 def test_the_time_budget_ends_the_search_and_counts_across_sessions(run_replay: Run) -> None:
