@@ -1,79 +1,229 @@
-"""A proven winner as a file that other programs read, with its evidence in comments."""
+"""A proven winner as a file that other programs read, quoted for each, with its evidence in comments.
+
+Every consumer has its own grammar, and a value may hold anything but NUL. Where a format cannot carry a
+value, that is an error which says so: a setting that arrives changed was never measured.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Callable
 from enum import StrEnum
 
 from autotune.errors import AutotuneError
-from autotune.records import ConclusionRecord, FloorResult, Outcome
+from autotune.records import ConclusionRecord
 from autotune.store import Store
-from autotune.units import format_change, format_interval, format_ratio
+from autotune.winner import Winner, comment_line, evidence, proven_winner, winner_of
+
+__all__ = ["Format", "is_unchanged", "proven_winner", "provenance_lines", "render", "render_winner"]
 
 
 class Format(StrEnum):
     """What the file is for."""
 
     ENV = "env"
+    SHELL = "shell"
+    DOCKER = "docker"
+    SBATCH = "sbatch"
+    K8S = "k8s"
+    JSON = "json"
+    TOML = "toml"
+    PYTHON = "python"
+    MAXTEXT = "maxtext"
 
 
-def proven_winner(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that has a winner.
+USE = {
+    Format.ENV: ". ./{file}",
+    Format.SHELL: "sh {file} python train.py",
+    Format.DOCKER: "docker run --env-file {file} ...",
+    Format.SBATCH: "sbatch {file} python train.py",
+    Format.K8S: "put its `env:` into the container of your Job",
+    Format.JSON: "read its `environment`",
+    Format.TOML: "paste its [baseline] into a study, or read its [environment]",
+    Format.PYTHON: "import it before jax and call apply()",
+    Format.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
+}
+"""What to type next, for each format."""
 
-    Raises:
-        AutotuneError: If the run is not finished, or nothing beats the default: there is nothing to export then.
-    """
-    conclusion = store.last(ConclusionRecord)
-    if conclusion is None:
-        raise AutotuneError(
-            f"a run must have ended to be exported but {store.path} has not; "
-            "run the same `autotune run` command again to finish it"
-        )
-    if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
-        raise AutotuneError(
-            f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; "
-            "the default settings are what to use here"
-        )
-    return conclusion
-
-
-def provenance_lines(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """What was proven, where, with what and when, one fact a line."""
-    facts = conclusion.provenance
-    floor = store.last(FloorResult)
-    estimate = conclusion.estimate
-    lines = [f"autotune study {store.spec.name}, {conclusion.ended}"]
-    if estimate is not None:
-        lines.append(
-            f"step time over the default's: {format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)} "
-            f"({format_change(estimate.ratio)}, {estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
-        )
-    lines.append(f"soak: {'not run' if conclusion.soaked_s is None else f'{conclusion.soaked_s:.0f} s'}")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(facts.get("versions", {}).items())))
-    if floor is not None:
-        report = floor.reference
-        lines.append(f"device: {report.device_count} x {report.device_kind} ({report.platform}), {report.process_count} process(es)")
-    lines.append(f"machine: {facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}")
-    options = " ".join(f"{k}={v}" for k, v in store.spec.workload.options.items())
-    lines.append(f"workload: {store.spec.workload.entry} {options} (hash {store.spec.workload_hash})")
-    return lines
+LONGEST_DOCKER_LINE = 65_535
+"""Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
 
 
 def render(store: Store, form: Format) -> str:
-    """The winner as text in one format.
+    """The winner of a run as text in one format.
 
     Raises:
-        AutotuneError: If there is no proven winner.
+        AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
-    conclusion = proven_winner(store)
-    assert conclusion.settings is not None
-    merged = store.spec.baseline.merge(conclusion.settings)
-    lines = [f"# {_one_line(line)}" for line in provenance_lines(store, conclusion)]
-    lines.append(f"# measure again after any upgrade: autotune run with the study file of {_one_line(store.spec.name)}")
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in merged.to_environment().items()]
-    return "\n".join(lines) + "\n"
+    return render_winner(winner_of(store), form)
 
 
-def _one_line(text: str) -> str:
-    """Text that cannot end a comment line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def provenance_lines(store: Store, conclusion: ConclusionRecord) -> list[str]:
+    """What was proven, where, with what and when, one fact a line; `conclusion` is the run's last."""
+    return [*evidence(winner_of(store)), f"trials: {conclusion.trial_count}"]
+
+
+def render_winner(winner: Winner, form: Format) -> str:
+    """A winner as text in one format.
+
+    Raises:
+        AutotuneError: If the format cannot carry one of its values.
+    """
+    for name, value in winner.environment.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise AutotuneError(
+                f"the value of {name} must be text that UTF-8 can carry but got {value!r}"
+            ) from error
+    return _WRITERS[form](winner)
+
+
+def is_unchanged(text: str, winner: Winner) -> bool:
+    """Whether an exported text is still what some format makes of the winner it carries."""
+    for form in Format:
+        try:
+            if render_winner(winner, form) == text:
+                return True
+        except AutotuneError:
+            continue
+    return False
+
+
+_PYTHON_HEAD = '''"""Settings proven by autotune: import this before jax and call `apply()`."""
+
+import os
+import sys
+
+'''
+_PYTHON_TAIL = '''
+
+def apply(environment=os.environ):
+    """Sets the variables; jax reads them when it is imported."""
+    if "jax" in sys.modules:
+        raise RuntimeError("apply() must be called before jax is imported")
+    environment.update(ENVIRONMENT)
+'''
+
+
+def _comments(winner: Winner) -> str:
+    return "".join(f"# {line}\n" for line in [*evidence(winner), comment_line(winner)])
+
+
+def _exports(winner: Winner) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.environment.items())
+
+
+def _env(winner: Winner) -> str:
+    """To be sourced by any POSIX shell."""
+    return _comments(winner) + _exports(winner)
+
+
+def _shell(winner: Winner) -> str:
+    """A script that runs a command under the winner; your own XLA_FLAGS come first, so the winner's count."""
+    lines = []
+    for name, value in winner.environment.items():
+        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
+        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
+    return f"#!/bin/sh\n{_comments(winner)}{''.join(lines)}" + 'exec "$@"\n'
+
+
+def _docker(winner: Winner) -> str:
+    """For `docker --env-file`: all behind the equals sign up to the line's end, no quoting of any kind."""
+    lines = []
+    for name, value in winner.environment.items():
+        if "\n" in value or value.endswith("\r"):
+            raise AutotuneError(
+                f"a value in a Docker env-file must not hold a line end but that of {name} does ({value!r}); "
+                "use --format shell as the container's entry point, or --format k8s"
+            )
+        lines.append(f"{name}={value}\n")
+    text = _comments(winner) + "".join(lines)
+    longest = max(len(line.encode()) for line in text.split("\n"))
+    if longest > LONGEST_DOCKER_LINE:
+        raise AutotuneError(
+            f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
+            "use --format shell as the container's entry point"
+        )
+    return text
+
+
+def _sbatch(winner: Winner) -> str:
+    """A job script. `--export=NAME=value` would split values at commas, so the script itself exports."""
+    head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
+    if winner.conditions.platform == "cuda" and winner.conditions.device_count:
+        head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
+    head.append(f"#SBATCH --ntasks-per-node={max(1, winner.process_count // winner.node_count)}")
+    head.append("#SBATCH --export=ALL")
+    return (
+        "#!/bin/bash\n"
+        + "\n".join(head)
+        + "\n"
+        + _comments(winner)
+        + _exports(winner)
+        + 'exec srun --export=ALL "$@"\n'
+    )
+
+
+def _k8s(winner: Winner) -> str:
+    """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
+    items = "".join(
+        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n"
+        for name, value in winner.environment.items()
+    )
+    return f"{_comments(winner)}env:\n{items}"
+
+
+def _json(winner: Winner) -> str:
+    data = {
+        "environment": winner.environment,
+        "evidence": evidence(winner),
+        "winner": json.loads(winner.model_dump_json(exclude_none=True)),
+    }
+    return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
+
+
+def _toml(winner: Winner) -> str:
+    """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
+    text = _comments(winner)
+    for title, table in (("baseline", dict(winner.settings)), ("environment", winner.environment)):
+        text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
+    return text
+
+
+def _python(winner: Winner) -> str:
+    """A module without dependencies."""
+    items = "".join(f"    {name!a}: {value!a},\n" for name, value in winner.environment.items())
+    return f"{_comments(winner)}{_PYTHON_HEAD}ENVIRONMENT = {{\n{items}}}\n{_PYTHON_TAIL}"
+
+
+def _maxtext(winner: Winner) -> str:
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments."""
+    return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"\n'
+
+
+def _quoted(text: str) -> str:
+    """Text in double quotes, with the escapes that YAML 1.2 and TOML 1.0 share."""
+    return '"' + "".join(_escaped(c) for c in text) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    if " " <= char <= "~":
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
+
+
+_WRITERS: dict[Format, Callable[[Winner], str]] = {
+    Format.ENV: _env,
+    Format.SHELL: _shell,
+    Format.DOCKER: _docker,
+    Format.SBATCH: _sbatch,
+    Format.K8S: _k8s,
+    Format.JSON: _json,
+    Format.TOML: _toml,
+    Format.PYTHON: _python,
+    Format.MAXTEXT: _maxtext,
+}
