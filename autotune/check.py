@@ -6,13 +6,13 @@ The probe answers what exists and what would start; the catalogue adds what it m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.catalog import UNSET, Catalog, Setting, Tier
 from autotune.errors import close_matches
-from autotune.flags import FlagSet, FlagToken, combine, kind_of, parse_tokens
+from autotune.flags import FlagSet, FlagToken, combine, parse_tokens
 from autotune.installed import FlagInfo, JaxOption, ProbeReport, canonical_value
 
 _INTEGER_BITS = {"int32": 31, "int64": 63}
@@ -64,7 +64,7 @@ def check_settings(settings: FlagSet, report: ProbeReport, catalog: Catalog) -> 
         report: What the installed build has.
         catalog: What the settings mean.
     """
-    return tuple(_check(name, value, report, catalog) for name, value in settings.items())
+    return tuple(check_setting(name, value, report, catalog) for name, value in settings.items())
 
 
 def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
@@ -99,7 +99,7 @@ def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[S
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        checks.append(_check(token.name, value, report, catalog))
+        checks.append(replace(check_setting(token.name, value, report, catalog), value=token.value))
     return tuple(checks)
 
 
@@ -179,7 +179,7 @@ def _enum_problem(value: str, info: FlagInfo) -> str:
     return ""
 
 
-def _check(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+def check_setting(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
     """One setting with its value, wherever it goes."""
     setting = catalog.get(name)
     if name in report.flags and report.flags[name].in_xla_flags:
@@ -226,7 +226,7 @@ def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) ->
         replacement = None if new is None or same else (setting.renamed_to, new)
         return verdict(SettingVerdict.RENAMED, reason, "write the new name", replacement=replacement)
     if setting is not None and setting.tier is Tier.NOOP:
-        return verdict(SettingVerdict.NO_EFFECT, setting.summary, "remove it")
+        return verdict(SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it")
     if not info.sets:
         return verdict(
             SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
@@ -272,17 +272,19 @@ def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog)
             value=value,
             verdict=SettingVerdict.REMOVED,
             starts=starts,
-            reason=f"{report.build} does not have it{since}: {reason}",
+            reason=f"{report.build} does not have it{since}: {reason.rstrip('.')}",
             advice="remove it",
         )
     known = [*report.flags, *report.jax_options] if name.startswith(("xla_", "jax_")) else list(catalog)
+    bare, dash, rest = name.partition("-")
+    slipped = dash and bare in report.flags  # seen in a published script: --xla_gpu_enable_triton_gemm-false
     return SettingCheck(
         name=name,
         value=value,
         verdict=SettingVerdict.UNKNOWN,
         starts=starts,
-        reason=f"{report.build} does not know it{close_matches(name, known)}",
-        advice="correct the name or remove it",
+        reason=f"{report.build} does not know it{'' if slipped else close_matches(name, known)}",
+        advice=f"write --{bare}={rest}" if slipped else "correct the name or remove it",
     )
 
 
@@ -358,7 +360,7 @@ def _check_variable(name: str, value: str, report: ProbeReport, setting: Setting
         verdict, reason = SettingVerdict.UNKNOWN, "not in the catalogue"
         advice = "check the spelling; nobody complains about a variable that nobody reads"
     elif setting.tier is Tier.NOOP:
-        verdict, reason, advice = SettingVerdict.NO_EFFECT, setting.summary, "remove it"
+        verdict, reason, advice = SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it"
     elif problem := _variable_problem(value, setting):
         verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "mend the value"
     elif setting.danger:
@@ -446,14 +448,6 @@ def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
     )
 
 
-def would_start(checks: tuple[SettingCheck, ...]) -> bool:
+def would_start(checks: Iterable[SettingCheck]) -> bool:
     """Whether a process with all these settings would start."""
     return all(c.starts for c in checks)
-
-
-def setting_kind(name: str) -> str:
-    """`kind_of` for a name that may have no known form: then ``env``."""
-    try:
-        return kind_of(name)
-    except ValueError:
-        return "env"

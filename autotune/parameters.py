@@ -205,3 +205,12 @@ def describe_condition(parameter: Parameter) -> str:
     condition = parameter.condition or {}
     clauses = [f"{name} is {' or '.join(map(repr, values))}" for name, values in condition.items()]
     return "if " + " and ".join(clauses) if clauses else "always"
+
+
+def describe_domain(parameter: Parameter) -> str:
+    """The values of a parameter, as a clause."""
+    if parameter.choices is not None:
+        return ", ".join(map(repr, parameter.choices))
+    how = " in powers of two" if parameter.power_of_two else ""
+    how = how or (f" in steps of {parameter.step}" if parameter.step > 1 else "")
+    return f"{parameter.low} to {parameter.high}{how}"
