@@ -5,19 +5,17 @@ The probe answers what exists and what would start; the catalogue adds what it m
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from autotune.catalog import UNSET, Catalog, Setting, Tier
+from autotune.catalog import Catalog, Setting, Tier
 from autotune.errors import close_matches
 from autotune.flags import FlagSet, FlagToken, combine, parse_tokens
-from autotune.installed import FlagInfo, JaxOption, ProbeReport, canonical_value
+from autotune.installed import JaxOption, ProbeReport, canonical_value
+from autotune.values import build_default, is_default, is_number, range_problem, value_problem
 
-_INTEGER_BITS = {"int32": 31, "int64": 63}
-_TRUE = ("true", "1")
-_FALSE = ("false", "0")
+_JAX_BOOLEANS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 
 
 class SettingVerdict(StrEnum):
@@ -103,82 +101,6 @@ def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[S
     return tuple(checks)
 
 
-def value_problem(value: str, info: FlagInfo, setting: Setting | None = None) -> str:
-    """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
-    if info.type == "bool":
-        legal = value.lower() in (*_TRUE, *_FALSE)
-        return "" if legal else "must be true or false"
-    if info.type in _INTEGER_BITS:
-        bits = _INTEGER_BITS[info.type]
-        legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
-        return "" if legal else f"must be a {bits + 1}-bit integer"
-    if info.type == "float":
-        return "" if _is_number(value) else "must be a number"
-    if info.type == "enum" and info.spellings:
-        return _enum_problem(value, info)
-    return ""
-
-
-def range_problem(value: str, setting: Setting) -> str:
-    """Why a value that the parser takes makes no sense, as a clause; empty if it does."""
-    if not _is_number(value):
-        return ""
-    if setting.minimum is not None and float(value) < setting.minimum:
-        return f"must be at least {setting.minimum:g}"
-    if setting.maximum is not None and float(value) > setting.maximum:
-        return f"must be at most {setting.maximum:g}"
-    return ""
-
-
-def is_default(
-    value: str, default: str | None, *, type: str, spellings: Mapping[str, str] | None = None
-) -> bool:
-    """Whether a value is the one in force anyway."""
-    if default is None or default == UNSET:
-        return False
-    value, default = (canonical_value(v, type, spellings or {}) for v in (value, default))
-    if _is_number(value) and _is_number(default):
-        return float(value) == float(default)
-    if type == "enum":
-        return sorted(value.split(",")) == sorted(default.split(","))
-    return value == default
-
-
-def build_default(info: FlagInfo, setting: Setting | None) -> str | None:
-    """Default of a flag; what an unset one amounts to, unless being unset is a state of its own."""
-    if info.default is not None or (setting is not None and setting.tri_state):
-        return info.default
-    if info.type == "enum":
-        return info.values[0] if info.values else None
-    return {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}.get(info.type)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text and text == text.strip()
-
-
-def _enum_problem(value: str, info: FlagInfo) -> str:
-    if not value:
-        return "" if info.allows_empty else "must not be empty"
-    items = value.split(",") if info.repeated else [value]
-    edits = [i[:1] in ("+", "-") for i in items]
-    if any(edits):
-        if not info.edits:
-            return "must not start with + or -"
-        if not all(edits):
-            return "must have + or - before every item or before none"
-        items = [i[1:] for i in items]
-    for item in items:
-        if item and (item.lower() if info.any_case else item) not in info.spellings:
-            shown = close_matches(item, info.spellings) or f"; legal: {', '.join(info.values)}"
-            return f"has no value {item!r}{shown}"
-    return ""
-
-
 def check_setting(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
     """One setting with its value, wherever it goes."""
     setting = catalog.get(name)
@@ -207,7 +129,7 @@ def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) ->
             **rest,  # type: ignore[arg-type]
         )
 
-    if problem := value_problem(value, info, setting):
+    if problem := value_problem(value, info):
         legal = f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else ""
         return verdict(SettingVerdict.BAD_VALUE, problem, legal or "mend the value", starts=False)
     if setting is not None and setting.danger and not is_default(value, default, type=info.type):
@@ -312,27 +234,14 @@ def _check_jax(
             f"has no value {value!r}{close_matches(value, option.values)}",
             f"legal: {', '.join(option.values)}",
         )
-    elif option.type == "bool" and value.lower() not in (
-        "y",
-        "yes",
-        "t",
-        "true",
-        "on",
-        "1",
-        "n",
-        "no",
-        "f",
-        "false",
-        "off",
-        "0",
-    ):
+    elif option.type == "bool" and value.lower() not in _JAX_BOOLEANS:
         verdict, starts, reason, advice = (
             SettingVerdict.BAD_VALUE,
             False,
             "must be true or false",
             "mend the value",
         )
-    elif option.type in ("int", "float") and not _is_number(value):
+    elif option.type in ("int", "float") and not is_number(value):
         verdict, starts, reason, advice = (
             SettingVerdict.BAD_VALUE,
             False,
@@ -388,7 +297,7 @@ def _check_variable(name: str, value: str, report: ProbeReport, setting: Setting
 
 
 def _variable_problem(value: str, setting: Setting) -> str:
-    if setting.type in ("int", "float") and not _is_number(value):
+    if setting.type in ("int", "float") and not is_number(value):
         return "must be a number"
     return range_problem(value, setting)
 

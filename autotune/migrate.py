@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.catalog import Catalog
-from autotune.check import SettingCheck, SettingVerdict, check_setting, check_settings, is_default
+from autotune.check import SettingCheck, SettingVerdict, check_setting, check_settings
 from autotune.flags import FlagSet
 from autotune.installed import ProbeReport
+from autotune.values import is_default
 
 _FLAG = re.compile(
     r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001

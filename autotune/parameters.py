@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.check import is_default
 from autotune.errors import SettingError
 from autotune.flags import FlagSet
+from autotune.values import is_default
 
 DEFAULT = "(default)"
 """The choice that leaves a setting alone, where the build's default has no name."""

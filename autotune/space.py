@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.catalog import Catalog, Scope, Setting, Stage, Tier, older
-from autotune.check import build_default, range_problem, value_problem
 from autotune.errors import SettingError, close_matches
 from autotune.flags import Value, render_value
 from autotune.installed import FlagInfo, ProbeReport, canonical_value
 from autotune.migrate import for_build
 from autotune.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace, describe_condition
 from autotune.recipes import find_recipe, find_symptom
+from autotune.values import build_default, range_problem, value_problem
 
 __all__ = ["DEFAULT", "DEFAULT_GROUPS", "Parameter", "SearchSpace", "build_space", "describe_condition"]
 
@@ -153,7 +153,7 @@ def _from_study(name: str, domain: Domain, study: _Study, found: dict[str, Param
         return reason
     parameter = _own_parameter(name, domain, _blank(name, study))
     for value in parameter.choices or (str(parameter.low), str(parameter.high)):
-        problem = value_problem(value, info, setting) if info is not None and value != DEFAULT else ""
+        problem = value_problem(value, info) if info is not None and value != DEFAULT else ""
         problem = problem or (range_problem(value, setting) if setting is not None else "")
         if problem:
             raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
@@ -296,15 +296,15 @@ def _catalog_parameter(setting: Setting, study: _Study) -> Parameter | None:
         values = [v for v in values if int(v) <= study.cpu_count]
     info = study.report.flags.get(setting.name)
     if info is not None:
-        legal = [v for v in values if _is_legal(v, info, setting)]
+        legal = [v for v in values if _is_legal(v, info)]
         values = [canonical_value(v, info.type, info.spellings) for v in legal]
     choices = _choices(values, blank)
     return replace(blank, choices=choices) if len(choices) > 1 else None
 
 
-def _is_legal(value: str, info: FlagInfo, setting: Setting) -> bool:
+def _is_legal(value: str, info: FlagInfo) -> bool:
     unclear = info.type == "enum" and not info.spellings  # the build does not name the values: try none
-    return not unclear and not value_problem(value, info, setting)
+    return not unclear and not value_problem(value, info)
 
 
 def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
