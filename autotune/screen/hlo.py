@@ -17,7 +17,7 @@ _BITS: Mapping[str, float] = {
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
-_OPERAND = re.compile(r"%([\w.\-~$]+)")
+_OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
 _REFERENCE = re.compile(
     r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)"
 )
@@ -51,6 +51,7 @@ class Instruction:
         opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
         shape: The arrays of its result; a tuple's are side by side.
         operands: Names of instructions of the same computation.
+        members: For each operand, which member of its tuple is meant (``%while#4``); None for all of it.
         attributes: What follows the operands, as text.
         called: Attribute to the computation that it names: ``calls``, ``body``, ``condition``, ``to_apply``.
         is_root: Whether its value is that of its computation.
@@ -62,6 +63,7 @@ class Instruction:
     opcode: str
     shape: tuple[Array, ...]
     operands: tuple[str, ...]
+    members: tuple[int | None, ...]
     attributes: str
     called: Mapping[str, str]
     is_root: bool = False
@@ -98,6 +100,15 @@ class Module:
     """Computations by name."""
 
     computations: dict[str, Computation]
+
+    @staticmethod
+    def operand_arrays(computation: Computation, instruction: Instruction) -> list[tuple[Array, ...]]:
+        """The arrays of each operand; empty for an operand that is not in the computation."""
+        found = []
+        for name, member in zip(instruction.operands, instruction.members, strict=True):
+            shape = computation.instructions[name].shape if name in computation.instructions else ()
+            found.append(shape if member is None else shape[member : member + 1])
+        return found
 
     def index(self) -> dict[str, tuple[Computation, Instruction]]:
         """Every instruction by name (names are unique in a module), with its computation."""
@@ -140,11 +151,13 @@ def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | Non
         return None
     close = _matching(body, len(opcode))
     inside, attributes = body[len(opcode) + 1 : close], body[close + 1 :]
+    named = _OPERAND.findall(inside)
     return Instruction(
         name=name,
         opcode=opcode,
         shape=parse_shape(shape),
-        operands=tuple(_OPERAND.findall(inside)),
+        operands=tuple(n for n, _ in named),
+        members=tuple(int(m) if m else None for _, m in named),
         attributes=attributes,
         called=dict(_REFERENCE.findall(attributes)),
         is_root=is_root,

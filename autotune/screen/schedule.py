@@ -149,6 +149,12 @@ class Reader:
         if kind is OpKind.START:
             stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
             return Op(kind=kind, stream=stream[1] if stream else "stream", **fields)
+        if kind is OpKind.BRANCH:
+            fields["content"] = tuple(
+                Op(kind=OpKind.OTHER, name=branch, content=self.schedule(inside))
+                for branch, inside in thunk.sections.items()
+            )
+            return Op(kind=kind, **fields)
         if kind is OpKind.LOOP:
             trip_count = found[1].attribute(r'"known_trip_count":\{"n":"(\d+)"\}') if found else None
             condition = self.schedule(thunk.sections.get("condition", ()))
@@ -158,7 +164,7 @@ class Reader:
         collective = self._collective(found, thunk)
         if collective is not None:
             return Op(kind=OpKind.COLLECTIVE, collective=collective, **fields)
-        if kind in (OpKind.GRAPH, OpKind.DONE, OpKind.BRANCH) or found is None:
+        if kind in (OpKind.GRAPH, OpKind.DONE) or found is None:
             return Op(kind=kind, **fields)
         if (
             thunk.kind == "DynamicSliceFusion"
@@ -195,7 +201,7 @@ class Reader:
         kind = _collective_kind(instruction)
         if kind is None or "Done" in thunk.kind:
             return None
-        operands = [a for o in instruction.operands for a in computation.instructions[o].shape]
+        operands = [a for arrays in self._module.operand_arrays(computation, instruction) for a in arrays]
         groups = device_groups(instruction, self._device_count)
         size = len(groups[0]) if kind != "collective-permute" else 2
         moved = [g for g in groups if len(set(g)) > 1] or groups

@@ -44,54 +44,52 @@ class Work:
 
 def count(module: Module, computation: Computation, instruction: Instruction) -> Work:
     """The work of one instruction outside of fusions."""
-    operands = [computation.instructions[o] for o in instruction.operands if o in computation.instructions]
     if instruction.opcode == "fusion":
         fused = module.computations[instruction.called["calls"]]
         flops, matrix, dtype = _flops(module, fused)
         return Work(flops, matrix, dtype, _fusion_bytes(fused, instruction))
-    touched = float(sum(o.bytes for o in operands) + instruction.bytes)
+    operands = module.operand_arrays(computation, instruction)
+    touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
     if instruction.opcode == "custom-call":
-        matrix, dtype = _custom_call_flops(instruction, operands)
+        matrix, dtype = _custom_call_flops(instruction, [arrays[0] for arrays in operands if arrays])
         return Work(0.0, matrix, dtype, touched)
-    flops, matrix, dtype = _flops(
-        module, Computation("", False, {i.name: i for i in (*operands, instruction)}), own=instruction
-    )
-    return Work(flops, matrix, dtype, touched)
+    return Work(*_one(module, computation, instruction), touched)
 
 
-def _flops(
-    module: Module, computation: Computation, own: Instruction | None = None
-) -> tuple[float, float, str | None]:
-    """Scalar and matrix FLOPs of a computation (or of one instruction of it), and the type of its dots."""
+def _flops(module: Module, computation: Computation) -> tuple[float, float, str | None]:
+    """Scalar and matrix FLOPs of a computation, and the type of its dots."""
     scalar = matrix = 0.0
     dtype: str | None = None
-    for instruction in [own] if own else computation.instructions.values():
-        if instruction.opcode in ("dot", "scaled-dot"):
-            product, kind = dot_flops(computation, instruction)
-            matrix += product
-            dtype = kind or dtype
-        elif instruction.opcode in ("reduce", "reduce-window"):
-            scalar += sum(
-                computation.instructions[o].shape[0].elements
-                for o in instruction.operands[:1]
-                if o in computation.instructions
-            )
-        elif instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
-            inner = _flops(module, module.computations[instruction.called["calls"]])
-            scalar, matrix, dtype = scalar + inner[0], matrix + inner[1], inner[2] or dtype
-        elif instruction.opcode not in _FREE and instruction.shape:
-            scalar += instruction.shape[0].elements
+    for instruction in computation.instructions.values():
+        one = _one(module, computation, instruction)
+        scalar, matrix, dtype = scalar + one[0], matrix + one[1], one[2] or dtype
     return scalar, matrix, dtype
 
 
-def dot_flops(computation: Computation, dot: Instruction) -> tuple[float, str | None]:
+def _one(
+    module: Module, computation: Computation, instruction: Instruction
+) -> tuple[float, float, str | None]:
+    """Scalar and matrix FLOPs of one instruction, and the type that its dot multiplies."""
+    if instruction.opcode in ("dot", "scaled-dot"):
+        return 0.0, *dot_flops(module, computation, instruction)
+    if instruction.opcode in ("reduce", "reduce-window"):
+        arrays = module.operand_arrays(computation, instruction)
+        return float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0, 0.0, None
+    if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
+        return _flops(module, module.computations[instruction.called["calls"]])
+    if instruction.opcode in _FREE or not instruction.shape:
+        return 0.0, 0.0, None
+    return float(instruction.shape[0].elements), 0.0, None
+
+
+def dot_flops(module: Module, computation: Computation, dot: Instruction) -> tuple[float, str | None]:
     """FLOPs of a matrix product, and the type of what it multiplies."""
-    left = computation.instructions.get(dot.operands[0])
+    left = next(iter(module.operand_arrays(computation, dot)), ())
     dims = dot.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-    if left is None or not left.shape or not dot.shape:
+    if not left or not dot.shape:
         return 0.0, None
-    depth = math.prod(left.shape[0].dims[int(d)] for d in (dims or "").split(",") if d)
-    return 2.0 * dot.shape[0].elements * depth, left.shape[0].dtype
+    depth = math.prod(left[0].dims[int(d)] for d in (dims or "").split(",") if d)
+    return 2.0 * dot.shape[0].elements * depth, left[0].dtype
 
 
 def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
@@ -145,15 +143,13 @@ def _written_bytes(fused: Computation, root: Instruction) -> float:
     return float(root.bytes)
 
 
-def _custom_call_flops(call: Instruction, operands: list[Instruction]) -> tuple[float, str | None]:
+def _custom_call_flops(call: Instruction, operands: list[Array]) -> tuple[float, str | None]:
     """FLOPs of the library calls that XLA writes matrix products and attention as."""
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
-    if target.startswith("__cublas") and operands and operands[0].shape:
-        return _gemm_flops(call, operands[0].shape[0]), operands[0].shape[0].dtype
+    if target.startswith("__cublas") and operands:
+        return _gemm_flops(call, operands[0]), operands[0].dtype
     if target.startswith("__cudnn$fmha") and len(operands) >= 2:
-        return _attention_flops(target, operands[0].shape[0], operands[1].shape[0]), operands[0].shape[
-            0
-        ].dtype
+        return _attention_flops(target, operands[0], operands[1]), operands[0].dtype
     return 0.0, None
 
 

@@ -1,0 +1,325 @@
+"""Which settings change this program, which do not, and which only a measurement can judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from autotune.catalog import Catalog, Stage
+from autotune.errors import LaunchError
+from autotune.flags import FlagSet
+from autotune.records import Record, Settings
+from autotune.screen.compiler import CompileJob, Progress, compile_sets
+from autotune.screen.describe import changes
+from autotune.screen.program import CompiledProgram, CompileResult
+
+DEFAULT_MEMORY_FRACTION = 0.75
+"""Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
+_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+class Effect(StrEnum):
+    """What a setting does here.
+
+    ``live``: some value changes the program. ``dead``: none does, alone or among the live ones. ``measure``:
+    read at run time or by the on-device autotuner, so that equal programs prove nothing. ``fails``: no value
+    of it compiles.
+    """
+
+    LIVE = "live"
+    DEAD = "dead"
+    MEASURE = "measure"
+    FAILS = "fails"
+
+
+class ValueReport(Record):
+    """One value of a setting on top of the reference.
+
+    Attributes:
+        is_live: Whether its program differs from the reference's.
+        changes: What differs, in words.
+        message: The compiler's words if it failed.
+        fits: Whether the step fits in device memory; None if not known.
+    """
+
+    value: str
+    is_live: bool
+    fingerprint: str | None = None
+    changes: tuple[str, ...] = ()
+    message: str = ""
+    peak_bytes: int | None = None
+    fits: bool | None = None
+    compile_s: float = 0.0
+
+
+class SettingReport(Record):
+    """One setting with all its values.
+
+    Attributes:
+        together: Live only together with other settings.
+    """
+
+    name: str
+    effect: Effect
+    stage: str
+    values: tuple[ValueReport, ...] = ()
+    together: bool = False
+
+
+class SetReport(Record):
+    """One named set: a recipe, or one that the study proposes.
+
+    Attributes:
+        same_as: Earlier set with the same program and nothing else to measure; None if there is none.
+        to_measure: Settings of it that no compilation can judge.
+    """
+
+    name: str
+    settings: Settings
+    fingerprint: str | None = None
+    same_as: str | None = None
+    to_measure: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    message: str = ""
+    peak_bytes: int | None = None
+    fits: bool | None = None
+    compile_s: float = 0.0
+
+
+class ScreenReport(Record):
+    """All that compiling alone says of a study on one cluster.
+
+    Attributes:
+        limit_bytes: Device memory at the study's memory fraction; None for the CPU.
+        compiled_count: Programs compiled now, and `cached_count` taken from the cache.
+    """
+
+    target: str
+    topology: str
+    versions: dict[str, str]
+    reference: SetReport
+    settings: tuple[SettingReport, ...]
+    sets: tuple[SetReport, ...]
+    limit_bytes: int | None
+    compiled_count: int
+    cached_count: int
+    duration_s: float
+
+    def of_effect(self, effect: Effect) -> list[SettingReport]:
+        """The settings with one effect."""
+        return [s for s in self.settings if s.effect is effect]
+
+
+@dataclass(kw_only=True)
+class Screen:
+    """Compiles what a study could try, and judges it.
+
+    Args:
+        job: What is compiled, and for what.
+        baseline: The reference's settings.
+        catalog: Says at which stage a setting acts.
+        cache_dir: Where programs are kept; None keeps none.
+        limit_s: Longest time for one compilation.
+        progress: Told what is under way.
+    """
+
+    job: CompileJob
+    baseline: FlagSet
+    catalog: Catalog
+    cache_dir: Path | None = None
+    limit_s: float = 900.0
+    progress: Progress = lambda what: None
+
+    def __post_init__(self) -> None:
+        self._results: dict[FlagSet, CompileResult] = {}
+
+    def run(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> ScreenReport:
+        """Screens settings one at a time, then those without effect among the live ones, and named sets.
+
+        Args:
+            domains: Setting to the values that are tried.
+            named: Name to set, without the baseline.
+
+        Raises:
+            LaunchError: If the reference itself does not compile.
+        """
+        reference = self._reference()
+        judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
+        singles = [FlagSet({n: v}) for n, values in judged.items() for v in values]
+        self._compile([*singles, *named.values()])
+        settings = [self._setting(n, tuple(v), reference) for n, v in domains.items()]
+        settings = list(self._again_together(settings, judged))
+        return ScreenReport(
+            target=self.job.target.name if self.job.target else "cpu",
+            topology=str(self.job.topology),
+            versions=reference.versions,
+            reference=self._set_report("reference", FlagSet(), reference, {}),
+            settings=tuple(settings),
+            sets=tuple(self._sets(named, reference)),
+            limit_bytes=self.limit_bytes(self.baseline),
+            compiled_count=sum(not r.from_cache for r in self._results.values()),
+            cached_count=sum(r.from_cache for r in self._results.values()),
+            duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
+        )
+
+    def stage(self, name: str) -> Stage:
+        """Where a setting acts; one that the catalogue does not know must be measured."""
+        setting = self.catalog.get(name)
+        return setting.stage if setting is not None else Stage.RUNTIME
+
+    def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
+        """Device memory that JAX would take under some settings."""
+        if self.job.target is None:
+            return None
+        named = next((settings[n] for n in _FRACTIONS if n in settings), None)
+        try:
+            fraction = float(named) if named is not None else DEFAULT_MEMORY_FRACTION
+        except ValueError:  # the client will refuse it; not the compiler's business
+            fraction = DEFAULT_MEMORY_FRACTION
+        return int(self.job.target.memory_bytes * min(fraction, 1.0))
+
+    def result(self, settings: FlagSet) -> CompileResult:
+        """What became of a set (without the baseline); compiled now if it was not yet."""
+        merged = self.baseline.merge(settings)
+        if merged not in self._results:
+            self._compile([settings])
+        return self._results[merged]
+
+    def _reference(self) -> CompiledProgram:
+        result = self.result(FlagSet())
+        if result.program is None:
+            failure = result.failure
+            words = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
+            raise LaunchError(
+                f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}"
+            )
+        return result.program
+
+    def _compile(self, sets: Sequence[FlagSet]) -> None:
+        merged = [self.baseline.merge(s) for s in sets]
+        new = [s for s in merged if s not in self._results]
+        for result in compile_sets(
+            self.job, new, cache_dir=self.cache_dir, limit_s=self.limit_s, progress=self.progress
+        ):
+            self._results[result.settings] = result
+
+    def _setting(self, name: str, values: tuple[str, ...], reference: CompiledProgram) -> SettingReport:
+        stage = self.stage(name)
+        if stage is not Stage.PROGRAM:
+            return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
+        reports = tuple(self._value(name, value, reference) for value in values)
+        effect = Effect.DEAD
+        if any(r.is_live for r in reports):
+            effect = Effect.LIVE
+        elif reports and all(r.message for r in reports):
+            effect = Effect.FAILS
+        return SettingReport(name=name, effect=effect, stage=stage, values=reports)
+
+    def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
+        settings = FlagSet({name: value})
+        result = self.result(settings)
+        if result.program is None:
+            return ValueReport(
+                value=value, is_live=False, message=_words(result), compile_s=result.duration_s
+            )
+        program = result.program
+        is_live = program.fingerprint != reference.fingerprint
+        return ValueReport(
+            value=value,
+            is_live=is_live,
+            fingerprint=program.fingerprint,
+            changes=tuple(changes(reference, program)) if is_live else (),
+            peak_bytes=program.memory.peak_bytes if program.memory else None,
+            fits=self._fits(program, settings),
+            compile_s=program.compile_s,
+        )
+
+    def _fits(self, program: CompiledProgram, settings: FlagSet) -> bool | None:
+        limit = self.limit_bytes(self.baseline.merge(settings))
+        return program.memory.peak_bytes <= limit if limit is not None and program.memory else None
+
+    def _again_together(
+        self, settings: Sequence[SettingReport], judged: Mapping[str, Sequence[str]]
+    ) -> Iterator[SettingReport]:
+        """Settings that are dead alone, tried on top of all live ones: what acts only in company is not dead.
+
+        Many are tried at once; only where their program differs are they taken apart.
+        """
+        context = self._live_context(settings)
+        dead = {
+            s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD
+        }
+        awake: set[str] = set()
+        if context and dead:
+            for round_ in range(max(len(v) for v in dead.values())):
+                tried = {n: v[round_] for n, v in dead.items() if round_ < len(v) and n not in awake}
+                awake |= self._awake(context, tried)
+        for setting in settings:
+            if setting.name in awake:
+                yield setting.model_copy(update={"effect": Effect.LIVE, "together": True})
+            else:
+                yield setting
+
+    def _live_context(self, settings: Sequence[SettingReport]) -> FlagSet:
+        """The first live value of every live setting, as far as they compile together."""
+        context = FlagSet()
+        for setting in settings:
+            live = next((v.value for v in setting.values if v.is_live), None)
+            if live is not None:
+                context = context.merge({setting.name: live})
+        while context and self.result(context).program is None:
+            context = context.without(list(context)[-1])
+        return context
+
+    def _awake(self, context: FlagSet, tried: Mapping[str, str]) -> set[str]:
+        """Which of some settings change the program of a context; found by halving."""
+        if not tried:
+            return set()
+        base, together = self.result(context).program, self.result(context.merge(tried)).program
+        if base is not None and together is not None and base.fingerprint == together.fingerprint:
+            return set()
+        if len(tried) == 1:
+            return set(tried)  # a set that fails only in company is not without effect either
+        items = list(tried.items())
+        half = len(items) // 2
+        return self._awake(context, dict(items[:half])) | self._awake(context, dict(items[half:]))
+
+    def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
+        seen: dict[tuple[str, FlagSet], str] = {
+            (reference.fingerprint, self._to_measure(self.baseline)): "reference"
+        }
+        for name, settings in named.items():
+            yield self._set_report(name, settings, reference, seen)
+
+    def _to_measure(self, settings: FlagSet) -> FlagSet:
+        """The part of a set that a compilation says nothing of."""
+        return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
+
+    def _set_report(
+        self, name: str, settings: FlagSet, reference: CompiledProgram, seen: dict[tuple[str, FlagSet], str]
+    ) -> SetReport:
+        result = self.result(settings)
+        rest = self._to_measure(self.baseline.merge(settings))
+        if result.program is None:
+            return SetReport(name=name, settings=settings, message=_words(result), to_measure=tuple(rest))
+        program = result.program
+        same_as = seen.setdefault((program.fingerprint, rest), name)
+        return SetReport(
+            name=name,
+            settings=settings,
+            fingerprint=program.fingerprint,
+            same_as=same_as if same_as != name else None,
+            to_measure=tuple(rest),
+            changes=tuple(changes(reference, program)),
+            peak_bytes=program.memory.peak_bytes if program.memory else None,
+            fits=self._fits(program, settings),
+            compile_s=program.compile_s,
+        )
+
+
+def _words(result: CompileResult) -> str:
+    """Kind and words of a failure."""
+    assert result.failure is not None
+    return f"{result.failure.kind}: {result.failure.message}"
