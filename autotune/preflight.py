@@ -13,6 +13,7 @@ from autotune.errors import SettingError
 from autotune.evaluate import Bench, Watcher
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher
+from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher
 from autotune.probe import ProbeReport, probe
@@ -108,7 +109,8 @@ def launcher_for(store: Store) -> Launcher:
     spec = store.spec
     if spec.replay is not None:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
-    return LocalLauncher(spec, study_dir=store.study_dir, base=environment.caller(), watch=store.watch)
+    kind = CommandLauncher if spec.workload.command is not None else LocalLauncher
+    return kind(spec, study_dir=store.study_dir, base=environment.caller(), watch=store.watch)
 
 
 def _first_sets(

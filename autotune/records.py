@@ -68,6 +68,7 @@ class FailureKind(StrEnum):
     CRASH = "crash"
     HANG = "hang"
     WRONG_LOSS = "wrong_loss"
+    NOT_APPLIED = "not_applied"
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
     LAUNCH = "launch"
@@ -85,12 +86,24 @@ class Failure(Record):
     last_lines: tuple[str, ...] = ()
 
 
+class DeviceMemory(Record):
+    """Memory of one device, bytes: the most that was in use, and what the allocator may take (None if it does not say)."""
+
+    peak_bytes: int
+    limit_bytes: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Peak over limit."""
+        return self.peak_bytes / self.limit_bytes if self.limit_bytes else None
+
+
 class WorkerReport(Record):
     """What a worker says of itself once its program is compiled and warm.
 
     Attributes:
         fingerprint: Name of the compiled program; equal programs have equal names, whatever flags made them.
-        compile_s: Seconds spent lowering and compiling the step.
+        compile_s: Seconds spent lowering and compiling the step; None for a program that does not tell.
         start_s: Seconds from the start of the process to readiness.
         losses: Loss of each of the first steps, from the agreed seed and data.
         grad_norms: Global gradient norm of the same steps.
@@ -103,7 +116,7 @@ class WorkerReport(Record):
     device_kind: str
     device_count: int
     process_count: int = 1
-    compile_s: float
+    compile_s: float | None
     start_s: float
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
@@ -111,6 +124,7 @@ class WorkerReport(Record):
     warmup_step_times_s: tuple[float, ...]
     peak_bytes: int | None = None
     limit_bytes: int | None = None
+    device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: int | None = None
     tokens_per_step: int | None = None
     flops_per_step: float | None = None
@@ -168,7 +182,9 @@ class Comparison(Record):
     Attributes:
         reference_step_s: Median step of the reference in these pairs, in seconds.
         candidate_step_s: Median step of the candidate, in seconds.
-        mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference).
+        mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
+            run; two pairs with one candidate's run in common for each sandwich).
+        warnings: What the machine did meanwhile that makes the figures doubtful, in words.
     """
 
     estimate: Estimate
@@ -178,6 +194,7 @@ class Comparison(Record):
     pair_count: int
     mode: str
     stopped: str
+    warnings: tuple[str, ...] = ()
 
 
 class TrialResult(Stamped):

@@ -28,6 +28,7 @@ from autotune.errors import StudyFileError, close_matches
 from autotune.flags import FlagSet
 from autotune.records import FailureKind, Settings
 from autotune.simulate import NOISE_MODELS, NoiseModel
+from autotune.steps import PRESETS, StepReader
 from autotune.units import parse_duration
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
@@ -47,16 +48,79 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ReadSpec(_Section):
+    """How the steps of the user's own program are read from what it prints or writes.
+
+    Named groups of a pattern: ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (one of them; without any, the
+    time between two matching lines counts), ``step`` (the step's number, for lines that do not come at every step).
+
+    Attributes:
+        preset: Lines of a known trainer, see `autotune.steps.PRESETS`.
+        pattern: Regular expression, searched in each line (its first 4,000 characters).
+        json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
+        unit: What that key holds.
+        file: Read this file, below the study's folder, instead of the program's output.
+        loss: Regular expression with a group ``loss``, or with `json_key` the key of the loss; for the correctness gate.
+        tokens_per_step: Needed for ``tokens_per_s``.
+    """
+
+    preset: str | None = None
+    pattern: str | None = None
+    json_key: str | None = None
+    unit: Literal["step_s", "step_ms", "steps_per_s", "tokens_per_s"] = "step_s"
+    file: str | None = None
+    loss: str | None = None
+    tokens_per_step: Annotated[int | None, Field(ge=1)] = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> ReadSpec:
+        if sum(x is not None for x in (self.preset, self.pattern, self.json_key)) != 1:
+            raise ValueError("exactly one of `preset`, `pattern` and `json_key` must be given")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"`preset` one of {', '.join(PRESETS)}{close_matches(self.preset, PRESETS)}")
+        StepReader(self.rules())
+        return self
+
+    def rules(self) -> dict[str, Any]:
+        """What `autotune.steps.StepReader` takes."""
+        return self.model_dump(exclude_none=True)
+
+
 class WorkloadSpec(_Section):
-    """What runs: a preset or the user's own `module:function`, with its options.
+    """What runs: a workload that a worker builds, or the user's own program.
 
     Attributes:
         entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
         options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...).
+        command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
+            argument stands for the folder of the trial.
+        hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
+        read: How the steps of a program without the hook are read.
     """
 
-    entry: str
+    entry: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    hook: bool = False
+    read: ReadSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> WorkloadSpec:
+        if (self.entry is None) == (self.command is None):
+            raise ValueError("exactly one of `entry` and `command` must be given")
+        if self.entry is not None and (self.hook or self.read is not None):
+            raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.command is not None:
+            if self.options:
+                raise ValueError("`options` belong to an `entry`; give a program its own as arguments of `command`")
+            if self.hook == (self.read is not None):
+                raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
+        return self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a process of it can wait while another one is measured."""
+        return self.command is None or self.hook
 
 
 class DeviceSpec(_Section):
@@ -127,6 +191,10 @@ class MeasureSpec(_Section):
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
         block_limit_s: Longest time for one block; past it the worker counts as hung.
         log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
+        mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
+            runs reference, candidate, reference. ``auto``: turns where the program can and the device's memory holds two.
+        run_steps: Steps that are measured in each fresh run of a sandwich.
+        sandwiches: How many sandwiches a trial has.
     """
 
     smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
@@ -139,6 +207,8 @@ class MeasureSpec(_Section):
     block_limit_s: Seconds = 120.0
     log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
     mode: Literal["auto", "turns", "sandwich"] = "auto"
+    run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
+    sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
 
 
 class ConfirmSpec(_Section):
@@ -211,6 +281,18 @@ class StudySpec(_Section):
             raise ValueError("must not hold `..`")
         return name
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> StudySpec:
+        if self.measure.mode == "turns" and not self.workload.takes_turns:
+            raise ValueError(
+                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
+            )
+        if self.workload.command is not None and self.device.process_count > 1:
+            raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
+        if self.device.process_count > 1 and self.device.platform == "cuda" and self.device.count is None:
+            raise ValueError("`device.count` must be given with `device.process_count`, to share out the GPUs")
+        return self
+
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
@@ -234,7 +316,10 @@ class StudySpec(_Section):
             return self
         factor = 0.5 if effort is Effort.QUICK else 2.0
         measure = self.measure.model_copy(
-            update={"pairs_cap": max(12, round(self.measure.pairs_cap * factor))},
+            update={
+                "pairs_cap": max(12, round(self.measure.pairs_cap * factor)),
+                "sandwiches": max(2, round(self.measure.sandwiches * factor)),
+            },
         )
         confirm = self.confirm.model_copy(
             update={

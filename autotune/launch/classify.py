@@ -72,6 +72,8 @@ def _judge(
                 f"killed by {name} in phase {phase}; if nobody killed it, the kernel did for want of memory"
             )
         return FailureKind.CRASH, f"died of {name} in phase {phase}"
+    if error_type == "NoResult":  # said by the reader of a program's output
+        return FailureKind.NO_RESULT, message or "no result"
     if error_type is not None:
         kind = FailureKind.COMPILE_ERROR if phase in _COMPILING and "Runtime" in error_type else FailureKind.WORKLOAD_ERROR
         return kind, f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}"

@@ -9,15 +9,16 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from autotune import environment
-from autotune.flags import FlagSet
+from autotune.flags import FlagSet, kind_of
 from autotune.launch import guard
+from autotune.launch.arrival import check_environment, check_options
 from autotune.launch.base import Progress, WorkerFailed
 from autotune.launch.classify import classify
 from autotune.records import Failure, FailureKind, WorkerReport
@@ -48,10 +49,14 @@ class LocalLauncher:
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        worker = LocalWorker(self._processes(settings, folder), self._spec, self._watch)
+        worker = LocalWorker(self._processes(settings, folder), self._spec, self._watch, settings)
+        return self._begin(worker, self._jobs(settings, folder), progress)
+
+    def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
+        """Waits until a worker is ready; ends it if it never is."""
         self._alive = [w for w in self._alive if not w.closed] + [worker]
         try:
-            worker.wait_ready(self._jobs(settings), progress)
+            worker.wait_ready(jobs, progress)
         except BaseException:
             worker.close()
             raise
@@ -62,11 +67,14 @@ class LocalLauncher:
         for worker in self._alive:
             worker.close()
 
+    def _environment(self, settings: FlagSet) -> dict[str, str]:
+        return environment.child_environment(
+            self._base, settings, platform_name=self._spec.device.platform, virtual_devices=self._virtual_devices()
+        )
+
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         device = self._spec.device
-        env = environment.child_environment(
-            self._base, settings, platform_name=device.platform, virtual_devices=self._virtual_devices()
-        )
+        env = self._environment(settings)
         # The user's own modules, and these packages when they run from a checkout.
         root = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [self._base.get("PYTHONPATH")])])
@@ -82,7 +90,7 @@ class LocalLauncher:
             return None
         return (device.count or 1) // device.process_count
 
-    def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
+    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         device, measure = self._spec.device, self._spec.measure
         coordinator = f"127.0.0.1:{_free_port()}" if device.process_count > 1 else None
         return [
@@ -94,7 +102,8 @@ class LocalLauncher:
                 "check_steps": measure.check_steps,
                 "warmup_steps": measure.warmup_steps,
                 "paths": [self._study_dir],
-                "variables": environment.variables_of(settings),
+                "variables": sorted({"XLA_FLAGS", *environment.variables_of(settings)}),
+                "jax_options": [n for n in settings if kind_of(n) == "jax"],
                 "device_count": device.count,
                 "process_index": rank,
                 "process_count": device.process_count,
@@ -112,16 +121,19 @@ class GuardedProcess:
         env: Its whole environment.
         log: Where its output goes.
         log_bytes: How much of the output is kept.
+        cwd: Folder to run in; default: the driver's.
     """
 
-    def __init__(self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int) -> None:
+    def __init__(
+        self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int, cwd: str | None = None
+    ) -> None:
         self.log = log
         full = [environment.python(), "-I", "-S", guard.__file__, str(log), str(log_bytes), "--", *command]
         try:
             with log.with_suffix(".guard").open("wb") as errors:
                 self._process = subprocess.Popen(
                     full, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,
-                    start_new_session=True,
+                    start_new_session=True, cwd=cwd,
                 )  # fmt: skip
         except OSError as error:
             raise WorkerFailed(
@@ -188,14 +200,20 @@ class LocalWorker:
         processes: One for each rank.
         spec: The study.
         watch: Told how long the driver waits.
+        settings: Under which the processes were started.
     """
 
     report: WorkerReport
 
-    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch) -> None:
+    def __init__(
+        self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet
+    ) -> None:
         self._processes = processes
+        self._spec = spec
         self._measure = spec.measure
         self._watch = watch
+        self._settings = settings
+        self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
 
@@ -205,24 +223,50 @@ class LocalWorker:
             process.send(job)
         ready = self._gather("ready", self._measure.start_limit_s, progress)
         try:
-            reports = [WorkerReport.model_validate(m["report"]) for m in ready]
-        except (ValidationError, KeyError) as error:
+            reports = [self._report(message) for message in ready]
+        except (ValidationError, KeyError, TypeError, ValueError) as error:
             raise self._failed(FailureKind.NO_RESULT, f"the worker's report cannot be read: {error}") from error
         self.report = reports[0].model_copy(
-            update={"peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None}
+            update={
+                "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
+                "device_memory": tuple(m for r in reports for m in r.device_memory),
+            }
         )
         self._phase = "step"
+
+    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        """The report of one rank.
+
+        Raises:
+            WorkerFailed: If a setting is not in force in it.
+        """
+        arrival = check_environment(self._settings, message["values"])
+        self._refuse_lost((*arrival.lost, *check_options(self._settings, message["jax_options"])))
+        report = WorkerReport.model_validate(message["report"])
+        return report.model_copy(update={"warnings": (*report.warnings, *arrival.notes)})
+
+    def _refuse_lost(self, lost: Sequence[str]) -> None:
+        """Ends a worker that does not run under the settings that it was given: its time would be another set's."""
+        if lost:
+            self._phase = "check"
+            raise self._failed(
+                FailureKind.NOT_APPLIED, f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}"
+            )
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks; see `base.Worker`. The slowest rank's total must agree with rank 0's clock."""
         for process in self._processes:
             process.send({"type": "block", "steps": steps})
-        blocks = self._gather("block", self._measure.block_limit_s + steps * 0.0, None)
+        blocks = self._gather("block", self._block_limit_s(steps), None)
         loss = float(blocks[0]["loss"])
         if loss != loss or loss in (float("inf"), float("-inf")):
             raise self._failed(FailureKind.WRONG_LOSS, f"the loss became {loss} while it was measured")
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
         return tuple(float(t) for t in slowest["step_times_s"])
+
+    def _block_limit_s(self, steps: int) -> float:
+        """How long a block may take before the worker counts as hung."""
+        return self._measure.block_limit_s
 
     def close(self) -> None:
         """Asks politely, then ends everything; see `base.Worker`."""

@@ -50,7 +50,6 @@ class Job:
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
         started = time.perf_counter()
         self._since_exec_s = _seconds_since_exec()
-        expected = {n: os.environ.get(n) for n in job["variables"]}
         sys.path[:0] = job["paths"]
         tell("import")
         import jax
@@ -61,7 +60,10 @@ class Job:
         self._jax = jax
         if job["process_count"] > 1:
             jax.distributed.initialize(
-                job["coordinator"], num_processes=job["process_count"], process_id=job["process_index"]
+                job["coordinator"],
+                num_processes=job["process_count"],
+                process_id=job["process_index"],
+                local_device_ids=_own_gpus(job),
             )
         tell("build")
         devices = jax.devices()
@@ -102,12 +104,10 @@ class Job:
             **_memory(jax, compiled),
             **_figures(workload),
             "versions": _versions(jax),
-            "warnings": [
-                f"the workload changed {n} from {v!r} to {os.environ.get(n)!r}"
-                for n, v in expected.items()
-                if os.environ.get(n) != v
-            ],
         }
+        # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
+        self.values = {n: os.environ.get(n) for n in job["variables"]}
+        self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of the first steps, read one by one; never timed."""
@@ -159,7 +159,7 @@ def serve(channel: Channel) -> int:
         if job["type"] != "job":
             return 0
         work = Job(job, tell)
-        channel.send("ready", report=_json_safe(work.report))
+        channel.send("ready", report=_json_safe(work.report), values=work.values, jax_options=work.jax_options)
         phase = "step"
         while (message := channel.receive())["type"] == "block":
             times = work.run_block(message["steps"])
@@ -198,6 +198,9 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
     stats = [d.memory_stats() for d in jax.local_devices()]
     found: dict[str, Any] = {}
     if stats and all(stats):
+        found["device_memory"] = [
+            {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats
+        ]
         found["peak_bytes"] = max(s.get("peak_bytes_in_use", 0) for s in stats)
         found["limit_bytes"] = min(s.get("bytes_limit", 0) for s in stats) or None
     else:
@@ -208,6 +211,15 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
     if analysis is not None:
         found["temp_bytes"] = int(analysis.temp_size_in_bytes)
     return found
+
+
+def _own_gpus(job: dict[str, Any]) -> list[int] | None:
+    """Which of the node's GPUs are this rank's; None on CPU, where each rank makes its own devices."""
+    if os.environ.get("JAX_PLATFORMS") != "cuda":
+        return None
+    each = job["device_count"] // job["process_count"]
+    first = job["process_index"] * each
+    return list(range(first, first + each))
 
 
 def _figures(workload: Any) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""One line in your own training loop, and a study can measure it in turns::
+
+    import autotune.hook
+
+    for batch in autotune.hook.steps(loader):
+        state, metrics = train_step(state, batch)
+        autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
+
+Outside a study `steps` gives the batches and nothing else happens. Under a study whose [workload] has ``hook = true`` it
+runs the warm-up, says that it is ready, and then runs a block of steps whenever it is this process's turn. Between the
+turns the loop waits inside `steps`, so nothing else of it runs.
+
+JAX returns before the device is done. Give ``sync``, a function that waits for your last result
+(``lambda: jax.block_until_ready(state)``), or block in the loop yourself: else a block would be timed before its end.
+`steps` calls ``sync`` at the beginning and the end of each block only, so steps overlap inside as they always do.
+
+Standard library only, so that any program can import it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+VARIABLE = "AUTOTUNE_CHANNEL"
+
+
+class HookError(RuntimeError):
+    """The hook cannot do what the study asks of it; the message says what to change in the program."""
+
+
+def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
+    """Gives the batches of a training loop, under a study in measured blocks.
+
+    Args:
+        batches: What the loop goes over. Under a study it is gone through as often as needed, if it can be.
+        sync: Waits until the device has done all that the loop asked for.
+
+    Yields:
+        The batches, in order.
+
+    Raises:
+        HookError: Under a study, if this is not the process that the study started, or the batches end and
+            cannot be gone through again.
+    """
+    channel = _connect()
+    if channel is None:
+        yield from batches
+        return
+    global _loop
+    _loop = loop = _Loop(channel, sync)
+    try:
+        for batch in _endless(batches):
+            loop.step_ends()
+            if loop.stopped:
+                return
+            yield batch
+    finally:
+        _loop = None
+
+
+def report(*, loss: Any = None, grad_norm: Any = None) -> None:
+    """Tells the loss and the global gradient norm of the present step; outside a study nothing happens.
+
+    They are turned into numbers at the first steps, which are checked against the reference, and at the end of each
+    block; in between they are left alone, so that nothing waits for the device.
+
+    Args:
+        loss: A number, or anything that ``float`` takes.
+        grad_norm: Likewise.
+    """
+    if _loop is not None:
+        _loop.reported = (loss, grad_norm)
+
+
+_loop: _Loop | None = None
+
+
+def _connect() -> _Channel | None:
+    """The channel to the study, or None outside of one."""
+    number = os.environ.get(VARIABLE)
+    if number is None:
+        return None
+    try:
+        return _Channel(int(number))
+    except (OSError, ValueError) as error:
+        raise HookError(
+            f"autotune.hook.steps must run in the process that the study started, and once, but its channel ({VARIABLE}="
+            f"{number}) is not open here: {error}; a launcher between the two must become the program (exec), or leave "
+            "`hook` out of the study and let the program's output be read"
+        ) from error
+
+
+class _Channel:
+    """JSON lines over the inherited socket."""
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.socket(fileno=number)
+        self._socket.set_inheritable(False)
+        del os.environ[VARIABLE]  # a process that the program starts must not speak for it
+        self._lines = self._socket.makefile("rb")
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        line = self._lines.readline()
+        return dict(json.loads(line)) if line.endswith(b"\n") else {"type": "stop"}
+
+
+class _Loop:
+    """Where a loop under a study is: its first steps are checked, then warm-up, then blocks when told."""
+
+    def __init__(self, channel: _Channel, sync: Callable[[], Any] | None) -> None:
+        self._channel = channel
+        self._sync = sync or (lambda: None)
+        self._job = channel.receive()
+        self.stopped = self._job["type"] != "job"
+        self.reported: tuple[Any, Any] = (None, None)
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._warmup: list[float] = []
+        self._times: list[float] = []
+        self._left = 0
+        self._step = -1
+        self._last = time.perf_counter()
+        if not self.stopped:
+            channel.send("phase", phase="build")
+
+    def step_ends(self) -> None:
+        """Called between two steps: the one before has ended, the next begins when this returns."""
+        if self.stopped:
+            return
+        self._step += 1
+        check, warm = self._job["check_steps"], self._job["warmup_steps"]
+        if self._step == 0:
+            self._channel.send("phase", phase="compile")
+        elif self._step <= check + warm:
+            self._early(check)
+        else:
+            self._times.append(time.perf_counter() - self._last)
+            self._left -= 1
+            if self._left == 0:
+                self._end_block()
+        if self._step == check + warm:
+            self._ready()
+        if self._step >= check + warm and self._left == 0 and not self.stopped:
+            self._wait_for_turn()
+        self._last = time.perf_counter()
+
+    def _early(self, check: int) -> None:
+        """A step of the check or of the warm-up: each is waited for."""
+        self._sync()
+        if self._step <= check:
+            loss, norm = (_number(x) for x in self.reported)
+            if loss is not None:
+                self._losses.append(loss)
+            if norm is not None:
+                self._norms.append(norm)
+        else:
+            self._warmup.append(time.perf_counter() - self._last)
+        if self._step == check:
+            self._channel.send("phase", phase="warm-up")
+
+    def _ready(self) -> None:
+        self._channel.send(
+            "ready",
+            losses=[_safe(x) for x in self._losses],
+            grad_norms=[_safe(x) for x in self._norms],
+            warmup_step_times_s=self._warmup,
+            values={n: os.environ.get(n) for n in self._job["variables"]},
+            **_of_jax(self._job["jax_options"]),
+        )
+
+    def _end_block(self) -> None:
+        self._sync()
+        # The wait for the device at the end belongs to the block's last step.
+        self._times[-1] = time.perf_counter() - self._last
+        loss = _number(self.reported[0])
+        self._channel.send("block", step_times_s=self._times, loss=_safe(loss) if loss is not None else 0.0)
+
+    def _wait_for_turn(self) -> None:
+        message = self._channel.receive()
+        if message["type"] != "block":
+            self.stopped = True
+            return
+        self._left, self._times = int(message["steps"]), []
+        self._sync()
+
+
+def _of_jax(options: list[str]) -> dict[str, Any]:
+    """What JAX says of its devices and of the options under trial, if the program has imported it."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return {"jax": None}
+    devices = jax.local_devices()
+    stats = [d.memory_stats() or {} for d in devices]
+    return {
+        "jax": {
+            "version": jax.__version__,
+            "platform": devices[0].platform,
+            "device_kind": devices[0].device_kind,
+            "device_count": jax.device_count(),
+            "process_count": jax.process_count(),
+            "memory": [[s.get("peak_bytes_in_use"), s.get("bytes_limit")] for s in stats],
+            "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
+        }
+    }
+
+
+def _endless(batches: Iterable[T]) -> Iterator[T]:
+    """Goes through the batches again and again; those that can be gone through only once are kept no longer."""
+    for turn in itertools.count():
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            raise HookError(
+                "the batches must last for a whole study or be ones that can be gone through again, but they ended"
+                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a list or a loader that starts anew"
+            )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _safe(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
