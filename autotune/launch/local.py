@@ -69,7 +69,10 @@ class LocalLauncher:
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         return environment.child_environment(
-            self._base, settings, platform_name=self._spec.device.platform, virtual_devices=self._virtual_devices()
+            self._base,
+            settings,
+            platform_name=self._spec.device.platform,
+            virtual_devices=self._virtual_devices(),
         )
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
@@ -159,18 +162,19 @@ class GuardedProcess:
 
     def receive(self) -> list[dict[str, Any]]:
         """Messages that have come, without waiting; the last one of all is of type ``exit``."""
+        is_over = False
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._out.fileno(), 1 << 16):
                 self._buffer += data
-            if self.end is None and not data:
-                self._buffer += b"\n" + json.dumps({"type": "exit", "exit_status": None, "last_lines": []}).encode() + b"\n"
+            is_over = True
         *lines, self._buffer = self._buffer.split(b"\n")
         if len(self._buffer) > LONGEST_LINE:
             self._buffer = b""
         found = [m for m in map(_message, lines) if m is not None]
-        for message in found:
-            if message["type"] == "exit" and self.end is None:
-                self.end = message
+        self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
+        if is_over and self.end is None:  # the guard vanished before it could say how its command ended
+            self.end = {"type": "exit", "exit_status": None, "last_lines": []}
+            found.append(self.end)
         return found
 
     def close(self, patience_s: float) -> None:
@@ -205,9 +209,7 @@ class LocalWorker:
 
     report: WorkerReport
 
-    def __init__(
-        self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet
-    ) -> None:
+    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
         self._measure = spec.measure
@@ -250,7 +252,8 @@ class LocalWorker:
         if lost:
             self._phase = "check"
             raise self._failed(
-                FailureKind.NOT_APPLIED, f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}"
+                FailureKind.NOT_APPLIED,
+                f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}",
             )
 
     def run_block(self, steps: int) -> tuple[float, ...]:
