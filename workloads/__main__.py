@@ -37,23 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m workloads", description="Run or describe a training step."
-    )
+    parser = argparse.ArgumentParser(prog="python -m workloads", description="Run or describe a training step.")
     parser.add_argument("workload", help="a preset (llama2-7b), a family (llama) or package.module:function")
     parser.add_argument("--size", help="the size within a family (default small)")
     parser.add_argument("--mesh", default="", help="axis=size[,axis=size...], one may be -1: fsdp=4,tensor=2")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="any option, value as JSON"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any option, value as JSON")
     parser.add_argument("--steps", type=_at_least_one, default=20, help="measured steps (default 20)")
-    parser.add_argument(
-        "--warmup", type=int, default=2, help="steps that are run first and left out (default 2)"
-    )
+    parser.add_argument("--warmup", type=int, default=2, help="steps that are run first and left out (default 2)")
     parser.add_argument("--devices", type=_at_least_one, metavar="N", help="run on N virtual CPU devices")
-    parser.add_argument(
-        "--describe", action="store_true", help="print shapes, bytes per device and FLOPs; run nothing"
-    )
+    parser.add_argument("--describe", action="store_true", help="print shapes, bytes per device and FLOPs; run nothing")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     return parser
 
@@ -101,14 +93,16 @@ def describe(workload: Workload) -> dict[str, Any]:
         if tree is None:
             continue
         found[f"{name}_bytes_per_device"] = bytes_per_device(tree)
+        shown = tree["params"] if isinstance(tree, Mapping) and "params" in tree else tree
         found[f"{name}_shapes"] = {
-            jax.tree_util.keystr(
-                path, simple=True, separator="."
-            ): f"{leaf.dtype}{list(leaf.shape)} {leaf.sharding.spec}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-            if name == "batch" or "params" in jax.tree_util.keystr(path)
+            _path(path): f"{leaf.dtype}{list(leaf.shape)} {getattr(leaf.sharding, 'spec', '')}".rstrip()
+            for path, leaf in jax.tree_util.tree_leaves_with_path(shown)
         }
     return {**found, "config": dict(workload.config)}
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
 
 
 def run(workload: Workload, *, steps: int, warmup: int, as_json: bool) -> None:

@@ -155,8 +155,7 @@ def _value(name: str, value: Any, kind: str, metadata: Mapping[Any, Any]) -> Any
     choices = metadata.get("choices")
     if choices and value not in choices:
         raise WorkloadError(
-            f"option `{name}` must be one of {', '.join(choices)} but got {value!r}"
-            f"{close_matches(value, choices)}"
+            f"option `{name}` must be one of {', '.join(choices)} but got {value!r}{close_matches(value, choices)}"
         )
     minimum = metadata.get("minimum", 1)
     if kind == "int" and value < minimum:

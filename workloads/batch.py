@@ -19,10 +19,7 @@ _NOISE = 0.1  # share of tokens that follow no rule: the loss has a floor above 
 def abstract_batch(layout: Layout, *, batch: int, seq: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch: ``inputs`` and ``targets``, i32[B, T] each."""
     sharding = layout.sharding(("batch", "sequence"))
-    return {
-        name: jax.ShapeDtypeStruct((batch, seq), jnp.int32, sharding=sharding)
-        for name in ("inputs", "targets")
-    }
+    return {name: jax.ShapeDtypeStruct((batch, seq), jnp.int32, sharding=sharding) for name in ("inputs", "targets")}
 
 
 def make_batch(

@@ -74,9 +74,7 @@ class DecoderConfig:
     def check(self, layout: Layout, rows: int) -> None:
         """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
         if self.heads % self.kv_heads:
-            raise WorkloadError(
-                f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}"
-            )
+            raise WorkloadError(f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}")
         if self.positions == "rope" and self.head_size % 2:
             raise WorkloadError(f"`head_size` must be even for rotary positions but got {self.head_size}")
         if self.positions == "learned" and self.seq > self.max_seq:
@@ -127,9 +125,7 @@ class Block(nnx.Module):
         self.ffw_norm = Norm(config.d_model, kind=config.norm)
         self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
 
-    def __call__(
-        self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> tuple[jax.Array, jax.Array]:
         """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]."""
         hold = self.layout.constrain
         y = self.attention(hold(self.attention_norm(x), "batch", "sequence", None), cos_sin)
@@ -148,12 +144,8 @@ class Decoder(nnx.Module):
         # a vocabulary that does not divide (GPT-2: 50257) is not split
         self._vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
         self.embedding = weight(stream, (c.vocab, c.d_model), (self._vocab, "embed"), c.d_model)
-        self.positions = (
-            filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
-        )
-        self.head = (
-            None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", self._vocab), c.d_model)
-        )
+        self.positions = filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
+        self.head = None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", self._vocab), c.d_model)
         self.norm = Norm(c.d_model, kind=c.norm)
         seeds = stream.split(c.layers)
 

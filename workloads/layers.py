@@ -27,9 +27,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def weight(
-    stream: Stream, shape: tuple[int, ...], axes: tuple[str | None, ...], fan_in: int
-) -> nnx.Param[jax.Array]:
+def weight(stream: Stream, shape: tuple[int, ...], axes: tuple[str | None, ...], fan_in: int) -> nnx.Param[jax.Array]:
     """A float32 weight, uniform with variance 1 / fan_in; ``axes`` are its logical axes."""
     return nnx.Param((noise.uniform(stream(), shape) - 0.5) * (12 / fan_in) ** 0.5, axes=axes)
 
@@ -146,9 +144,7 @@ class Attention(nnx.Module):
         self.query = weight(stream, (c.d_model, c.heads, c.head_size), ("embed", "heads", None), c.d_model)
         self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
         self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.out = weight(
-            stream, (c.heads, c.head_size, c.d_model), ("heads", None, "embed"), c.heads * c.head_size
-        )
+        self.out = weight(stream, (c.heads, c.head_size, c.d_model), ("heads", None, "embed"), c.heads * c.head_size)
         if c.bias:
             self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
             self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
@@ -182,9 +178,7 @@ class FeedForward(nnx.Module):
         c = config
         self.config, self.layout = config, layout
         self.gate = (
-            weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
-            if c.activation == "swiglu"
-            else None
+            weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model) if c.activation == "swiglu" else None
         )
         self.up = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
         self.down = weight(stream, (c.ffw, c.d_model), ("ffw", "embed"), c.ffw)

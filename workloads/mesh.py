@@ -101,9 +101,7 @@ def make_layout(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None =
                 f"a mesh axis must be one of {', '.join(AXES)} but got `{axis}`{close_matches(axis, AXES)}"
             )
         if type(size) is not int or (size < 1 and size != -1):
-            raise WorkloadError(
-                f"the size of mesh axis `{axis}` must be a whole number >= 1, or -1, but got {size!r}"
-            )
+            raise WorkloadError(f"the size of mesh axis `{axis}` must be a whole number >= 1, or -1, but got {size!r}")
     found = list(jax.devices() if devices is None else devices)
     free = [axis for axis in AXES if sizes.get(axis) == -1] or (["data"] if not sizes else [])
     if len(free) > 1:

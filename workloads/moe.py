@@ -52,9 +52,7 @@ class Experts(nnx.Module):
         order = jnp.cumsum(jax.nn.one_hot(flat, c.experts, dtype=jnp.int32), axis=1)
         place = jnp.take_along_axis(order, flat[..., None], axis=2)[..., 0] - 1
         is_kept = place < capacity
-        slot = jnp.where(
-            is_kept, flat * capacity + place, c.experts * capacity
-        )  # [B, T*K], the last: dropped
+        slot = jnp.where(is_kept, flat * capacity + place, c.experts * capacity)  # [B, T*K], the last: dropped
         token = jnp.broadcast_to(jnp.arange(seq * c.top_k) // c.top_k, flat.shape)
 
         def scatter(slots: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -73,9 +71,7 @@ class Experts(nnx.Module):
             None,
             "ffw",
         )
-        y = hold(
-            matmul("becf,efd->becd", y, self.down[...], c.dtype), "batch_of_expert", "expert", None, None
-        )
+        y = hold(matmul("becf,efd->becd", y, self.down[...], c.dtype), "batch_of_expert", "expert", None, None)
         y = hold(y, "batch", None, None, None).reshape(rows, c.experts * capacity, -1)
         y = jax.vmap(lambda out, i: out[i])(jnp.pad(y, ((0, 0), (0, 1), (0, 0))), slot)  # [B, T*K, D]
         y = y.reshape(rows, seq, c.top_k, -1) * shares[..., None].astype(y.dtype)

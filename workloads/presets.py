@@ -28,7 +28,7 @@ class Family:
 
 _GPT: Options = {"norm": "layer", "positions": "learned", "activation": "gelu", "tied": True, "bias": True}
 _TINY: Options = {"seq": 16, "batch": 8, "dtype": "float32", "learning_rate": 1e-2, "vocab": 64}
-_SMALL: Options = {"seq": 64, "batch": 4, "dtype": "float32", "learning_rate": 2e-3, "vocab": 512}
+_SMALL: Options = {"seq": 32, "batch": 8, "dtype": "float32", "learning_rate": 2e-3, "vocab": 512}
 
 
 def _shape(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **more: Any) -> Options:
@@ -57,7 +57,7 @@ _LLAMA: Mapping[str, Options] = {
     "llama3-405b": _large(128_256, 8192, _shape(126, 16_384, 53_248, 128, 8, rope_theta=5e5)),
     # one GPU, filled
     "80gb": _large(32_000, 2048, _shape(28, 3072, 8192, 24, 8)),
-    "141gb": _large(32_000, 2048, _shape(30, 4096, 11_008, 32, 32), batch=4),
+    "141gb": _large(32_000, 1024, _shape(30, 4096, 11_008, 32, 32)),
 }
 _GPT_SIZES: Mapping[str, Options] = {
     "tiny": {**_TINY_SHAPE, **_GPT, **_TINY, "kv_heads": 4},
@@ -109,9 +109,7 @@ _RSSM: Mapping[str, Options] = {
 
 
 def _decoders(sizes: Mapping[str, Options]) -> Family:
-    return Family(
-        config=dense.DecoderConfig, model=dense.Decoder, flops_per_token=dense.flops_per_token, sizes=sizes
-    )
+    return Family(config=dense.DecoderConfig, model=dense.Decoder, flops_per_token=dense.flops_per_token, sizes=sizes)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -162,9 +160,7 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     train, config = parse_options(TrainConfig, merged), parse_options(family.config, merged)
     layout = make_layout(train.mesh, devices)
     if train.batch % train.accumulate:
-        raise WorkloadError(
-            f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}"
-        )
+        raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
     config.check(layout, train.batch // train.accumulate)
     return make_workload(
         _full_name(family_name, size),
@@ -196,7 +192,5 @@ def _resolve(name: str, size: Any) -> tuple[str, str]:
             f"Presets: {', '.join(PRESETS)}; families: {', '.join(FAMILIES)}"
         )
     if size is not None:
-        raise WorkloadError(
-            f"`size` goes with a family, not with the preset `{name}`; drop it or name the family"
-        )
+        raise WorkloadError(f"`size` goes with a family, not with the preset `{name}`; drop it or name the family")
     return PRESETS[name]

@@ -61,9 +61,7 @@ class RecurrentConfig:
         """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
         for axis, size in layout.mesh.shape.items():
             if size > 1 and axis != "data":
-                raise WorkloadError(
-                    f"a recurrent workload is split over axis data only but got {axis}={size}"
-                )
+                raise WorkloadError(f"a recurrent workload is split over axis data only but got {axis}={size}")
         check_dtype(self.dtype, layout)
         if self.deter % self.blocks:
             raise WorkloadError(f"`deter` must be a multiple of `blocks` but got {self.deter}, {self.blocks}")
@@ -173,9 +171,7 @@ class WorldModel(nnx.Module):
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         """World model and actor-critic losses of [B, T] tokens, f32[]."""
-        seeds = jax.vmap(lambda row: jnp.sum(noise.scramble(row.astype(jnp.uint32)), dtype=jnp.uint32))(
-            inputs
-        )
+        seeds = jax.vmap(lambda row: jnp.sum(noise.scramble(row.astype(jnp.uint32)), dtype=jnp.uint32))(inputs)
         seeds = noise.scramble(seeds)
         deter, stoch, posterior = self._observe(inputs, targets, seeds)
         features = self.layout.constrain(jnp.concatenate([deter, stoch], -1), "batch", None, None)

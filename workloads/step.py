@@ -91,9 +91,7 @@ def make_workload(
     jitted_init = jax.jit(init, out_shardings=shardings)
     loss = _loss_and_gradients(graphdef, shardings["params"], layout, train.accumulate)
     count = param_count(shapes)
-    one_layer = (
-        param_count(nnx.state(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0))).layers))) // layers
-    )
+    one_layer = param_count(nnx.state(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0))).layers))) // layers
     carried = one_layer * compute_dtype(dtype).itemsize
     tokens = train.batch * train.seq
     return Workload(
@@ -136,9 +134,7 @@ def _loss_and_gradients(
     """The function from weights and a batch to the mean loss and its float32 gradients."""
 
     def once(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        return jax.value_and_grad(lambda p: nnx.merge(graphdef, p).loss(batch["inputs"], batch["targets"]))(
-            params
-        )
+        return jax.value_and_grad(lambda p: nnx.merge(graphdef, p).loss(batch["inputs"], batch["targets"]))(params)
 
     def accumulated(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
         def part(x: jax.Array) -> jax.Array:  # every part takes rows of every device, so that none moves
@@ -181,8 +177,8 @@ def _make_step(
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays with shardings that one device holds."""
+    """Bytes of a tree of abstract arrays that one device holds; what has no sharding is held whole."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )

@@ -1,0 +1,177 @@
+"""Every way to split a program gives the loss and the gradients of one device, and talks as it should."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import optax  # type: ignore[import-untyped]
+import pytest
+
+from workloads.base import Workload, jit_step, load
+from workloads.step import bytes_per_device
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+# every size is a prime times no more than what the meshes below need
+DENSE: dict[str, Any] = {
+    **{"vocab": 2 * 11, "layers": 2, "d_model": 4 * 5, "ffw": 2 * 7, "heads": 6, "kv_heads": 2},
+    **{"head_size": 2 * 3, "seq": 4 * 3, "batch": 8, "microbatches": 2},
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": DENSE,
+    "gpt": {**DENSE, "kv_heads": 6, "vocab": 23, "max_seq": 13},
+    "moe": {**DENSE, "experts": 4, "ffw": 2 * 3},
+    "rssm": {
+        **{"vocab": 23, "deter": 14, "hidden": 7, "classes": 3, "units": 11, "stoch": 5, "blocks": 2},
+        **{"horizon": 3, "actions": 5, "seq": 5, "batch": 8},
+    },
+}
+
+
+def build(family: str, mesh: dict[str, int], **options: Any) -> Workload:
+    return load(family, {"size": "tiny", **SHAPES[family], "mesh": mesh, **options})
+
+
+def compile_step(workload: Workload) -> Any:
+    lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
+    return lowered.compile({"xla_backend_optimization_level": 0})  # LLVM's: half the time of these tests
+
+
+def first_step(workload: Workload) -> tuple[float, dict[str, np.ndarray], str]:
+    """Loss, gradients (a tenth of them: Adam's first moment) by name, and the compiled program."""
+    compiled = compile_step(workload)
+    state, metrics = compiled(workload.init(3), workload.batch(5))
+    leaves = jax.tree_util.tree_leaves_with_path(optax.tree.get(state["optimizer"], "mu"))
+    gradients = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return float(metrics["loss"]), gradients, compiled.as_text()
+
+
+@cache
+def single_device(family: str, options: tuple[tuple[str, Any], ...]) -> tuple[float, dict[str, np.ndarray]]:
+    return first_step(build(family, {"data": 1}, **dict(options)))[:2]
+
+
+def check_same(family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]) -> None:
+    model_options = {k: v for k, v in options.items() if k in ("routing", "scan")}
+    loss, gradients = single_device(family, tuple(model_options.items()))
+    split_loss, split_gradients, text = first_step(build(family, mesh, **options))
+    np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
+    assert gradients.keys() == split_gradients.keys()
+    # relative to the largest gradient of all: that of a key's bias is zero but for rounding
+    largest = max(np.abs(g).max() for g in gradients.values())
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(split_gradients[name], gradient, rtol=1e-4, atol=2e-6 * largest, err_msg=name)
+    assert set(collectives) <= {c for c in COLLECTIVES if re.search(rf" {c}(-start)?\(", text)}
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh", "options", "collectives"),
+    [
+        ("llama", {"data": 8}, {}, ("all-reduce",)),
+        ("llama", {"data": 2}, {"zero": "optimizer"}, ("all-reduce", "all-gather")),
+        ("llama", {"fsdp": 4}, {}, ("all-reduce", "all-gather")),
+        ("llama", {"fsdp": 2, "tensor": 2}, {}, ("all-reduce", "all-gather")),
+        ("llama", {"context": 4}, {}, ("all-gather",)),
+        ("llama", {"context": 4}, {"attention": "ring"}, ("collective-permute",)),
+        ("llama", {"pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "all-gather")),
+        ("moe", {"expert": 4}, {}, ("all-gather", "reduce-scatter")),
+        ("moe", {"expert": 4}, {"routing": "capacity"}, ("all-to-all",)),
+    ],
+    ids=str,
+)
+def test_one_axis_equals_one_device(
+    family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]
+) -> None:
+    check_same(family, mesh, options, collectives)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "mesh", "options", "collectives"),
+    [
+        ("gpt", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
+        ("llama", {"data": 2, "fsdp": 2, "tensor": 2}, {"zero": "optimizer"}, ("all-gather",)),
+        ("llama", {"context": 2, "tensor": 2, "pipeline": 2}, {"attention": "ring"}, ("collective-permute",)),
+        ("llama", {"pipeline": 2, "data": 2, "tensor": 2}, {"remat": "dots"}, ("collective-permute",)),
+        ("moe", {"expert": 2, "fsdp": 2, "tensor": 2}, {}, ("reduce-scatter",)),
+        ("moe", {"expert": 2, "fsdp": 2, "tensor": 2}, {"routing": "capacity"}, ("all-to-all",)),
+        ("moe", {"expert": 2, "context": 2}, {}, ("reduce-scatter",)),
+        ("moe", {"expert": 2, "context": 2}, {"routing": "capacity"}, ("all-to-all",)),
+        ("moe", {"expert": 2, "pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "reduce-scatter")),
+        ("moe", {"pipeline": 2, "expert": 2}, {"routing": "capacity"}, ("collective-permute", "all-to-all")),
+        ("rssm", {"data": 4}, {}, ("all-reduce",)),
+        ("rssm", {"data": 2}, {"zero": "optimizer", "unroll": 2}, ("all-gather",)),
+    ],
+    ids=str,
+)
+def test_products_of_axes_equal_one_device(
+    family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]
+) -> None:
+    check_same(family, mesh, {"batch": 8, **options}, collectives)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 4},
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"accumulate": 2, "remat": "dots"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_how_it_is_computed_does_not_change_the_gradients(options: dict[str, Any]) -> None:
+    check_same("llama", {"data": 2}, options, ("all-reduce",))
+
+
+def test_unrolled_layers_give_the_gradients_of_scanned_ones() -> None:
+    loss, scanned = single_device("llama", ())
+    unrolled_loss, unrolled, text = first_step(build("llama", {"data": 1}, scan=False))
+    np.testing.assert_allclose(unrolled_loss, loss, rtol=1e-6)
+    for name, gradient in scanned.items():
+        if "layers" in name:
+            parts = [unrolled[name.replace("['layers']", f"['layers'][{i}]")] for i in range(2)]
+            np.testing.assert_allclose(np.stack(parts), gradient, rtol=1e-4, atol=1e-7, err_msg=name)
+    assert " while(" not in text
+
+
+@pytest.mark.slow
+def test_experts_with_room_for_all_give_what_dropless_ones_give() -> None:
+    loss, gradients = single_device("moe", ())
+    roomy = first_step(build("moe", {"data": 1}, routing="capacity", capacity_factor=4.0))
+    np.testing.assert_allclose(roomy[0], loss, rtol=1e-6)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(roomy[1][name], gradient, rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+def held(family: str, part: str, mesh: dict[str, int], **options: Any) -> int:
+    """Bytes of a part of the state that one device holds."""
+    state = build(family, mesh, **options).abstract_state
+    assert state is not None
+    return bytes_per_device(state[part])
+
+
+def test_weights_are_split() -> None:
+    whole, part = held("llama", "params", {"data": 1}), held("llama", "params", {"fsdp": 4})
+    norms = 4 * (2 * 2 + 1) * 20  # replicated
+    assert part - norms == (whole - norms) / 4
+
+
+def test_zero_splits_the_optimiser_over_the_data_axis_and_not_the_weights() -> None:
+    weights, zero_weights = (held("llama", "params", {"data": 4}, zero=z) for z in ("none", "optimizer"))
+    moments, zero_moments = (held("llama", "optimizer", {"data": 4}, zero=z) for z in ("none", "optimizer"))
+    assert zero_weights == weights
+    assert zero_moments - 4 == (moments - 4) / 4  # 4: a count
+
+
+def test_a_state_comes_back_with_the_shardings_it_went_in_with() -> None:
+    workload = build("llama", {"fsdp": 2, "tensor": 2})
+    state = workload.init(0)
+    after, _ = compile_step(workload)(state, workload.batch(0))
+    for expected, leaf in zip(jax.tree.leaves(workload.abstract_state), jax.tree.leaves(after), strict=True):
+        assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
+        assert (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
