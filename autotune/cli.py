@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from autotune import cli_flags, cli_results, cli_screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,21 +44,17 @@ class EffortChoice(StrEnum):
     full = "full"
 
 
-class PreferChoice(StrEnum):
-    """Which side wins a conflict between the winner and the caller's environment."""
-
-    winner = "winner"
-    mine = "mine"
-
-
 @app.command()
 def run(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, those of earlier sessions included.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials in all, those of earlier sessions included.")
+    ] = None,
     time_budget: Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH.")
+        str | None,
+        typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
@@ -93,7 +93,7 @@ def _run(
     """Preflight, then all stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
     from autotune.pipeline import run_study
     from autotune.preflight import prepare
-    from autotune.store import Store, Stopwatch
+    from autotune.store import Stopwatch, Store
     from autotune.view import LineView, LiveView
 
     console = _console(stderr=as_json)
@@ -102,13 +102,19 @@ def _run(
     store = Store.create_or_resume(path.resolve(), spec, study_dir=study.resolve().parent)
     try:
         budget = spec.search.time_budget
-        view = LiveView(console, store.watch, name=spec.name, budget_s=budget) if console.is_terminal else LineView(console, store.watch)
-        bench = ready.bench(store, view)
-        arguments = {"trials": spec.search.trials, "time_budget_s": budget, "view": view, "command": sys.argv}
-        if isinstance(view, LiveView):
-            with view:
-                return run_study(store, bench, ready.proposer, **arguments), store
-        return run_study(store, bench, ready.proposer, **arguments), store
+        live = LiveView(console, store.watch, name=spec.name, budget_s=budget) if console.is_terminal else None
+        view = live or LineView(console, store.watch)
+        with live or contextlib.nullcontext():
+            conclusion = run_study(
+                store,
+                ready.bench(store, view),
+                ready.proposer,
+                trials=spec.search.trials,
+                time_budget_s=budget,
+                view=view,
+                command=sys.argv,
+            )
+        return conclusion, store
     finally:
         store.close()
 
@@ -133,7 +139,10 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> No
     )
     console.print(f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)", highlight=False)
     console.print("\nnext:", highlight=False)
-    steps = [f"autotune show {path}", f"autotune run ... --trials {2 * conclusion.trial_count}   # goes on from here"]
+    steps = [
+        f"autotune show {path}",
+        f"autotune run ... --trials {2 * conclusion.trial_count}   # goes on from here",
+    ]
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps = [
             f"autotune export {path} --format env -o winner.env",
@@ -147,7 +156,9 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> No
 
 @app.command()
 def status(
-    run_path: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")] = None,
+    run_path: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Says how far studies are."""
@@ -186,7 +197,11 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     from autotune.store import is_held
     from autotune.units import format_interval, format_ratio, format_seconds
 
-    results, session, conclusion = store.of(TrialResult), store.last(SessionRecord), store.last(ConclusionRecord)
+    results, session, conclusion = (
+        store.of(TrialResult),
+        store.last(SessionRecord),
+        store.last(ConclusionRecord),
+    )
     best = incumbent(results)
     running = is_held(store.path)
     records = store.records()
@@ -291,10 +306,15 @@ def repro(
     device, workload = store.spec.device, store.spec.workload
     settings = store.spec.baseline.merge(result.settings)
     env = environment.reproduction(
-        settings, platform_name=device.platform, virtual_devices=(device.count or 1) if device.platform == "cpu" else None
+        settings,
+        platform_name=device.platform,
+        virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
     )
-    options = json.dumps(workload.options)
-    command = ["python", "-m", "workloads", workload.entry, "--options", options, "--steps", "20", "--seed", str(store.spec.seed)]
+    if workload.command is not None:
+        command = [a.replace("{folder}", str(store.path / (result.directory or "."))) for a in workload.command]
+    else:
+        options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
+        command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
     if as_json:
         _print_json({"environment": env, "command": command, "directory": store.study_dir})
         return
@@ -302,60 +322,6 @@ def repro(
     for name, value in env.items():
         print(f"export {name}={shlex.quote(value)}")
     print(shlex.join(command))
-
-
-@app.command()
-def export(
-    run_path: RunArgument,
-    form: Annotated[str, typer.Option("--format", help="What the file is for: env.")] = "env",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")] = None,
-) -> None:
-    """Writes the proven winner as a file, with its evidence in comments."""
-    from autotune.errors import AutotuneError, close_matches
-    from autotune.export import Format, render
-    from autotune.store import Store, write_atomically
-
-    if form not in set(Format):
-        raise AutotuneError(f"--format must be one of {', '.join(Format)} but got {form!r}{close_matches(form, Format)}")
-    text = render(Store.open(run_path), Format(form))
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        write_atomically(output, text)
-        print(f"written to {output}; use it with: . ./{output}", file=sys.stderr)
-
-
-@app.command(
-    "exec",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-def exec_(
-    context: typer.Context,
-    run_path: RunArgument,
-    prefer: Annotated[PreferChoice | None, typer.Option(help="Who wins where your environment and the winner differ.")] = None,
-) -> None:
-    """Runs a command under the winner, merged with your own XLA_FLAGS: autotune exec RUN -- python train.py."""
-    import os
-
-    from autotune import environment
-    from autotune.errors import AutotuneError
-    from autotune.export import proven_winner
-    from autotune.store import Store
-
-    command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
-    if not command:
-        raise AutotuneError("a command must follow the run, after --, but there is none: autotune exec RUN -- python train.py")
-    store = Store.open(run_path)
-    conclusion = proven_winner(store)
-    assert conclusion.settings is not None
-    winner = store.spec.baseline.merge(conclusion.settings)
-    env, lines = environment.merge_for_exec(environment.caller(), winner, prefer=prefer.value if prefer else None)
-    for line in lines:
-        print(f"autotune: {line}", file=sys.stderr, flush=True)
-    try:
-        os.execvpe(command[0], command, env)
-    except OSError as error:
-        raise AutotuneError(f"the command must be one that can be started but {command[0]}: {error.strerror}") from error
 
 
 @app.command()
@@ -374,6 +340,25 @@ def schema() -> None:
     )
 
 
+# The other commands live beside what they are about.
+app.add_typer(cli_flags.flags_app, name="flags")
+app.add_typer(cli_flags.recipes_app, name="recipes")
+app.add_typer(cli_screen.targets_app, name="targets")
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    cli_results.export,
+    cli_results.verify,
+    cli_flags.space,
+    cli_flags.symptoms,
+    cli_flags.doctor,
+    cli_screen.screen,
+    cli_screen.explain,
+    cli_screen.predict,
+)
+for _command in _COMMANDS:
+    app.command()(_command)
+app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(cli_results.exec_)
+
+
 # ---------------------------------------------------------------------- helpers
 
 
@@ -390,7 +375,9 @@ def _trial(store: Store, number: int) -> Any:
     for result in results:
         if result.number == number:
             return result
-    raise AutotuneError(f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`")
+    raise AutotuneError(
+        f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`"
+    )
 
 
 def _latest(finalists: list[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from autotune.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.stats import SequentialPlan, Verdict, confirm, estimate_pairs
+from autotune.stats import SequentialPlan, Verdict, confirm, estimate_pairs, judge
 
 
 def choose_finalists(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
@@ -40,9 +40,7 @@ def choose_finalists(results: Sequence[TrialResult], *, count: int, sesoi: float
     return sorted(promising, key=lambda r: r.comparison.estimate.ratio if r.comparison else math.inf)[:count]
 
 
-def prove(
-    bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, processes: int
-) -> list[FinalistResult]:
+def prove(bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, processes: int) -> list[FinalistResult]:
     """Measures some sets against the baseline, each in fresh pairs of processes, and judges them together.
 
     The sets take turns, so that a slow hour of the machine is shared by all. Pairs already recorded are not run again.
@@ -78,7 +76,7 @@ def _judge(
     found = confirm(ratios, family=family) if failure is None and len(ratios) >= 2 else None
     verdict = Verdict.UNRESOLVED
     if found is not None:
-        verdict = measure.judge(found.corrected, sesoi=bench.spec.measure.smallest_effect)
+        verdict = judge(found.corrected, sesoi=bench.spec.measure.smallest_effect)
     return FinalistResult(
         stage=stage,
         trial=trial,
@@ -127,7 +125,10 @@ def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: i
                 break
             pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=measure.fixed(count, sesoi=sesoi))
             found = measure.compare(
-                pairs, estimate_pairs([measure.log_ratio(p) for p in pairs]), sesoi=sesoi, stopped="all pairs run"
+                pairs,
+                estimate_pairs([measure.log_ratio(p) for p in pairs]),
+                sesoi=sesoi,
+                stopped="all pairs run",
             )
             run = base.model_copy(
                 update={

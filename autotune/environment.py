@@ -36,14 +36,26 @@ STEERING = re.compile(
 
 Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
 
-FORBIDDEN = frozenset({"PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "IFS", "ENV", "BASH_ENV", "SHELL", "USER"})
+FORBIDDEN = frozenset(
+    {"PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "IFS", "ENV", "BASH_ENV", "SHELL", "USER"}
+)
 """Variables that no study may set: they change which program runs, not how fast it is."""
 
 _STORED = re.compile(
-    STEERING.pattern + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
+    STEERING.pattern
+    + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
 )
 
-_DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "optuna", "numpy", "jax-cuda12-plugin", "jax-cuda13-plugin")
+_DISTRIBUTIONS = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "optuna",
+    "numpy",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+)
 
 
 def caller() -> dict[str, str]:

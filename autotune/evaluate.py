@@ -18,7 +18,6 @@ from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
 from autotune.records import (
-    Comparison,
     Failure,
     FailureKind,
     IncidentRecord,
@@ -262,7 +261,9 @@ def _attempt(
         key = bench.program_key(base.settings, candidate.report)
         base = base.model_copy(update={"worker": candidate.report, "program_key": key})
         if wrong := bench.check_loss(reference.report, candidate.report):
-            return base.model_copy(update={"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")})
+            return base.model_copy(
+                update={"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")}
+            )
         if (twin := _twin(bench, key, reference.report, known)) is not None:
             return base.model_copy(update=twin)
         try:

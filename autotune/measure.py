@@ -81,7 +81,13 @@ def measure_pairs(
         else:
             candidate_s = candidate.run_block(steps)
             reference_s = reference.run_block(steps)
-        pair = Pair(index=len(pairs), first=first, reference_s=reference_s, candidate_s=candidate_s, at_s=round(at_s, 3))
+        pair = Pair(
+            index=len(pairs),
+            first=first,
+            reference_s=reference_s,
+            candidate_s=candidate_s,
+            at_s=round(at_s, 3),
+        )
         on_pair(pair)
         pairs.append(pair)
         ratios.append(log_ratio(pair))
@@ -111,13 +117,18 @@ def fixed(count: int, *, sesoi: float) -> Callable[[list[float]], Decision | Non
             return None
         estimate = estimate_pairs(ratios)
         return Decision(
-            stop=True, reason=f"all {count} pairs run", estimate=estimate, verdict=judge(estimate, sesoi=sesoi)
+            stop=True,
+            reason=f"all {count} pairs run",
+            estimate=estimate,
+            verdict=judge(estimate, sesoi=sesoi),
         )
 
     return stop
 
 
-def compare(pairs: Sequence[Pair], estimate: Estimate, *, sesoi: float, stopped: str, mode: str = "turns") -> Comparison:
+def compare(
+    pairs: Sequence[Pair], estimate: Estimate, *, sesoi: float, stopped: str, mode: str = "turns"
+) -> Comparison:
     """Puts a comparison's figures together."""
     return Comparison(
         estimate=estimate,

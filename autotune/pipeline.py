@@ -1,4 +1,4 @@
-"""The stages of a study in order: floor, search, confirm, minimise, final proof, conclusion. Each goes on where it stopped."""
+"""The stages of a study in order: floor, search, confirm, minimise, final proof; each goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ def run_study(
         return _conclude(store, bench, plan, results, view)
     finally:
         bench.close()
-        store.append(
-            SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now())
-        )
+        store.append(SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now()))
 
 
 # ---------------------------------------------------------------------- floor
@@ -181,7 +179,10 @@ def _search(
     if len(results) < trials:
         view.stage("search", f"{trials - len(results)} of {trials} trials to go")
     while len(results) < trials:
-        if time_budget_s is not None and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s:
+        if (
+            time_budget_s is not None
+            and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s
+        ):
             view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
             break
         config = proposer.ask(len(results) + 1, results)
@@ -248,9 +249,7 @@ def _conclude(
     return conclusion
 
 
-def _minimise_and_prove(
-    bench: Bench, best: FinalistResult, plan: SequentialPlan, view: View
-) -> FinalistResult | None:
+def _minimise_and_prove(bench: Bench, best: FinalistResult, plan: SequentialPlan, view: View) -> FinalistResult | None:
     """The minimal set if it holds in a second proof, else the whole set if that does, else nothing."""
     minimal = best.settings
     if bench.spec.confirm.minimise and len(best.settings) > 1:
@@ -279,7 +278,8 @@ def _conclusion(store: Store, results: Sequence[TrialResult], proven: FinalistRe
         sentence = (
             f"{proven.settings} is {format_change(proven.estimate.ratio)} than the default on this machine: "
             f"step time ratio {format_ratio(proven.estimate.ratio)} "
-            f"{format_interval(proven.estimate.low, proven.estimate.high)} over {proven.process_count} fresh pairs of processes"
+            f"{format_interval(proven.estimate.low, proven.estimate.high)} "
+            f"over {proven.process_count} fresh pairs of processes"
         )
     elif not ran:
         outcome = Outcome.NOTHING_RAN
@@ -300,5 +300,3 @@ def _conclusion(store: Store, results: Sequence[TrialResult], proven: FinalistRe
         ended=environment.now(),
         provenance=environment.provenance(),
     )
-
-

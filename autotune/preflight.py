@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune import environment
 from autotune.catalog import Catalog, Stage, load_catalog
@@ -17,7 +16,7 @@ from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher
 from autotune.probe import ProbeReport, probe
-from autotune.recipes import load_recipes
+from autotune.recipes import find_recipe
 from autotune.records import WorkerReport
 from autotune.search import Proposer
 from autotune.space import SearchSpace, build_space
@@ -79,13 +78,12 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     report = probe(environment.python(), platform=spec.device.platform)
     note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
     _refuse(spec, report, catalog)
-    first = list(_first_sets(spec, report, catalog, note))
+    study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
+    first = _first_sets(spec, report, catalog, note)
     return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
 
 
-def study_space(
-    spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | None
-) -> SearchSpace:
+def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | None) -> SearchSpace:
     """The search space of a study, as it is known before (None) or after the reference ran."""
     search = spec.search
     return build_space(
@@ -122,9 +120,9 @@ def _first_sets(
         own = environment.steering(environment.caller())
         found.append(("your environment", _existing(own, "your environment", report, catalog, note)))
     found += [(f"set {s.name}", s.settings) for s in spec.search.first]
-    recipes = load_recipes()
     for name in spec.search.recipes:
-        found.append((f"recipe {name}", _existing(recipes.get(name).settings, f"recipe {name}", report, catalog, note)))
+        settings = _existing(find_recipe(name).settings, f"recipe {name}", report, catalog, note)
+        found.append((f"recipe {name}", settings))
     return [(origin, settings) for origin, settings in found if settings]
 
 
@@ -148,7 +146,10 @@ def _existing(
 def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:
     """Refuses what the build refuses, and what would change which program runs."""
     problems: list[str] = []
-    places = [("baseline", spec.baseline), *((f"search.first `{s.name}`", s.settings) for s in spec.search.first)]
+    places = [
+        ("baseline", spec.baseline),
+        *((f"search.first `{s.name}`", s.settings) for s in spec.search.first),
+    ]
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     for place, settings in places:
         environment.refuse_forbidden(settings)

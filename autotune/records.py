@@ -26,6 +26,7 @@ from autotune.stats import Estimate, NoiseFloor, Verdict
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
 
+
 def _settings(value: object) -> FlagSet:
     """Settings from what JSON or TOML holds: a table of names and plain values."""
     if isinstance(value, FlagSet):

@@ -53,7 +53,12 @@ class Proposer:
     """
 
     def __init__(
-        self, spec: StudySpec, space: SearchSpace, *, first: Sequence[tuple[str, FlagSet]], storage: str | None
+        self,
+        spec: StudySpec,
+        space: SearchSpace,
+        *,
+        first: Sequence[tuple[str, FlagSet]],
+        storage: str | None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
@@ -109,7 +114,9 @@ class Proposer:
         seen = {r.settings for r in known} | {FlagSet()}
         for origin, settings in self._first:
             if settings not in seen:
-                return TrialConfig(number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {})
+                return TrialConfig(
+                    number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {}
+                )
         if self._space.size() <= sum(self._space.locate(s) is not None for s in seen):
             return None
         for repeat in range(MAX_REPEATS):
@@ -123,7 +130,7 @@ class Proposer:
         """One point of the space, known or not, and who proposes it."""
         seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
         told = len(self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-        # After a few repeats TPE is stuck on its favourite, and so is the neighbourhood of the default: look everywhere.
+        # After a few repeats TPE is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), "random"
         if self._spec.search.sampler == "random" or told < self._spec.search.startup_trials:
@@ -244,5 +251,6 @@ def _open_mirror(url: str, name: str) -> optuna.Study:
         return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
     except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
         raise StudyFileError(
-            f"the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, but {url}: {error}"
+            "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
+            f"but {url}: {error}"
         ) from error

@@ -16,6 +16,7 @@ from autotune.flags import FlagSet
 from autotune.records import (
     AblationResult,
     ConclusionRecord,
+    FailureKind,
     FinalistResult,
     FloorResult,
     Outcome,
@@ -34,7 +35,12 @@ _PHASE_WORDS = {
     "compile": "compiling",
     "warm-up": "checking the loss, warming up",
 }
-_STYLES = {Verdict.FASTER: "bold green", Verdict.SLOWER: "red", Verdict.NO_DIFFERENCE: "dim", Verdict.UNRESOLVED: "yellow"}
+_STYLES = {
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "red",
+    Verdict.NO_DIFFERENCE: "dim",
+    Verdict.UNRESOLVED: "yellow",
+}
 
 
 class LineView:
@@ -133,7 +139,9 @@ class LiveView(LineView):
 
     def pair(self, ratios: list[float]) -> None:
         """See `pipeline.View`."""
-        self._doing = f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
+        self._doing = (
+            f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
+        )
 
     def floor(self, result: FloorResult) -> None:
         """See `pipeline.View`."""
@@ -216,12 +224,13 @@ def describe_floor(result: FloorResult) -> list[str]:
 def describe_trial(result: TrialResult) -> str:
     """A trial's result in words."""
     if result.failure is not None:
-        return f"{str(result.failure.kind).replace('_', ' ')} while in phase {result.failure.phase}: {result.failure.message}"[:300]
+        return f"{_words(result.failure.kind)} in phase {result.failure.phase}: {result.failure.message}"[:300]
     if result.status is TrialStatus.SAME_PROGRAM and result.same_as == REFERENCE_NUMBER:
         return "the same program as the default: changes nothing here"
     suffix = ""
     if result.same_as is not None:
-        suffix = f" (the same {'set' if result.status is TrialStatus.SAME_SET else 'program'} as trial {result.same_as}, not measured again)"
+        what = "set" if result.status is TrialStatus.SAME_SET else "program"
+        suffix = f" (the same {what} as trial {result.same_as}, not measured again)"
     if result.comparison is None:
         return f"no number{suffix}"
     return f"{_estimate(result.comparison.estimate)} {result.comparison.verdict}, {result.comparison.stopped}{suffix}"
@@ -230,13 +239,17 @@ def describe_trial(result: TrialResult) -> str:
 def describe_finalist(result: FinalistResult) -> str:
     """A finalist's verdict in words."""
     if result.failure is not None:
-        return f"{str(result.failure.kind).replace('_', ' ')} in a fresh process: {result.failure.message}"[:300]
+        return f"{_words(result.failure.kind)} in a fresh process: {result.failure.message}"[:300]
     if result.estimate is None or result.corrected is None:
         return "no number"
     return (
         f"{_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
         f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}"
     )
+
+
+def _words(kind: FailureKind) -> str:
+    return str(kind).replace("_", " ")
 
 
 def _estimate(estimate: Estimate) -> str:
@@ -248,12 +261,24 @@ def results_table(
 ) -> Table:
     """Every trial's ratio with interval and verdict, best first, the reference on top."""
     table = Table(title="step time over the default's (below 1 is faster)", title_justify="left")
-    for name, justify in (("trial", "right"), ("settings", "left"), ("ratio", "right"), ("95 % interval", "left"), ("verdict", "left")):
+    for name, justify in (
+        ("trial", "right"),
+        ("settings", "left"),
+        ("ratio", "right"),
+        ("95 % interval", "left"),
+        ("verdict", "left"),
+    ):
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     if floor is not None:
         e = floor.floor.estimate
         step = format_seconds(floor.comparison.reference_step_s)
-        table.add_row("ref", f"(default), {step} a step; against itself:", format_ratio(e.ratio), format_interval(e.low, e.high), "noise floor")
+        table.add_row(
+            "ref",
+            f"(default), {step} a step; against itself:",
+            format_ratio(e.ratio),
+            format_interval(e.low, e.high),
+            "noise floor",
+        )
 
     def key(result: TrialResult) -> tuple[int, float]:
         if result.failure is not None:
@@ -271,7 +296,9 @@ def results_table(
         ratio, interval = (format_ratio(e.ratio), format_interval(e.low, e.high)) if r.comparison else ("-", "")
         table.add_row(str(r.number), shorten(r.settings, limit=120), ratio, interval, verdict)
     for f in finalists:
-        stage = {"confirm": "fresh processes", "final": "final proof", "full": "final proof, whole set"}.get(f.stage, f.stage)
+        stage = {"confirm": "fresh processes", "final": "final proof", "full": "final proof, whole set"}.get(
+            f.stage, f.stage
+        )
         if f.estimate is not None and f.corrected is not None:
             shown = (format_ratio(f.estimate.ratio), format_interval(f.corrected.low, f.corrected.high))
             verdict = Text(f"{f.verdict} ({stage})", style=_STYLES[f.verdict])

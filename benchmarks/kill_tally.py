@@ -115,7 +115,12 @@ def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int) -> 
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode != 0:
             raise RuntimeError(done.stdout + done.stderr)
-        return {"kills": killed, "orphans": orphans + _left_after(mark), "trials_after_each_kill": seen, **_tally(run_dir)}
+        return {
+            "kills": killed,
+            "orphans": orphans + _left_after(mark),
+            "trials_after_each_kill": seen,
+            **_tally(run_dir),
+        }
 
 
 def _wait_for_growth(run_dir: Path, process: subprocess.Popen[bytes], *, lines: int, patience_s: float = 90.0) -> None:
@@ -149,7 +154,9 @@ def _tally(run_dir: Path) -> dict[str, Any]:
     for result in results:
         pairs = list(store.pairs(result.directory)) if result.directory else []
         expected = result.comparison.pair_count if result.status is TrialStatus.MEASURED and result.comparison else 0
-        if result.status is TrialStatus.MEASURED and (len(pairs) != expected or [p.index for p in pairs] != list(range(expected))):
+        if result.status is TrialStatus.MEASURED and (
+            len(pairs) != expected or [p.index for p in pairs] != list(range(expected))
+        ):
             wrong_samples += 1
         for pair in pairs:
             log_ratio(pair)

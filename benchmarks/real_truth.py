@@ -90,9 +90,7 @@ def run(spec: StudySpec, then: Callable[[Store, Bench], dict[str, Any]]) -> dict
         store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
         view = LineView(Console(width=160, no_color=True, stderr=True), store.watch)
         bench = ready.bench(store, view)
-        conclusion = run_study(
-            store, bench, ready.proposer, trials=spec.search.trials, time_budget_s=None, view=view
-        )
+        conclusion = run_study(store, bench, ready.proposer, trials=spec.search.trials, time_budget_s=None, view=view)
         found = {**describe(store, conclusion), **then(store, bench)}
         bench.close()
         store.close()
@@ -136,7 +134,11 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         bench = ready.bench(store, LineView(Console(quiet=True), store.watch))
         candidate = bench.start(FlagSet({VARIABLE: str(large)}), store.folder("trials", "large"))
         pairs, _ = bench.run_turns(
-            bench.reference(), candidate, store.folder("trials", "large"), name="c", stop=measure.fixed(30, sesoi=0.005)
+            bench.reference(),
+            candidate,
+            store.folder("trials", "large"),
+            name="c",
+            stop=measure.fixed(30, sesoi=0.005),
         )
         bench.close()
         store.close()
@@ -165,7 +167,8 @@ def main() -> None:
             extra = str(calibrate(arguments.effect))
             result["iterations"] = int(extra)
             result["speed_up"] = run(
-                study("speed-up", candidates=[{VARIABLE: "0"}, {LABEL: "1"}], baseline={VARIABLE: extra}), lambda s, b: {}
+                study("speed-up", candidates=[{VARIABLE: "0"}, {LABEL: "1"}], baseline={VARIABLE: extra}),
+                lambda s, b: {},
             )
             slow = FlagSet({VARIABLE: extra})
 
@@ -177,7 +180,9 @@ def main() -> None:
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name in ("identical", "speed_up", "slow_down"):
         if name in result:
-            print(f"{name}: {result[name]['outcome']}; reported {result[name]['reported']}; {result[name].get('proof', '')}")
+            print(
+                f"{name}: {result[name]['outcome']}; reported {result[name]['reported']}; {result[name].get('proof', '')}"
+            )
 
 
 if __name__ == "__main__":

@@ -9,14 +9,19 @@ from autotune.records import Failure, FailureKind
 
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
-    (FailureKind.UNKNOWN_FLAG, re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)")),
+    (
+        FailureKind.UNKNOWN_FLAG,
+        re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)"),
+    ),
     (
         FailureKind.OUT_OF_MEMORY,
         re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"),
     ),
     (
         FailureKind.COMPILE_ERROR,
-        re.compile(r"No supported config|ptxas (error|fatal)|No such compile option|during compilation|HLO verification"),
+        re.compile(
+            r"No supported config|ptxas (error|fatal)|No such compile option|during compilation|HLO verification"
+        ),
     ),
 )
 
@@ -55,7 +60,11 @@ def classify(
 
 
 def _judge(
-    exit_status: int | None, phase: str, error_type: str | None, message: str | None, last_lines: tuple[str, ...]
+    exit_status: int | None,
+    phase: str,
+    error_type: str | None,
+    message: str | None,
+    last_lines: tuple[str, ...],
 ) -> tuple[FailureKind, str]:
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
@@ -75,8 +84,13 @@ def _judge(
     if error_type == "NoResult":  # said by the reader of a program's output
         return FailureKind.NO_RESULT, message or "no result"
     if error_type is not None:
-        kind = FailureKind.COMPILE_ERROR if phase in _COMPILING and "Runtime" in error_type else FailureKind.WORKLOAD_ERROR
-        return kind, f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}"
+        kind = (
+            FailureKind.COMPILE_ERROR if phase in _COMPILING and "Runtime" in error_type else FailureKind.WORKLOAD_ERROR
+        )
+        return (
+            kind,
+            f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}",
+        )
     if exit_status == 127:
         return FailureKind.LAUNCH, "the worker's command cannot be started"
     if phase == "launch" and exit_status != 0:

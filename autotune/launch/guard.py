@@ -86,10 +86,10 @@ class BoundedLog:
 def descendants() -> list[int]:
     """Every living process below this one, zombies excepted."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs a third of the guard's start)
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as stream:
+                with open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
                     fields = stream.read().rpartition(b")")[2].split()
             except OSError:
                 continue

@@ -39,7 +39,7 @@ class ReplayLauncher:
         progress("compile")
         time.sleep(self._replay.delay_s)
         entries = [f"{n}={v}" for n, v in settings.items()]
-        losses = LOSSES
+        losses: tuple[float, ...] = LOSSES
         for entry in entries:
             if (kind := self._replay.failures.get(entry)) is not None:
                 if kind is FailureKind.WRONG_LOSS:

@@ -235,9 +235,9 @@ def _figures(workload: Any) -> dict[str, Any]:
 
 
 def _versions(jax: Any) -> dict[str, str]:
-    import jaxlib
+    from importlib.metadata import version
 
-    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "python": sys.version.split()[0]}
+    return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "python": sys.version.split()[0]}
 
 
 def _json_safe(value: Any) -> Any:

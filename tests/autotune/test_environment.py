@@ -28,7 +28,11 @@ def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
     assert "NCCL_PROTO" not in env
     assert "OMP_NUM_THREADS" not in env
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env
-    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == ("eth0", "1", "hf_secret")
+    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == (
+        "eth0",
+        "1",
+        "hf_secret",
+    )
     assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:1"
     assert env["JAX_PLATFORMS"] == "cuda"
     assert env["JAX_ENABLE_COMPILATION_CACHE"] == "false"
@@ -59,7 +63,9 @@ def test_only_allow_listed_variables_are_stored() -> None:
     assert stored["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "AUTOTUNE_CHANNEL"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "AUTOTUNE_CHANNEL"]
+)
 def test_a_study_cannot_change_which_program_runs(name: str) -> None:
     with pytest.raises(SettingError, match=name):
         environment.child_environment({}, FlagSet({name: "/tmp/evil"}), platform_name="cpu")

@@ -35,7 +35,7 @@ EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
 def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, inert=["xla_c=1"], noise="quiet")
-    conclusion, store, diary = run_replay(spec, trials=40)
+    conclusion, _, diary = run_replay(spec, trials=40)
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert conclusion.estimate is not None
@@ -46,7 +46,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
 
 
 def test_no_effect_means_no_winner(run_replay: Run) -> None:
-    conclusion, store, _ = run_replay(replay_study(noise="drift"), trials=20)
+    conclusion, _, _ = run_replay(replay_study(noise="drift"), trials=20)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert conclusion.settings is None
     assert "smallest effect of interest (0.5 %)" in conclusion.sentence
@@ -98,7 +98,12 @@ def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: 
 
 
 def test_equal_programs_share_one_measurement(run_replay: Run) -> None:
-    space = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"), Parameter(name="xla_c", choices=("0", "1"), default="0")))
+    space = SearchSpace(
+        (
+            Parameter(name="xla_a", choices=("0", "1"), default="0"),
+            Parameter(name="xla_c", choices=("0", "1"), default="0"),
+        )
+    )
     _, store, _ = run_replay(replay_study(inert=["xla_c=1"]), trials=3, space=space)
     by_set = {str(r.settings): r for r in store.of(TrialResult)}
     assert by_set["xla_c=1"].status is TrialStatus.SAME_PROGRAM
@@ -136,9 +141,7 @@ def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:
 
 def test_the_sampler_learns_to_avoid_what_fails(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "out_of_memory"})
-    space = SearchSpace(
-        tuple(Parameter(name=f"xla_{c}", choices=("0", "1", "2"), default="0") for c in "abcdefgh")
-    )
+    space = SearchSpace(tuple(Parameter(name=f"xla_{c}", choices=("0", "1", "2"), default="0") for c in "abcdefgh"))
     _, store, _ = run_replay(spec, trials=40, space=space)
     late = store.of(TrialResult)[20:]
     # Proposed blindly, two thirds would fail.
@@ -224,7 +227,9 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
         # Works once, in the search, and crashes whenever it is started again.
         return failure(FailureKind.CRASH, infrastructure=False) if "xla_a" in settings and seen[settings] > 1 else None
 
-    conclusion, store, _ = run_replay(spec, trials=20, launcher=Faulty(spec.replay, seed=0, platform="cpu", fail_start=fail))
+    conclusion, store, _ = run_replay(
+        spec, trials=20, launcher=Faulty(spec.replay, seed=0, platform="cpu", fail_start=fail)
+    )
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     failed = [f for f in store.of(FinalistResult) if f.failure is not None]
     assert failed
