@@ -192,10 +192,8 @@ class FeedForward(nnx.Module):
         y = matmul("btd,df->btf", x, self.up[...], c.dtype)
         if c.bias:
             y = y + self.up_bias[...].astype(y.dtype)
-        if self.gate is None:
-            y = jax.nn.gelu(y)
-        else:
-            y = jax.nn.silu(matmul("btd,df->btf", x, self.gate[...], c.dtype)) * y
+        gate = None if self.gate is None else matmul("btd,df->btf", x, self.gate[...], c.dtype)
+        y = jax.nn.gelu(y) if gate is None else jax.nn.silu(gate) * y
         y = self.layout.constrain(y, "batch", "sequence", "ffw")
         y = matmul("btf,fd->btd", y, self.down[...], c.dtype)
         return y + self.down_bias[...].astype(y.dtype) if c.bias else y

@@ -21,7 +21,7 @@ from workloads.ring import ring_attention
 ONE = {"data": 1}
 
 
-@pytest.mark.parametrize("family", ["llama", "moe", pytest.param("rssm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("moe", "rssm"))])
 def test_training_learns_the_rule_in_the_data(family: str) -> None:
     workload = load(family, {"size": "tiny", "mesh": {"data": 2}})
     state, step = workload.init(0), jit_step(workload)
