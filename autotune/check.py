@@ -12,10 +12,13 @@ from enum import StrEnum
 from autotune.catalog import Catalog, Setting, Tier
 from autotune.errors import close_matches
 from autotune.flags import FlagSet, FlagToken, combine, parse_tokens
-from autotune.installed import JaxOption, ProbeReport, canonical_value
+from autotune.installed import FlagInfo, JaxOption, ProbeReport, canonical_value
 from autotune.values import build_default, is_default, is_number, range_problem, value_problem
 
-_JAX_BOOLEANS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+_JAX_BOOLEANS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
+}
 
 
 class SettingVerdict(StrEnum):
@@ -90,7 +93,7 @@ def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[S
                 ignored_from = token.text
             continue
         if token.value is None and not _may_be_bare(token.name, report):
-            checks.append(_check_bare(token, report, catalog))
+            checks.append(_check_bare(token, report))
             continue
         value = "true" if token.value is None else token.value
         if token.name in merged:
@@ -114,51 +117,60 @@ def check_setting(name: str, value: str, report: ProbeReport, catalog: Catalog) 
 
 
 def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+    """A flag that the parser knows."""
     info, setting = report.flags[name], catalog.get(name)
-    default = build_default(info, setting)
-
-    def verdict(kind: SettingVerdict, reason: str, advice: str = "", **rest: object) -> SettingCheck:
-        starts = bool(rest.pop("starts", True))
-        return SettingCheck(
-            name=name,
-            value=value,
-            verdict=kind,
-            starts=starts,
-            reason=reason,
-            advice=advice,
-            **rest,  # type: ignore[arg-type]
-        )
-
+    starts, replacement = True, None
     if problem := value_problem(value, info):
-        legal = f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else ""
-        return verdict(SettingVerdict.BAD_VALUE, problem, legal or "mend the value", starts=False)
-    if setting is not None and setting.danger and not is_default(value, default, type=info.type):
-        return verdict(SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs")
+        starts, verdict, reason = False, SettingVerdict.BAD_VALUE, problem
+        advice = (
+            f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else "mend the value"
+        )
+    elif setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
+        verdict, reason, advice, replacement = _judge_alias(value, setting, report)
+    else:
+        verdict, reason, advice = _judge_flag(value, info, setting, report)
+    return SettingCheck(
+        name=name,
+        value=value,
+        verdict=verdict,
+        starts=starts,
+        reason=reason,
+        advice=advice,
+        replacement=replacement,
+    )
+
+
+def _judge_flag(
+    value: str, info: FlagInfo, setting: Setting | None, report: ProbeReport
+) -> tuple[SettingVerdict, str, str]:
+    """Verdict, reason and advice on a value that the parser takes."""
+    default = build_default(info, setting)
+    is_same = is_default(value, default, type=info.type, spellings=info.spellings)
+    if setting is not None and setting.danger and not is_same:
+        return SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
     if setting is not None and (problem := range_problem(value, setting)):
-        return verdict(
-            SettingVerdict.BAD_VALUE, f"{problem}; the parser lets it pass", "use a value in range"
-        )
-    if setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
-        new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
-        target = report.flags[setting.renamed_to]
-        same = new is not None and is_default(
-            new, build_default(target, None), type=target.type, spellings=target.spellings
-        )
-        reason = f"an older name that now sets {setting.renamed_to}={new}" + (", the default" if same else "")
-        replacement = None if new is None or same else (setting.renamed_to, new)
-        return verdict(SettingVerdict.RENAMED, reason, "write the new name", replacement=replacement)
+        return SettingVerdict.BAD_VALUE, f"{problem}; the parser lets it pass", "use a value in range"
     if setting is not None and setting.tier is Tier.NOOP:
-        return verdict(SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it")
+        return SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it"
     if not info.sets:
-        return verdict(
-            SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
-        )
-    if is_default(value, info.default, type=info.type, spellings=info.spellings):
-        return verdict(
-            SettingVerdict.ALREADY_DEFAULT, f"{info.default!r} is the default of {report.build}", "remove it"
-        )
-    shown = "has no default" if info.default is None else f"the default is {info.default!r}"
-    return verdict(SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}")
+        return SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
+    if is_same:
+        return SettingVerdict.ALREADY_DEFAULT, f"{default!r} is the default of {report.build}", "remove it"
+    shown = "it is unset by default" if default is None else f"the default is {default!r}"
+    return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
+
+
+def _judge_alias(
+    value: str, setting: Setting, report: ProbeReport
+) -> tuple[SettingVerdict, str, str, tuple[str, str] | None]:
+    """Verdict, reason, advice and replacement of an old name that the parser still takes."""
+    new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
+    target = report.flags[setting.renamed_to]
+    default = build_default(target, None)
+    reason = f"an older name that now sets {setting.renamed_to}={new}"
+    if new is None or is_default(new, default, type=target.type, spellings=target.spellings):
+        return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it", None
+    return SettingVerdict.RENAMED, reason, "write the new name", (setting.renamed_to, new)
 
 
 def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
@@ -227,38 +239,36 @@ def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog)
 def _check_jax(
     name: str, value: str, option: JaxOption, report: ProbeReport, setting: Setting | None
 ) -> SettingCheck:
-    verdict, reason, advice, starts = SettingVerdict.EFFECTIVE, f"the default is {option.default!r}", "", True
-    if option.values and value not in option.values:
-        verdict, starts = SettingVerdict.BAD_VALUE, False
-        reason, advice = (
-            f"has no value {value!r}{close_matches(value, option.values)}",
-            f"legal: {', '.join(option.values)}",
-        )
-    elif option.type == "bool" and value.lower() not in _JAX_BOOLEANS:
-        verdict, starts, reason, advice = (
-            SettingVerdict.BAD_VALUE,
-            False,
-            "must be true or false",
-            "mend the value",
-        )
-    elif option.type in ("int", "float") and not is_number(value):
-        verdict, starts, reason, advice = (
-            SettingVerdict.BAD_VALUE,
-            False,
-            "must be a number",
-            "mend the value",
-        )
-    elif setting is not None and setting.danger and not is_default(value, option.default, type=option.type):
-        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
-    elif setting is not None and (problem := range_problem(value, setting)):
-        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "use a value in range"
-    elif is_default(value, option.default, type=option.type):
+    """An option of jax.config, set by its variable: a value that JAX refuses ends the import of jax."""
+    starts, advice = True, ""
+    plain = _JAX_BOOLEANS.get(value.lower(), value) if option.type == "bool" else value
+    if problem := _jax_problem(value, option):
+        starts, verdict, reason = False, SettingVerdict.BAD_VALUE, problem
+        advice = f"legal: {', '.join(option.values)}" if option.values else "mend the value"
+    elif is_default(plain, option.default, type=option.type):
         verdict, reason, advice = (
             SettingVerdict.ALREADY_DEFAULT,
             f"{option.default!r} is the default",
             "remove it",
         )
+    elif setting is not None and setting.danger:
+        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
+    elif setting is not None and (problem := range_problem(value, setting)):
+        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "use a value in range"
+    else:
+        verdict, reason = (
+            SettingVerdict.EFFECTIVE,
+            f"jax {report.jax} reads it; the default is {option.default!r}",
+        )
     return SettingCheck(name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice)
+
+
+def _jax_problem(value: str, option: JaxOption) -> str:
+    if option.values and value not in option.values:
+        return f"has no value {value!r}{close_matches(value, option.values)}"
+    if option.type == "bool" and value.lower() not in _JAX_BOOLEANS:
+        return "must be true or false"
+    return "must be a number" if option.type in ("int", "float") and not is_number(value) else ""
 
 
 def _check_variable(name: str, value: str, report: ProbeReport, setting: Setting | None) -> SettingCheck:
@@ -331,7 +341,7 @@ def _may_be_bare(name: str, report: ProbeReport) -> bool:
     return name not in report.flags or report.flags[name].type == "bool"
 
 
-def _check_bare(token: FlagToken, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+def _check_bare(token: FlagToken, report: ProbeReport) -> SettingCheck:
     info = report.flags[token.name]
     default = "" if info.default is None else info.default
     return SettingCheck(

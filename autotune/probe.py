@@ -8,6 +8,7 @@ answers of one build are cached in one JSON file, named by versions and the libr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -67,45 +68,45 @@ def probe(
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
     """
     place = _locate(python, timeout_s)
-    folder = Path(place["folder"])
-    plugin = (
-        next(((n, v, Path(d)) for n, v, d in place["plugins"] if v and d), None)
-        if platform == "cuda"
-        else None
-    )
-    libraries = [folder / "libjax_common.so", *([plugin[2] / "xla_cuda_plugin.so"] if plugin else [])]
+    plugin = _find_plugin(place) if platform == "cuda" else None
+    libraries = [Path(place["folder"]) / "libjax_common.so"]
+    if plugin:
+        libraries.append(Path(plugin[2]) / "xla_cuda_plugin.so")
+    path = (cache_dir or default_cache_dir(caller())) / _cache_name(place, libraries)
+    try:
+        report = ProbeReport.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError):  # absent, or torn by a killed process: ask
+        with ParserProcess(python, timeout_s=timeout_s) as parser:
+            flags, removed = _ask_flags(parser, libraries)
+            options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if place["jax"] else {}
+        report = ProbeReport(
+            platform=platform,
+            python=place["python"],
+            jax=place["jax"],
+            jaxlib=place["jaxlib"],
+            plugin=f"jax-{plugin[0]}-plugin {plugin[1]}" if plugin else None,
+            flags=flags,
+            removed=removed,
+            jax_options=options,
+        )
+        _write(path, json.dumps(report.to_json()))
+    # Without a plugin both platforms ask one library and share one file.
+    return dataclasses.replace(report, platform=platform)
+
+
+def _find_plugin(place: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    return next(((name, version, d) for name, version, d in place["plugins"] if version and d), None)
+
+
+def _cache_name(place: Mapping[str, Any], libraries: Sequence[Path]) -> str:
+    """A file name that changes with the versions and with the libraries themselves."""
+    stamp: list[Any] = [SCHEMA_VERSION, place]
     for library in libraries:
         if not library.is_file():
-            raise LaunchError(
-                f"{library.name} must be part of the installed packages but is not at {library}"
-            )
-    stamp = [
-        SCHEMA_VERSION,
-        platform,
-        place,
-        [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in libraries],
-    ]
+            raise LaunchError(f"{library.name} must be part of the packages but is not at {library}")
+        stamp.append((str(library), library.stat().st_size, library.stat().st_mtime_ns))
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
-    path = (cache_dir or default_cache_dir(caller())) / f"probe-{platform}-{place['jaxlib']}-{digest}.json"
-    try:
-        return ProbeReport.from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError):  # absent, or torn by a killed process: ask again
-        pass
-    with ParserProcess(python, timeout_s=timeout_s) as parser:
-        flags, removed = _ask_flags(parser, libraries)
-        options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if place["jax"] else {}
-    report = ProbeReport(
-        platform=platform,
-        python=place["python"],
-        jax=place["jax"],
-        jaxlib=place["jaxlib"],
-        plugin=f"jax-{plugin[0]}-plugin {plugin[1]}" if plugin else None,
-        flags=flags,
-        removed=removed,
-        jax_options=options,
-    )
-    _write(path, json.dumps(report.to_json()))
-    return report
+    return f"probe-{place['jaxlib']}-{digest}.json"
 
 
 def default_cache_dir(environment: Mapping[str, str]) -> Path:
@@ -121,7 +122,8 @@ def _write(path: Path, text: str) -> None:
         part.write_text(text, "utf-8")
         part.replace(path)
     except OSError:  # a read-only home costs the next call some seconds, nothing else
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _locate(python: str, timeout_s: float) -> dict[str, Any]:
@@ -138,9 +140,7 @@ def _locate(python: str, timeout_s: float) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
     if not place["folder"] or not place["jaxlib"]:
-        raise LaunchError(
-            f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax"
-        )
+        raise LaunchError(f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax")
     return place
 
 
@@ -169,9 +169,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     aliases = sorted(set(library_strings(libraries[0], b"xla_[a-z0-9_]+")) - set(flags))
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
-        flags[name] = FlagInfo(
-            name=name, type=_alias_type(name, name in bad, parser), in_compiler_options=False
-        )
+        flags[name] = FlagInfo(name=name, type=_alias_type(name, name in bad, parser), in_compiler_options=False)
     if len(libraries) > 1:  # a flag that the plugin does not hold does nothing there
         held = {f.name for f in read_debug_options(libraries[1])[0]}
         flags = {n: i for n, i in flags.items() if n in held or not i.in_compiler_options}
@@ -226,9 +224,7 @@ def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess
     if not taken:
         return info
     best = taken[0]
-    refused = (
-        set() if _takes(parser, info.name, best) else {s for s in best if not _takes(parser, info.name, [s])}
-    )
+    refused = set() if _takes(parser, info.name, best) else {s for s in best if not _takes(parser, info.name, [s])}
     any_case = _takes(parser, info.name, [best[-1].swapcase()])
     meaning = {
         (spelled.lower() if any_case else spelled): value
@@ -268,9 +264,7 @@ def _other_values(info: FlagInfo) -> list[str]:
     return ["autotune=1" if info.type == "message" else "autotune"]
 
 
-def _ask_effects(
-    flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess
-) -> dict[str, tuple[str, ...]]:
+def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess) -> dict[str, tuple[str, ...]]:
     """Which options each flag of the parser changes."""
     asked = {n: i for n, i in flags.items() if i.in_xla_flags}
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}
