@@ -13,18 +13,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autotune import measure
+from autotune import measure, sandwich
 from autotune.evaluate import Bench
 from autotune.flags import FlagSet
 from autotune.launch.base import Worker, WorkerFailed
 from autotune.records import (
     AblationResult,
+    Comparison,
     ConfirmRun,
     Failure,
     FailureKind,
     FinalistResult,
+    Pair,
     TrialResult,
     TrialStatus,
+    WorkerReport,
 )
 from autotune.stats import SequentialPlan, Verdict, confirm, estimate_pairs, judge
 
@@ -110,47 +113,66 @@ def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: i
         pair_count=0,
         directory=bench.store.relative(folder),
     )
-    count = bench.spec.confirm.pairs
-    sesoi = bench.spec.measure.smallest_effect
+    alone = bench.mode == sandwich.MODE
     while True:
         try:
-            reference, candidate = start_both(bench, folder, FlagSet(), settings)
+            update = (_pair_alone if alone else _pair_in_turns)(bench, settings, folder, name)
+        except sandwich.ReferenceFailed as error:
+            bench.lose_reference(str(error))
+            continue
         except WorkerFailed as error:
-            run = base.model_copy(update={"failure": error.failure})
-            break
-        try:
-            if wrong := bench.check_loss(reference.report, candidate.report):
-                failure = Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")
-                run = base.model_copy(update={"failure": failure})
-                break
-            pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=measure.fixed(count, sesoi=sesoi))
-            found = measure.compare(
-                pairs,
-                estimate_pairs([measure.log_ratio(p) for p in pairs]),
-                sesoi=sesoi,
-                stopped="all pairs run",
-            )
-            run = base.model_copy(
-                update={
-                    "log_ratio": math.log(found.estimate.ratio),
-                    "pair_count": found.pair_count,
-                    "reference_step_s": found.reference_step_s,
-                    "candidate_step_s": found.candidate_step_s,
-                }
-            )
-            break
-        except WorkerFailed as error:
-            if error.failure.log and Path(error.failure.log).parent.name == "reference":
-                bench.lose_reference(str(error))
+            if not alone and bench.must_run_alone(error.failure):
+                alone = True
                 continue
-            run = base.model_copy(update={"failure": error.failure})
-            break
-        finally:
-            candidate.close()
-            reference.close()
+            update = {"failure": error.failure}
+        run = base.model_copy(update=update)
+        break
     run = run.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
     bench.store.append(run)
     return run
+
+
+def _pair_in_turns(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dict[str, object]:
+    """Two fresh processes side by side; what a `ConfirmRun` says of them."""
+    reference, candidate = start_both(bench, folder, FlagSet(), settings)
+    try:
+        if wrong := bench.check_loss(reference.report, candidate.report):
+            return {"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")}
+        stop = measure.fixed(bench.spec.confirm.pairs, sesoi=bench.spec.measure.smallest_effect)
+        pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=stop)
+    except WorkerFailed as error:
+        if error.failure.log and Path(error.failure.log).parent.name == "reference":
+            raise sandwich.ReferenceFailed(error) from error
+        raise
+    finally:
+        candidate.close()
+        reference.close()
+    return _figures(bench, pairs)
+
+
+def _pair_alone(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dict[str, object]:
+    """Two fresh processes one after the other; what a `ConfirmRun` says of them."""
+    wrong: list[str] = []
+
+    def inspect(reference: WorkerReport, candidate: WorkerReport) -> None:
+        wrong.extend(filter(None, [bench.check_loss(reference, candidate)]))
+
+    pair = sandwich.run_fresh_pair(bench, settings, folder, name=name, inspect=inspect)
+    if wrong:
+        return {"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong[0], phase="check")}
+    return _figures(bench, [pair])
+
+
+def _figures(bench: Bench, pairs: Sequence[Pair]) -> dict[str, object]:
+    estimate = estimate_pairs([measure.log_ratio(p) for p in pairs])
+    sesoi = bench.spec.measure.smallest_effect
+    found = measure.compare(pairs, estimate, sesoi=sesoi, stopped="all pairs run")
+    return {
+        "log_ratio": math.log(found.estimate.ratio),
+        "pair_count": found.pair_count,
+        "reference_step_s": found.reference_step_s,
+        "candidate_step_s": found.candidate_step_s,
+    }
 
 
 def start_both(bench: Bench, folder: Path, reference: FlagSet, candidate: FlagSet) -> tuple[Worker, Worker]:
@@ -213,31 +235,65 @@ def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan) ->
         reason="",
         directory=bench.store.relative(folder),
     )
-    sesoi = bench.spec.measure.smallest_effect
     less = settings.without(name)
     try:
-        whole, without = start_both(bench, folder, settings, less)
+        if bench.mode == sandwich.MODE:
+            comparison = _less_alone(bench, settings, less, folder)
+        else:
+            comparison = _less_in_turns(bench, settings, less, folder, label, plan)
     except WorkerFailed as error:
         result = base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
     else:
-        try:
-            if bench.program_key(settings, whole.report) == bench.program_key(less, without.report):
-                result = base.model_copy(update={"kept": False, "reason": "the program is the same without it"})
-            else:
-                stop = measure.sequential(plan, sesoi=sesoi, incumbent=None)
-                pairs, stopped = bench.run_turns(whole, without, folder, name=label, stop=stop)
-                estimate = plan.estimate([measure.log_ratio(p) for p in pairs])
-                comparison = measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped)
-                kept, reason = _pays(comparison.verdict, estimate.ratio, sesoi)
-                result = base.model_copy(update={"comparison": comparison, "kept": kept, "reason": reason})
-        except WorkerFailed as error:
-            result = base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
-        finally:
-            without.close()
-            whole.close()
+        kept, reason = False, "the program is the same without it"
+        if comparison is not None:
+            kept, reason = _pays(comparison.verdict, comparison.estimate.ratio, bench.spec.measure.smallest_effect)
+        result = base.model_copy(update={"comparison": comparison, "kept": kept, "reason": reason})
     result = result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
     bench.store.append(result)
     return result
+
+
+def _less_in_turns(
+    bench: Bench, settings: FlagSet, less: FlagSet, folder: Path, label: str, plan: SequentialPlan
+) -> Comparison | None:
+    """A smaller set against the whole, side by side; None if they make the same program."""
+    try:
+        whole, without = start_both(bench, folder, settings, less)
+    except WorkerFailed as error:
+        if bench.must_run_alone(error.failure):
+            return _less_alone(bench, settings, less, folder)
+        raise
+    try:
+        if bench.program_key(settings, whole.report) == bench.program_key(less, without.report):
+            return None
+        sesoi = bench.spec.measure.smallest_effect
+        stop = measure.sequential(plan, sesoi=sesoi, incumbent=None)
+        pairs, stopped = bench.run_turns(whole, without, folder, name=label, stop=stop)
+        estimate = plan.estimate([measure.log_ratio(p) for p in pairs])
+        return measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped)
+    finally:
+        without.close()
+        whole.close()
+
+
+class _SameProgram(Exception):
+    """Two sets make one program: there is nothing to measure."""
+
+
+def _less_alone(bench: Bench, settings: FlagSet, less: FlagSet, folder: Path) -> Comparison | None:
+    """A smaller set against the whole, in sandwiches; None if they make the same program."""
+
+    def inspect(whole: WorkerReport, without: WorkerReport) -> None:
+        if bench.program_key(settings, whole) == bench.program_key(less, without):
+            raise _SameProgram
+
+    try:
+        pairs = sandwich.run_sandwiches(bench, settings, less, folder, inspect=inspect)
+    except _SameProgram:
+        return None
+    except sandwich.ReferenceFailed as error:
+        raise error.error from error
+    return sandwich.compare(pairs, sesoi=bench.spec.measure.smallest_effect)
 
 
 def _pays(verdict: Verdict, ratio: float, sesoi: float) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from autotune import environment, measure
+from autotune import environment, measure, sandwich
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
@@ -32,6 +32,10 @@ from autotune.store import Store, append_synced, write_atomically
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+SHARED_FRACTION = "0.45"
+"""What each of two processes takes of a GPU's memory while they take turns, unless the study says otherwise."""
+
 REFERENCE_NUMBER = 0
 """`same_as` of a trial whose program is the reference's own."""
 
@@ -69,6 +73,10 @@ class Bench:
         self.spec = store.spec
         self.watcher = watcher
         self.loss_tolerance = 0.0
+        self.mode: str = store.spec.measure.mode
+        """``turns`` or ``sandwich``; the noise floor may find that two processes do not fit together."""
+        if self.mode == "auto":
+            self.mode = "turns" if store.spec.workload.takes_turns else "sandwich"
         self._launcher = launcher
         self._runtime_settings = runtime_settings
         self._reference: Worker | None = None
@@ -76,13 +84,31 @@ class Bench:
 
     # ------------------------------------------------------------------ workers
 
-    def start(self, settings: FlagSet, folder: Path) -> Worker:
+    def settings_of(self, settings: FlagSet, *, alone: bool) -> FlagSet:
+        """The baseline plus `settings`, plus what lets two processes share a GPU unless the process is alone on it.
+
+        JAX takes three quarters of a GPU's memory when it starts, so of two the second would find too little.
+        """
+        merged = self.spec.baseline.merge(settings)
+        if alone or self.spec.device.platform != "cuda" or any(_steers_memory(n) for n in merged):
+            return merged
+        return merged.merge({MEMORY_FRACTION: SHARED_FRACTION})
+
+    def must_run_alone(self, failure: Failure) -> bool:
+        """Whether a failure says that two processes do not fit into the device's memory, and one may be tried."""
+        spec = self.spec
+        return (
+            failure.kind is FailureKind.OUT_OF_MEMORY and spec.device.platform == "cuda"
+            and spec.measure.mode == "auto" and self.mode == "turns"
+        )  # fmt: skip
+
+    def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
 
         Raises:
             WorkerFailed: If it never became ready.
         """
-        merged = self.spec.baseline.merge(settings)
+        merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
                 return self._launcher.start(merged, folder, progress=self.watcher.phase)
@@ -104,12 +130,7 @@ class Bench:
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
-                lines = "\n".join(f"    {line}" for line in error.failure.last_lines[-8:])
-                raise LaunchError(
-                    f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {error}\n"
-                    f"  its log is {error.failure.log}; its last lines:\n{lines}\n"
-                    "  mend the workload or the baseline of the study, then run the same command again"
-                ) from error
+                raise LaunchError(reference_failed(self.spec.baseline, error)) from error
         return self._reference
 
     def lose_reference(self, why: str) -> None:
@@ -118,9 +139,7 @@ class Bench:
         Raises:
             LaunchError: If that happened too often to go on.
         """
-        if self._reference is not None:
-            self._reference.close()
-            self._reference = None
+        self.release_reference()
         self._restarts += 1
         self.store.append(IncidentRecord(what=f"reference lost: {why}"))
         if self._restarts > REFERENCE_RESTARTS:
@@ -128,6 +147,12 @@ class Bench:
                 f"the reference must stay alive but was lost {self._restarts} times; the last time: {why}. "
                 "Look at floor/reference/worker.log, then run the same command again"
             )
+
+    def release_reference(self) -> None:
+        """Ends the living reference, so that another process is alone; it is started again when next asked for."""
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
 
     def close(self) -> None:
         """Ends every worker."""
@@ -195,6 +220,16 @@ class Bench:
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
+def reference_failed(baseline: FlagSet, error: WorkerFailed) -> str:
+    """What to tell a user whose reference cannot run."""
+    lines = "\n".join(f"    {line}" for line in error.failure.last_lines[-8:])
+    return (
+        f"the reference (baseline settings: {baseline}) must run but did not: {error}\n"
+        f"  its log is {error.failure.log}; its last lines:\n{lines}\n"
+        "  mend the workload or the baseline of the study, then run the same command again"
+    )
+
+
 def evaluate(
     bench: Bench,
     config: TrialConfig,
@@ -236,8 +271,15 @@ def evaluate(
             }
         )  # fmt: skip
     write_atomically(folder / "request.json", _request(bench, config))
+    alone = bench.mode == sandwich.MODE
     while True:
-        result = _attempt(bench, base, folder, stop=stop, estimate=estimate, known=known)
+        if alone:
+            result = _attempt_alone(bench, base, folder, known=known)
+        else:
+            result = _attempt(bench, base, folder, stop=stop, estimate=estimate, known=known)
+        if result is not None and result.failure is not None and not alone and bench.must_run_alone(result.failure):
+            bench.release_reference()
+            alone, result = True, None
         if result is not None:
             return result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
 
@@ -280,6 +322,44 @@ def _attempt(
         candidate.close()
 
 
+class _Settled(Exception):
+    """A trial has its result before it was measured."""
+
+    def __init__(self, result: TrialResult) -> None:
+        self.result = result
+
+
+def _attempt_alone(bench: Bench, base: TrialResult, folder: Path, *, known: list[TrialResult]) -> TrialResult | None:
+    """One try in sandwiches; None if it was the reference that failed."""
+    seen = base
+
+    def inspect(reference: WorkerReport, candidate: WorkerReport) -> None:
+        nonlocal seen
+        key = bench.program_key(base.settings, candidate)
+        seen = base.model_copy(update={"worker": candidate, "program_key": key})
+        if wrong := bench.check_loss(reference, candidate):
+            failure = Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")
+            raise _Settled(seen.model_copy(update={"failure": failure}))
+        if (twin := _twin(bench, key, reference, known)) is not None:
+            raise _Settled(seen.model_copy(update=twin))
+
+    try:
+        pairs = sandwich.run_sandwiches(bench, FlagSet(), base.settings, folder, inspect=inspect)
+    except _Settled as settled:
+        return settled.result
+    except sandwich.ReferenceFailed as error:
+        bench.lose_reference(str(error))
+        return None
+    except WorkerFailed as error:
+        return seen.model_copy(update={"failure": _relative(bench, error.failure)})
+    comparison = sandwich.compare(pairs, sesoi=bench.spec.measure.smallest_effect)
+    return seen.model_copy(update={"status": TrialStatus.MEASURED, "comparison": comparison})
+
+
+def _steers_memory(name: str) -> bool:
+    return name.endswith(("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR"))
+
+
 def _twin(bench: Bench, key: str, reference: WorkerReport, known: list[TrialResult]) -> dict[str, object] | None:
     """What is known of a program that was measured before, or is the reference's own."""
     if key == bench.program_key(FlagSet(), reference):
@@ -306,7 +386,7 @@ def _relative(bench: Bench, failure: Failure) -> Failure:
 def _request(bench: Bench, config: TrialConfig) -> str:
     """What a trial was asked to do: settings and the environment they make, allow-listed."""
     device = bench.spec.device
-    merged = bench.spec.baseline.merge(config.settings)
+    merged = bench.settings_of(config.settings, alone=bench.mode == sandwich.MODE)
     return (
         json.dumps(
             {
@@ -314,6 +394,8 @@ def _request(bench: Bench, config: TrialConfig) -> str:
                 "origin": config.origin,
                 "settings": dict(config.settings),
                 "baseline": dict(bench.spec.baseline),
+                "frame": {n: v for n, v in merged.items() if n not in config.settings and n not in bench.spec.baseline},
+                "mode": bench.mode,
                 "environment": environment.reproduction(
                     merged, platform_name=device.platform, virtual_devices=device.count
                 ),

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune import environment, measure
+from autotune import environment, measure, sandwich
 from autotune.confirm import choose_finalists, minimise, prove
 from autotune.errors import LaunchError
-from autotune.evaluate import Bench, Watcher, evaluate
+from autotune.evaluate import Bench, Watcher, evaluate, reference_failed
 from autotune.flags import FlagSet
 from autotune.launch.base import WorkerFailed
 from autotune.records import (
@@ -115,15 +115,23 @@ def run_study(
 def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> FloorResult:
     """The reference against a second process of itself, unless that was measured in an earlier session."""
     if (known := store.last(FloorResult)) is not None:
+        bench.mode = known.comparison.mode
         view.floor(known)
         return known
     view.stage("floor", "the reference is measured against itself: what can be resolved on this machine?")
+    if bench.mode == sandwich.MODE:
+        return _floor_alone(store, bench, view)
     for _ in range(3):
         reference = bench.reference()
         folder = store.folder("floor")
         try:
             second = bench.start(FlagSet(), folder)
         except WorkerFailed as error:
+            if bench.must_run_alone(error.failure):
+                view.note("two processes do not fit into the device's memory: they run one at a time, in sandwiches")
+                bench.release_reference()
+                bench.mode = sandwich.MODE
+                return _floor_alone(store, bench, view)
             raise LaunchError(
                 f"a second reference must run beside the first but did not: {error}; its log is {error.failure.log}. "
                 "If both do not fit in memory together, make the workload smaller"
@@ -157,6 +165,47 @@ def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> Floo
             view.note(warning)
         return result
     raise LaunchError("two references must run in turns but failed three times; see floor/ in the run directory")
+
+
+def _floor_alone(store: Store, bench: Bench, view: View) -> FloorResult:
+    """The reference against itself in fresh runs, one process at a time."""
+    folder = store.folder("floor")
+    reports: list[WorkerReport] = []
+    while True:
+        try:
+            pairs = sandwich.run_sandwiches(
+                bench, FlagSet(), FlagSet(), folder, inspect=lambda first, second: reports.extend((first, second))
+            )
+            break
+        except (sandwich.ReferenceFailed, WorkerFailed) as error:
+            failed = error.error if isinstance(error, sandwich.ReferenceFailed) else error
+            if not failed.infrastructure and not reports:
+                raise LaunchError(reference_failed(bench.spec.baseline, failed)) from error
+            bench.lose_reference(str(failed))
+    sesoi = store.spec.measure.smallest_effect
+    first, second = reports[-2:]
+    result = FloorResult(
+        floor=sandwich.noise_floor(pairs, sesoi=sesoi),
+        reference=first,
+        comparison=sandwich.compare(pairs, sesoi=sesoi),
+        provenance=environment.provenance(),
+        loss_tolerance=max(
+            largest_drift(*_alike(first.losses, second.losses)),
+            largest_drift(*_alike(first.grad_norms, second.grad_norms)),
+        ),
+        directory=store.relative(folder),
+    )
+    store.append(result)
+    view.floor(result)
+    for warning in first.warnings:
+        view.note(warning)
+    return result
+
+
+def _alike(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Two traces cut to one length: what is read from a program's output may end anywhere."""
+    count = min(len(first), len(second))
+    return first[:count], second[:count]
 
 
 # ---------------------------------------------------------------------- search

@@ -104,7 +104,9 @@ class ReadWorker(LocalWorker):
         return _report(self._spec, self._settings, message, arrival, begun=self._begun)
 
 
-def _report(spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], arrival: Arrival, *, begun: float) -> WorkerReport:
+def _report(
+    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], arrival: Arrival, *, begun: float
+) -> WorkerReport:
     """What is known of a program that was not built by a worker."""
     return WorkerReport(
         # The compiled program is out of reach: only equal settings are known to give equal programs.

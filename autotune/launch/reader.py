@@ -184,11 +184,7 @@ class Session:
 
     def _nothing_read(self) -> str:
         where = f"in {self._job['rules']['file']}" if self._tail is not None else "among its output"
-        shown = (
-            "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:])
-            if self._last
-            else ""
-        )
+        shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
     def _error(self, kind: str, message: str) -> int:
@@ -215,9 +211,7 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     for i in range(starts[-1] + 1, len(text)):
         found = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", text[i])
         if found:
-            return found.group(1).rpartition(".")[2], "\n".join(
-                [found.group(2) or "", *text[i + 1 : i + 4]]
-            ).strip()
+            return found.group(1).rpartition(".")[2], "\n".join([found.group(2) or "", *text[i + 1 : i + 4]]).strip()
     return None
 
 
