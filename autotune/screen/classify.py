@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from autotune.catalog import Catalog, Stage
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.records import Record, Settings
-from autotune.screen.compiler import CompileJob, Progress, compile_sets
+from autotune.screen.compiler import Compiler
 from autotune.screen.describe import changes
 from autotune.screen.program import CompiledProgram, CompileResult
 
@@ -112,27 +110,20 @@ class ScreenReport(Record):
         return [s for s in self.settings if s.effect is effect]
 
 
-@dataclass(kw_only=True)
 class Screen:
     """Compiles what a study could try, and judges it.
 
     Args:
-        job: What is compiled, and for what.
+        compiler: Compiles for the study's workload and cluster.
         baseline: The reference's settings.
         catalog: Says at which stage a setting acts.
-        cache_dir: Where programs are kept; None keeps none.
-        limit_s: Longest time for one compilation.
-        progress: Told what is under way.
     """
 
-    job: CompileJob
-    baseline: FlagSet
-    catalog: Catalog
-    cache_dir: Path | None = None
-    limit_s: float = 900.0
-    progress: Progress = lambda what: None
-
-    def __post_init__(self) -> None:
+    def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
+        self.job = compiler.job
+        self.baseline = baseline
+        self._compiler = compiler
+        self._catalog = catalog
         self._results: dict[FlagSet, CompileResult] = {}
 
     def run(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> ScreenReport:
@@ -166,7 +157,7 @@ class Screen:
 
     def stage(self, name: str) -> Stage:
         """Where a setting acts; one that the catalogue does not know must be measured."""
-        setting = self.catalog.get(name)
+        setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
 
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
@@ -192,17 +183,13 @@ class Screen:
         if result.program is None:
             failure = result.failure
             words = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
-            raise LaunchError(
-                f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}"
-            )
+            raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}")
         return result.program
 
     def _compile(self, sets: Sequence[FlagSet]) -> None:
         merged = [self.baseline.merge(s) for s in sets]
         new = [s for s in merged if s not in self._results]
-        for result in compile_sets(
-            self.job, new, cache_dir=self.cache_dir, limit_s=self.limit_s, progress=self.progress
-        ):
+        for result in self._compiler.compile(new):
             self._results[result.settings] = result
 
     def _setting(self, name: str, values: tuple[str, ...], reference: CompiledProgram) -> SettingReport:
@@ -221,9 +208,7 @@ class Screen:
         settings = FlagSet({name: value})
         result = self.result(settings)
         if result.program is None:
-            return ValueReport(
-                value=value, is_live=False, message=_words(result), compile_s=result.duration_s
-            )
+            return ValueReport(value=value, is_live=False, message=_words(result), compile_s=result.duration_s)
         program = result.program
         is_live = program.fingerprint != reference.fingerprint
         return ValueReport(
@@ -248,9 +233,7 @@ class Screen:
         Many are tried at once; only where their program differs are they taken apart.
         """
         context = self._live_context(settings)
-        dead = {
-            s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD
-        }
+        dead = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD}
         awake: set[str] = set()
         if context and dead:
             for round_ in range(max(len(v) for v in dead.values())):
@@ -287,9 +270,7 @@ class Screen:
         return self._awake(context, dict(items[:half])) | self._awake(context, dict(items[half:]))
 
     def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
-        seen: dict[tuple[str, FlagSet], str] = {
-            (reference.fingerprint, self._to_measure(self.baseline)): "reference"
-        }
+        seen: dict[tuple[str, FlagSet], str] = {(reference.fingerprint, self._to_measure(self.baseline)): "reference"}
         for name, settings in named.items():
             yield self._set_report(name, settings, reference, seen)
 

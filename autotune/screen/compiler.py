@@ -21,7 +21,7 @@ from autotune.flags import FlagSet
 from autotune.launch.classify import classify
 from autotune.launch.local import GuardedProcess
 from autotune.records import Failure, FailureKind
-from autotune.screen import schedule
+from autotune.screen import plugin, schedule
 from autotune.screen.cache import Cache
 from autotune.screen.hlo import parse_module
 from autotune.screen.program import CompiledProgram, CompileResult, Memory
@@ -62,7 +62,7 @@ class CompileJob:
     target: Target | None
     topology: Topology
     paths: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=lambda: environment.provenance()["versions"])
+    versions: Mapping[str, str] = field(default_factory=plugin.installed_versions)
     base: Mapping[str, str] = field(default_factory=environment.caller)
 
     @property
@@ -90,37 +90,98 @@ def compile_sets(
     limit_s: float = 900.0,
     progress: Progress = lambda what: None,
 ) -> Iterator[CompileResult]:
-    """Compiles each distinct set and gives what became of it; one that fails is a result like any other.
+    """Compiles each distinct set and gives what became of it; see `Compiler` for arguments and errors."""
+    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
+        yield from compiler.compile(sets)
+
+
+class Compiler:
+    """Compiles flag sets for one job; keeps its worker, with the lowered step, from call to call.
 
     Args:
         job: What is compiled.
-        sets: Flag sets, the baseline merged in; equal ones are compiled once.
         cache_dir: Where results are kept; None keeps none.
         limit_s: Longest time for one compilation.
         progress: Told what is under way.
 
-    Yields:
-        One result for each distinct set, cached ones first.
+    Attributes:
+        job: What is compiled.
 
     Raises:
-        LaunchError: If nothing can be compiled: no plugin, or the workload itself fails.
+        LaunchError: If no fitting CUDA plugin is installed.
     """
-    cache = Cache(cache_dir, job.digest)
-    missing = []
-    for settings in dict.fromkeys(sets):
-        kept = cache.load(settings)
-        if kept is None:
-            missing.append(settings)
-        else:
-            yield kept
-    # JAX reads its own settings when it is imported: sets that differ in them need workers of their own.
-    groups: dict[FlagSet, list[FlagSet]] = {}
-    for settings in missing:
-        groups.setdefault(jax_settings(settings), []).append(settings)
-    for shared, members in groups.items():
-        for result in _compile_group(job, shared, members, limit_s, progress):
-            cache.store(result)
+
+    def __init__(
+        self,
+        job: CompileJob,
+        *,
+        cache_dir: Path | None = None,
+        limit_s: float = 900.0,
+        progress: Progress = lambda what: None,
+    ) -> None:
+        if job.target is not None and (problem := plugin.problem(job.versions)):
+            raise LaunchError(problem)
+        self.job = job
+        self._cache = Cache(cache_dir, job.digest)
+        self._limit_s = limit_s
+        self._progress = progress
+        self._worker: _Worker | None = None
+
+    def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
+        """Compiles each distinct set; one that fails is a result like any other.
+
+        Args:
+            sets: Flag sets, the baseline merged in; equal ones are compiled once.
+
+        Yields:
+            One result for each distinct set, cached ones first.
+
+        Raises:
+            LaunchError: If nothing can be compiled, because the workload itself fails.
+        """
+        missing = []
+        for settings in dict.fromkeys(sets):
+            kept = self._cache.load(settings)
+            if kept is None:
+                missing.append(settings)
+            else:
+                yield kept
+        # JAX reads its own settings when it is imported: sets that differ in them need workers of their own.
+        for settings in sorted(missing, key=lambda s: str(jax_settings(s))):
+            result = self._one(settings)
+            self._cache.store(result)
             yield result
+
+    def _one(self, settings: FlagSet) -> CompileResult:
+        """Compiles one set; a worker that dies of it is started again some times."""
+        shared = jax_settings(settings)
+        for _ in range(WORKER_RESTARTS + 1):
+            if self._worker is None or self._worker.shared != shared:
+                self.close()
+                self._worker = _Worker(self.job, shared, self._limit_s, self._progress)
+            if self._worker.broken is not None:
+                if not shared:
+                    raise LaunchError(self._worker.broken.message)
+                return CompileResult(settings=settings, failure=self._worker.broken)
+            self._progress(f"compile {settings}")
+            result = self._worker.compile(settings)
+            if result is not None:
+                return result
+            self.close()
+        failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
+        return CompileResult(settings=settings, failure=failure)
+
+    def close(self) -> None:
+        """Ends the worker; the next compilation starts one."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
@@ -128,38 +189,12 @@ def jax_settings(settings: FlagSet) -> FlagSet:
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
-def _compile_group(
-    job: CompileJob, shared: FlagSet, members: list[FlagSet], limit_s: float, progress: Progress
-) -> Iterator[CompileResult]:
-    """Compiles sets that may share one worker; a worker that dies is started again for what is left."""
-    todo = list(members)
-    for _ in range(WORKER_RESTARTS + 1):
-        with _Worker(job, shared, limit_s, progress) as worker:
-            if worker.broken is not None:
-                if not shared:
-                    raise LaunchError(worker.broken.message)
-                yield from (CompileResult(settings=s, failure=worker.broken) for s in todo)
-                return
-            while todo:
-                progress(f"compile {todo[0]}")
-                result = worker.compile(todo[0])
-                if result is None:
-                    break
-                todo.pop(0)
-                yield result
-        if not todo:
-            return
-    failure = Failure(
-        kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile"
-    )
-    yield from (CompileResult(settings=s, failure=failure) for s in todo)
-
-
 class _Worker:
     """One compile worker behind its guard, in a folder of its own that goes with it."""
 
     def __init__(self, job: CompileJob, shared: FlagSet, limit_s: float, progress: Progress) -> None:
         self._job = job
+        self.shared = shared
         self._limit_s = limit_s
         self._count = 0
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-screen-"))
@@ -190,7 +225,6 @@ class _Worker:
             "options": dict(self._job.options),
             "paths": list(self._job.paths),
             "platform": "cuda" if target else "cpu",
-            "target_name": target.name if target else "cpu",
             "target_config": target.config_text if target else None,
             "topology": topology.for_xla(target.network) if target else None,
         }
@@ -259,9 +293,8 @@ class _Worker:
         end = self._process.end or {}
         lines = tuple(end.get("last_lines", ()))
         if answer is not None and answer.get("error_type"):
-            kind, said = FailureKind.WORKLOAD_ERROR, str(answer["message"])
-            if answer["error_type"] != "UnusableBuild":
-                said = f"the workload must build and lower but raised {answer['error_type']}: {said}"
+            kind = FailureKind.WORKLOAD_ERROR
+            said = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
         else:
             kind = FailureKind.LAUNCH
             said = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
@@ -279,17 +312,13 @@ class _Worker:
                     return None
         return None
 
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the process and removes its folder."""
         self._process.close(STOP_PATIENCE_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def read_program(
-    folder: Path, found: Mapping[str, Any], *, device_count: int, gpus_per_node: int
-) -> CompiledProgram:
+def read_program(folder: Path, found: Mapping[str, Any], *, device_count: int, gpus_per_node: int) -> CompiledProgram:
     """The program that a fork of the worker left in its folder."""
     hlo, thunks, names = (_read_if_there(folder / name) for name in (_HLO, _THUNKS, _NAMES))
     module = parse_module(hlo)

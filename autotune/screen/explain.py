@@ -53,11 +53,7 @@ def as_text(reference: Side, candidate: Side, *, memory_limit_bytes: int | None)
     """The whole explanation as text for a terminal."""
     lines = [f"set:     {candidate.settings}", f"against: {reference.settings}", ""]
     told = list(changes(reference.program, candidate.program))
-    lines += (
-        ["what differs:", *(f"  {c}" for c in told)]
-        if told
-        else ["The two sets give one and the same program."]
-    )
+    lines += ["what differs:", *(f"  {c}" for c in told)] if told else ["The two sets give one and the same program."]
     for table in tables(reference, candidate, memory_limit_bytes=memory_limit_bytes):
         rows = [table.head, *table.rows]
         widths = [max(len(r[i]) for r in rows) for i in range(3)]
@@ -125,12 +121,8 @@ def _memory_table(reference: CompiledProgram, candidate: CompiledProgram, limit:
 
 def _schedule_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:
     before, after = programs.figures(reference), programs.figures(candidate)
-    names = [
-        n for n in [*before, *(n for n in after if n not in before)] if "bytes" not in n and "sync)" not in n
-    ]
-    rows = tuple(
-        (n, str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n) or after.get(n)
-    )
+    names = [n for n in [*before, *(n for n in after if n not in before)] if "bytes" not in n and "sync)" not in n]
+    rows = tuple((n, str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n) or after.get(n))
     return Table("Schedule", ("count", "reference", "candidate"), rows)
 
 

@@ -18,9 +18,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
-_REFERENCE = re.compile(
-    r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)"
-)
+_REFERENCE = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,7 @@ class Module:
 def parse_shape(text: str) -> tuple[Array, ...]:
     """All arrays of a shape's text, in order, tuples flattened."""
     return tuple(
-        Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-        for dtype, dims in _ARRAY.findall(text)
+        Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(text)
     )
 
 
@@ -197,9 +194,7 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
         return _explicit(pairs[1])
-    found = re.search(
-        r"replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]<=\[[^\]]*\](?:T\([\d,]*\))?|mesh\[.*)", text
-    )
+    found = re.search(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]<=\[[^\]]*\](?:T\([\d,]*\))?|mesh\[.*)", text)
     if not found or found[1] == "{}":
         return [list(range(device_count))]
     body = found[1]
@@ -214,9 +209,7 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
 
 
 def _explicit(text: str) -> list[list[int]]:
-    return [
-        [int(n) for n in group.split(",")] for group in re.findall(r"\{?([\d,]+)\}", text) if group.strip(",")
-    ]
+    return [[int(n) for n in group.split(",")] for group in re.findall(r"\{?([\d,]+)\}", text) if group.strip(",")]
 
 
 def _iota(text: str) -> Iterator[int]:

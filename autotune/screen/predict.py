@@ -149,14 +149,10 @@ def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
     rates = target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
     matrix = op.matrix_flops / (rates.get(name, rates["scalar"]) * shares.matrix_share)
-    return max(
-        matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share)
-    )
+    return max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
 
 
-def calibrate(
-    measured: Sequence[tuple[CompiledProgram, float]], target: Target, topology: Topology
-) -> Calibration:
+def calibrate(measured: Sequence[tuple[CompiledProgram, float]], target: Target, topology: Topology) -> Calibration:
     """The scale at which predictions meet measured step times: the median of measured over predicted.
 
     Args:
@@ -291,6 +287,4 @@ class _Simulation:
 def _rough(op: Op, target: Target, shares: Calibration) -> float:
     """Kernel seconds of everything below an entry, for comparing branches."""
     own = kernel_time(op, target, shares)
-    return own + sum(
-        _rough(inner, target, shares) * (op.trip_count or 1) for inner in (*op.content, *op.condition)
-    )
+    return own + sum(_rough(inner, target, shares) * (op.trip_count or 1) for inner in (*op.content, *op.condition))

@@ -157,10 +157,7 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
     """
     found: dict[tuple[str, bool], tuple[int, int, int]] = {}
     inside_starts = {
-        id(inner)
-        for op, _ in walk(program.schedule)
-        if op.kind is OpKind.START
-        for inner, _ in walk(op.content)
+        id(inner) for op, _ in walk(program.schedule) if op.kind is OpKind.START for inner, _ in walk(op.content)
     }
     for op, times in walk(program.schedule):
         if op.collective is not None:
@@ -173,11 +170,7 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
 def graphs(program: CompiledProgram) -> list[int]:
     """Kernels and copies held by each command buffer."""
     return [
-        sum(
-            1
-            for inner, _ in walk(op.content)
-            if inner.kind in (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE)
-        )
+        sum(1 for inner, _ in walk(op.content) if inner.kind in (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE))
         for op, _ in walk(program.schedule)
         if op.kind is OpKind.GRAPH
     ]

@@ -121,9 +121,7 @@ class Reader:
         gpus_per_node: GPUs of one machine, to see which groups cross machines.
     """
 
-    def __init__(
-        self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int
-    ) -> None:
+    def __init__(self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int) -> None:
         self._module = module
         self._names = names
         self._device_count = device_count
@@ -158,17 +156,13 @@ class Reader:
         if kind is OpKind.LOOP:
             trip_count = found[1].attribute(r'"known_trip_count":\{"n":"(\d+)"\}') if found else None
             condition = self.schedule(thunk.sections.get("condition", ()))
-            return Op(
-                kind=kind, condition=condition, trip_count=int(trip_count) if trip_count else None, **fields
-            )
+            return Op(kind=kind, condition=condition, trip_count=int(trip_count) if trip_count else None, **fields)
         collective = self._collective(found, thunk)
         if collective is not None:
             return Op(kind=OpKind.COLLECTIVE, collective=collective, **fields)
         if kind in (OpKind.GRAPH, OpKind.DONE) or found is None:
             return Op(kind=kind, **fields)
-        if (
-            thunk.kind == "DynamicSliceFusion"
-        ):  # it runs its content at computed addresses; the fusion says how much
+        if thunk.kind == "DynamicSliceFusion":  # it runs its content at computed addresses; the fusion says how much
             kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
             fields["content"] = ()
         return self._kernel(kind, fields, *found)
@@ -241,9 +235,7 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
         for i in c.instructions.values()
         if i.opcode == "fusion"
     }
-    outside = [
-        i for c in module.computations.values() if c.name not in fused for i in c.instructions.values()
-    ]
+    outside = [i for c in module.computations.values() if c.name not in fused for i in c.instructions.values()]
     opcodes = Counter(i.opcode for i in outside)
     targets = Counter(_what(module, i) for i in outside if i.opcode == "custom-call")
     return dict(sorted(opcodes.items())), dict(sorted(targets.items()))

@@ -66,9 +66,7 @@ def _flops(module: Module, computation: Computation) -> tuple[float, float, str 
     return scalar, matrix, dtype
 
 
-def _one(
-    module: Module, computation: Computation, instruction: Instruction
-) -> tuple[float, float, str | None]:
+def _one(module: Module, computation: Computation, instruction: Instruction) -> tuple[float, float, str | None]:
     """Scalar and matrix FLOPs of one instruction, and the type that its dot multiplies."""
     if instruction.opcode in ("dot", "scaled-dot"):
         return 0.0, *dot_flops(module, computation, instruction)
@@ -123,9 +121,7 @@ def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> floa
 def _roots(fused: Computation) -> Iterable[Instruction]:
     root = fused.root
     return (
-        [fused.instructions[o] for o in root.operands if o in fused.instructions]
-        if root.opcode == "tuple"
-        else [root]
+        [fused.instructions[o] for o in root.operands if o in fused.instructions] if root.opcode == "tuple" else [root]
     )
 
 
@@ -134,11 +130,7 @@ def _written_bytes(fused: Computation, root: Instruction) -> float:
     seen = root
     while seen.opcode in _VIEWS and seen.operands and seen.operands[0] in fused.instructions:
         seen = fused.instructions[seen.operands[0]]
-    if (
-        seen.opcode == "dynamic-update-slice"
-        and len(seen.operands) > 1
-        and seen.operands[1] in fused.instructions
-    ):
+    if seen.opcode == "dynamic-update-slice" and len(seen.operands) > 1 and seen.operands[1] in fused.instructions:
         return float(fused.instructions[seen.operands[1]].bytes)
     return float(root.bytes)
 

@@ -1,0 +1,388 @@
+"""The commands that compile without measuring: `screen`, `explain`, `predict`, `targets`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.flags import FlagSet
+    from autotune.screen.classify import Screen, ScreenReport, SettingReport
+    from autotune.screen.explain import Side
+    from autotune.screen.targets import Target, Topology
+    from autotune.spec import StudySpec
+
+MOST_VALUES = 5
+"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+
+targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
+
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
+TargetOption = Annotated[
+    str | None, typer.Option(help="GPU (`autotune targets list`) or a .txtpb file; default: the study's CPU.")
+]
+TopologyOption = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
+OptionOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CacheOption = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
+LimitOption = Annotated[float, typer.Option("--limit", min=1, help="Longest seconds for one compilation.")]
+
+
+def screen(
+    study: StudyArgument,
+    target: TargetOption = None,
+    topology: TopologyOption = None,
+    recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
+    option: OptionOption = None,
+    cache: CacheOption = True,
+    limit_s: LimitOption = 900.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Says which settings change this program on that cluster, which are dead, and what does not fit."""
+    from autotune import environment
+    from autotune.catalog import load_catalog
+    from autotune.preflight import study_space
+    from autotune.probe import probe
+
+    with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, engine):
+        report = probe(environment.python(), platform=spec.device.platform)
+        space = study_space(spec, report, load_catalog(), None)
+        domains = {p.name: _spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
+        found = engine.run(domains, _named_sets(spec, report, every=recipes))
+    typer.echo(found.model_dump_json() if as_json else "\n".join(_screen_lines(found)))
+
+
+def explain(
+    study: StudyArgument,
+    settings: Annotated[str, typer.Option("--set", metavar="FLAGS", help="Such as '--xla_...=true NCCL_PROTO=LL'.")],
+    target: TargetOption = None,
+    topology: TopologyOption = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with a time line.")] = None,
+    option: OptionOption = None,
+    cache: CacheOption = True,
+    limit_s: LimitOption = 900.0,
+) -> None:
+    """Shows what one set changes in the program: collectives, schedule, memory, predicted times."""
+    from autotune.screen.explain import as_page, as_text
+
+    candidate = parse_set(settings)
+    with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (_, engine):
+        sides = [_side(engine, s) for s in (parse_set(""), candidate)]
+    limit = engine.limit_bytes(engine.baseline.merge(candidate))
+    typer.echo(as_text(*sides, memory_limit_bytes=limit))
+    if html is not None:
+        place = engine.job.target.title if engine.job.target else "this CPU"
+        title = f"{engine.job.entry} on {engine.job.topology} {place}"
+        html.write_text(as_page(*sides, title=title, memory_limit_bytes=limit), encoding="utf-8")
+        typer.echo(f"\npage: {html}")
+
+
+def predict(
+    study: StudyArgument,
+    target: TargetOption = None,
+    topology: TopologyOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
+    ] = None,
+    option: OptionOption = None,
+    cache: CacheOption = True,
+    limit_s: LimitOption = 900.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
+    candidates = [parse_set(text) for text in ("", *(settings or ()))]
+    with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (_, engine):
+        rows = [_predicted_row(engine, candidate) for candidate in candidates]
+    typer.echo(json.dumps(rows) if as_json else "\n".join(_predicted_lines(rows)))
+
+
+def _predicted_row(engine: Screen, settings: FlagSet) -> dict[str, Any]:
+    """The prediction of one set as plain data, or why there is none."""
+    from autotune.screen.predict import predict as predict_program
+
+    target, topology = _of_gpu(engine)
+    row: dict[str, Any] = {"settings": dict(settings), "target": target.name, "topology": str(topology)}
+    result = engine.result(settings)
+    if result.program is None:
+        return {**row, "failure": result.failure.message if result.failure else ""}
+    return {**row, **predict_program(result.program, target, topology).to_json()}
+
+
+def _predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from autotune.screen.explain import PREDICTED
+    from autotune.units import format_change, format_seconds, format_share
+
+    first = rows[0].get("step_s")
+    for row in rows:
+        name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
+        if "failure" in row:
+            yield f"{name}: does not compile: {row['failure']}"
+            continue
+        against = f", {format_change(row['step_s'] / first)}" if first and row is not rows[0] else ""
+        mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
+        yield (
+            f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
+            f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
+            f"idle {format_seconds(row['idle_s'])}{mfu})"
+        )
+    yield PREDICTED
+
+
+@targets_app.command("list")
+def targets_list(as_json: JsonOption = False) -> None:
+    """Lists the GPUs with their memory, rates and links."""
+    from autotune.screen.targets import load_target, target_names
+    from autotune.units import format_bytes, format_count
+
+    found = [load_target(name) for name in target_names()]
+    if as_json:
+        typer.echo(json.dumps([_target_facts(t) for t in found]))
+        return
+    width = max(len(t.name) for t in found)
+    for t in found:
+        assert t.network is not None
+        links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
+        typer.echo(
+            f"{t.name:<{width}}  {t.title}: {format_bytes(t.memory_bytes)}, "
+            f"{format_count(t.memory_bytes_per_s)}B/s, {format_count(t.flops_per_s['bf16'])}FLOP/s bf16, {links}"
+        )
+
+
+def parse_set(text: str) -> FlagSet:
+    """A set as people type it: ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
+
+    Raises:
+        SettingError: If a token has neither form.
+    """
+    from autotune.errors import SettingError
+    from autotune.flags import FlagSet, quote_token, split_tokens
+
+    found = FlagSet()
+    for token in split_tokens(text):
+        name, equals, value = token.partition("=")
+        if token.startswith("--"):
+            found = found.merge(FlagSet.parse(f"{name}={quote_token(value)}" if equals else name))
+        elif equals:
+            found = found.merge({name: value})
+        else:
+            raise SettingError(f"a set must hold --xla_name=value or NAME=VALUE but got {token!r}")
+    return found
+
+
+def _target_facts(target: Target) -> dict[str, Any]:
+    import dataclasses
+
+    return {n: v for n, v in dataclasses.asdict(target).items() if n != "config_text"}
+
+
+@contextlib.contextmanager
+def _engine(
+    study: Path,
+    target: str | None,
+    topology: str | None,
+    options: Sequence[str] | None,
+    *,
+    cache: bool,
+    limit_s: float,
+) -> Iterator[tuple[StudySpec, Screen]]:
+    """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
+    from autotune import environment
+    from autotune.catalog import load_catalog
+    from autotune.errors import StudyFileError
+    from autotune.probe import default_cache_dir
+    from autotune.screen.classify import Screen
+    from autotune.screen.compiler import CompileJob, Compiler
+    from autotune.screen.targets import load_target
+    from autotune.spec import load_study
+
+    spec = load_study(study)
+    entry = spec.workload.entry
+    if entry is None:
+        raise StudyFileError(
+            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
+            "command; write the step as module:function (see workloads/example.py)"
+        )
+    gpu = load_target(target) if target else None
+    cluster = _topology(spec, gpu, topology)
+    platform = "cuda" if gpu else "cpu"
+    device = {"platform": platform, "count": cluster.device_count, "node_count": cluster.nodes}
+    workload = {**spec.workload.options, **_options(options or ())}
+    spec = spec.model_copy(
+        update={
+            "device": type(spec.device)(**device),
+            "workload": spec.workload.model_copy(update={"options": workload}),
+        }
+    )
+    caller = environment.caller()
+    job = CompileJob(
+        entry=entry,
+        options=workload,
+        target=gpu,
+        topology=cluster,
+        paths=(str(study.resolve().parent),),
+        base=caller,
+    )
+    folder = default_cache_dir(caller) / "screen" if cache else None
+    progress: Callable[[str], None] = lambda what: typer.echo(what[:150], err=True)  # noqa: E731
+    with Compiler(job, cache_dir=folder, limit_s=limit_s, progress=progress) as compiler:
+        yield spec, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+
+
+def _topology(spec: StudySpec, target: Target | None, text: str | None) -> Topology:
+    """The cluster: as asked, else the study's own devices, else one machine of the target."""
+    from autotune.errors import StudyFileError
+    from autotune.screen.targets import Topology, parse_topology
+
+    if target is None:
+        if text is not None or spec.device.platform == "cuda":
+            raise StudyFileError(
+                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
+                "(see `autotune targets list`)"
+            )
+        return Topology(1, spec.device.count or 1)
+    if text is not None:
+        return parse_topology(text)
+    nodes = spec.device.node_count
+    if spec.device.platform == "cuda" and spec.device.count:
+        return Topology(nodes, spec.device.count // nodes)
+    return Topology(nodes, target.network.gpus_per_node if target.network else 1)
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    from autotune.errors import StudyFileError
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise StudyFileError(f"--option must be NAME=VALUE but got {pair!r}")
+        try:
+            found[name] = json.loads(text)
+        except json.JSONDecodeError:
+            found[name] = text
+    return found
+
+
+def _spread(values: Sequence[str]) -> list[str]:
+    """At most `MOST_VALUES` of some values, the first and the last among them."""
+    if len(values) <= MOST_VALUES:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]
+
+
+def _named_sets(spec: StudySpec, report: Any, *, every: bool) -> dict[str, FlagSet]:
+    """The study's own sets and recipes, or all recipes, as far as the build has them."""
+    from autotune.catalog import load_catalog
+    from autotune.migrate import for_build
+    from autotune.recipes import find_recipe, load_recipes
+
+    catalog = load_catalog()
+    names = list(load_recipes()) if every else list(spec.search.recipes)
+    found = {f"set {s.name}": s.settings for s in spec.search.first}
+    found |= {f"recipe {n}": for_build(find_recipe(n).settings, report, catalog) for n in names}
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def _side(engine: Screen, settings: FlagSet) -> Side:
+    from autotune.errors import LaunchError
+    from autotune.screen.explain import Side
+    from autotune.screen.predict import predict as predict_program
+
+    result = engine.result(settings)
+    if result.program is None:
+        assert result.failure is not None
+        words = "\n  ".join([result.failure.message, *result.failure.last_lines[:6]])
+        raise LaunchError(f"the set must compile to be explained but did not: {words}")
+    target = engine.job.target
+    known = target is not None and target.network is not None and bool(target.flops_per_s)
+    prediction = predict_program(result.program, *_of_gpu(engine)) if known else None
+    merged = engine.baseline.merge(settings)
+    return Side(settings=str(merged), program=result.program, prediction=prediction)
+
+
+def _of_gpu(engine: Screen) -> tuple[Target, Topology]:
+    """Target and topology of a job for GPUs.
+
+    Raises:
+        StudyFileError: If the job is for the CPU, of which no time is predicted.
+    """
+    from autotune.errors import StudyFileError
+
+    if engine.job.target is None:
+        raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
+    return engine.job.target, engine.job.topology
+
+
+def _screen_lines(report: ScreenReport) -> list[str]:
+    """The report in words."""
+    from autotune.screen.classify import Effect
+    from autotune.units import format_bytes, format_seconds, format_share
+
+    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
+    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}"]
+    peak, limit = report.reference.peak_bytes, report.limit_bytes
+    if peak is not None:
+        share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""
+        verdict = "" if report.reference.fits is not False else ": DOES NOT FIT"
+        lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
+    titles = {
+        Effect.LIVE: "live: these change the program",
+        Effect.DEAD: "dead here: no value changes the program, alone or among the live ones",
+        Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
+        Effect.FAILS: "do not compile",
+    }
+    for effect, title in titles.items():
+        members = report.of_effect(effect)
+        if members:
+            lines += ["", f"{title} ({len(members)})"]
+            lines += [line for member in members for line in _setting_lines(member)]
+    if report.sets:
+        lines += ["", f"sets ({len(report.sets)})", *_set_lines(report)]
+    lines += [
+        "",
+        f"{report.compiled_count} compiled in {format_seconds(report.duration_s)}, "
+        f"{report.cached_count} taken from the cache",
+    ]
+    return lines
+
+
+def _setting_lines(setting: SettingReport) -> list[str]:
+    from autotune.screen.classify import Effect
+
+    if setting.effect in (Effect.DEAD, Effect.MEASURE):
+        return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
+    lines = [f"  {setting.name}" + (" (only together with others)" if setting.together else "")]
+    for value in setting.values:
+        if value.message:
+            lines.append(f"    {value.value}: {value.message}")
+        elif not value.is_live:
+            lines.append(f"    {value.value}: same program")
+        else:
+            fit = " DOES NOT FIT;" if value.fits is False else ""
+            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:6])}")
+    return lines
+
+
+def _set_lines(report: ScreenReport) -> list[str]:
+    lines = []
+    for found in report.sets:
+        if found.message:
+            said = f"does not compile: {found.message}"
+        elif found.same_as is not None:
+            said = f"same program as {found.same_as}"
+        else:
+            said = "; ".join(found.changes[:6]) or "same program as reference"
+        if found.fits is False:
+            said = f"DOES NOT FIT; {said}"
+        rest = f" (to be measured: {', '.join(found.to_measure)})" if found.to_measure else ""
+        lines.append(f"  {found.name}: {said}{rest}")
+    return lines
