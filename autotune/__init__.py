@@ -1,1 +1,28 @@
-"""Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training."""
+"""Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
+
+In a notebook: ``import autotune; s = autotune.load("runs/x")``, then `s.trials`, `s.winner`, `s.plot.forest()`, and
+``autotune.compare([a, b])``. All are fetched when first used, so that importing the package stays light.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.api import Study as Study
+    from autotune.api import compare as compare
+    from autotune.api import load as load
+
+_OFFERED = ("Study", "compare", "load")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from autotune import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_OFFERED])

@@ -18,9 +18,7 @@ FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")
-]
+OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
 
 
 class PreferChoice(StrEnum):
@@ -28,6 +26,53 @@ class PreferChoice(StrEnum):
 
     winner = "winner"
     mine = "mine"
+
+
+# ---------------------------------------------------------------------- report, compare
+
+
+def report(
+    run_path: RunArgument,
+    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
+    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
+) -> None:
+    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    from autotune.report import render_html, render_markdown
+    from autotune.store import Store
+
+    store = Store.open(run_path)
+    if markdown:
+        sys.stdout.write(render_markdown(store))
+    else:
+        _write(render_html(store), html or run_path / "report.html", hint="open it in a browser")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
+        ),
+    ] = "",
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+) -> None:
+    """Sets studies side by side: winners, which settings agree, which are dead where; refuses the incomparable."""
+    from autotune.comparison import compare as set_side_by_side
+    from autotune.errors import AutotuneError
+    from autotune.store import Store
+
+    if as_json + markdown + (html is not None) > 1:
+        raise AutotuneError("only one of --json, --md and --html must be given but got several")
+    table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
+    if as_json:
+        _print_json(table.to_json())
+    elif html is not None:
+        _write(table.to_html(), html, hint="open it in a browser")
+    else:
+        sys.stdout.write(table.to_markdown())
 
 
 # ---------------------------------------------------------------------- export, verify, exec
@@ -119,9 +164,7 @@ def exec_(
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
-        raise AutotuneError(
-            "a command must follow, after --, but there is none: autotune exec FILE -- python train.py"
-        )
+        raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
     winner = read_winner(file)
     found, _ = _check(file, winner, None)
     if found and not force:
@@ -143,6 +186,151 @@ def exec_(
         ) from error
 
 
+# ---------------------------------------------------------------------- library, recheck
+
+library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
+LibraryOption = Annotated[Path, typer.Option("--library", help="Folder of the library.")]
+
+
+@library_app.command("add")
+def library_add(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
+    library: LibraryOption = Path("library"),
+) -> None:
+    """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
+    from autotune.library import add
+    from autotune.winner import read_winner
+
+    for run in runs:
+        print(add(read_winner(run), library))
+
+
+@library_app.command("list")
+def library_list(library: LibraryOption = Path("library"), as_json: JsonOption = False) -> None:
+    """Lists the winners of the library."""
+    from autotune.library import entries
+    from autotune.units import format_interval, format_ratio
+
+    known = entries(library)
+    if as_json:
+        _print_json([{"file": str(e.path), **e.winner.model_dump(mode="json")} for e in known])
+        return
+    for e in known:
+        c, found = e.winner.conditions, e.winner.estimate
+        ratio = f"{format_ratio(found.ratio)} {format_interval(found.low, found.high)}" if found else "-"
+        print(f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}")
+
+
+def best(
+    gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
+    jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
+    library: LibraryOption = Path("library"),
+    as_json: JsonOption = False,
+) -> None:
+    """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
+    from autotune.library import Query, describe, entries
+    from autotune.library import best as nearest
+
+    match = nearest(entries(library), Query(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
+    if as_json:
+        entry = match.entry
+        _print_json(
+            {
+                "tested": match.is_tested,
+                "distance": list(match.distance),
+                "file": str(entry.path),
+                **entry.winner.model_dump(mode="json"),
+            }
+        )
+        return
+    for line in describe(match):
+        print(line)
+
+
+def recheck(
+    file: FileArgument,
+    study: Annotated[
+        Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
+    from autotune.errors import AutotuneError
+    from autotune.evaluate import Bench
+    from autotune.preflight import launcher_for
+    from autotune.recheck import recheck as measure_again
+    from autotune.records import Outcome
+    from autotune.spec import load_study
+    from autotune.store import Store
+    from autotune.view import LineView
+    from autotune.winner import read_winner
+
+    winner = read_winner(file)
+    if study is not None:
+        spec, folder = load_study(study), study.resolve().parent
+    elif file.is_dir():
+        old = Store.open(file)
+        spec, folder = old.spec, Path(old.study_dir)
+    else:
+        raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
+    path = run_dir or Path("runs") / f"{spec.name}-recheck-{_today()}"
+    store = Store.create_or_resume(path.resolve(), spec, study_dir=folder)
+    try:
+        view = LineView(_console(stderr=as_json), store.watch)
+        bench = Bench(store, launcher_for(store), runtime_settings=lambda settings: settings, watcher=view)
+        conclusion = measure_again(bench, winner, view=view, command=sys.argv)
+    finally:
+        store.close()
+    if as_json:
+        _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+    else:
+        print(f"{conclusion.sentence}\neverything lies in {path}")
+    if conclusion.outcome is not Outcome.WINNER:
+        raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------------- T4
+
+t4_app = typer.Typer(help="T4, the interchange format of autotuning results.", no_args_is_help=True)
+
+
+@t4_app.command("export")
+def t4_export(run_path: RunArgument, output: OutputOption = None) -> None:
+    """Writes all trials of a run for other tools to read."""
+    from autotune.store import Store
+    from autotune.t4 import render
+
+    _write(render(Store.open(run_path)), output)
+
+
+@t4_app.command("show")
+def t4_show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A T4 file, gzipped or not.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every configuration as CSV.")] = False,
+) -> None:
+    """Checks a T4 file of any tool and shows what it holds."""
+    from autotune.t4 import read
+
+    found = read(file)
+    frame, objectives = found.frame(), found.results[0].objectives if found.results else ()
+    if as_csv:
+        frame.drop(columns="runtimes", errors="ignore").to_csv(sys.stdout, index=False)
+        return
+    if frame.empty:
+        print("no configurations")
+        return
+    print(f"{len(found.results)} configurations of {len(frame.columns) - 2 - len(objectives)} parameters")
+    for name, count in frame["invalidity"].value_counts().items():
+        print(f"  {name}: {count}")
+    for objective in objectives:
+        print(f"  {objective}: best {frame[objective].min():.6g}, median {frame[objective].median():.6g}")
+
+
 # ---------------------------------------------------------------------- helpers
 
 
@@ -159,3 +347,15 @@ def _write(text: str, output: Path | None, *, hint: str = "") -> None:
 
 def _print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
+
+
+def _today() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).strftime("%Y%m%d")
+
+
+def _console(*, stderr: bool) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=160, no_color=not sys.stderr.isatty())

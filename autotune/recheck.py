@@ -1,0 +1,96 @@
+"""A winner against the default once more, and nothing else: does it still hold after an upgrade?"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from autotune import environment, pipeline
+from autotune.confirm import prove
+from autotune.evaluate import Bench
+from autotune.records import (
+    ConclusionRecord,
+    FinalistResult,
+    Outcome,
+    SessionRecord,
+    SpanRecord,
+)
+from autotune.stats import Estimate, SequentialPlan, Verdict
+from autotune.units import format_interval, format_ratio
+from autotune.view import describe_finalist
+from autotune.winner import Winner
+
+STAGE = "recheck"
+
+
+def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Sequence[str] = ()) -> ConclusionRecord:
+    """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
+
+    Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
+
+    Args:
+        bench: Over a run directory of the same study, with the same workload, baseline and measuring.
+        winner: What was proven before.
+        view: Told what happens.
+        command: How the driver was called, for the record.
+
+    Raises:
+        LaunchError: If the default itself cannot run.
+        RunDirectoryError: If the run directory cannot be written.
+    """
+    store = bench.store
+    session = SessionRecord(
+        started=environment.now(), pid=os.getpid(), host=socket.gethostname(), asked_trials=0, command=tuple(command)
+    )
+    store.append(session)
+    try:
+        plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
+        floor = pipeline._floor(store, bench, plan, view)
+        bench.loss_tolerance = floor.loss_tolerance
+        bench.close()
+        view.stage(STAGE, f"{winner.settings} in {store.spec.confirm.processes} fresh pairs of processes")
+        sets = [(0, winner.settings)]
+        result = prove(bench, sets, stage=STAGE, processes=store.spec.confirm.processes)[0]
+        view.finalist(result)
+        conclusion = _conclusion(winner, result)
+        store.append(conclusion)
+        return conclusion
+    finally:
+        bench.close()
+        span = SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now())
+        store.append(span)
+
+
+def _conclusion(winner: Winner, result: FinalistResult) -> ConclusionRecord:
+    holds = result.verdict is Verdict.FASTER
+    return ConclusionRecord(
+        outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
+        sentence=_sentence(winner, result),
+        settings=winner.settings if holds else None,
+        estimate=result.estimate if holds else None,
+        trial_count=0,
+        ended=environment.now(),
+        provenance=environment.provenance(),
+    )
+
+
+def _sentence(winner: Winner, result: FinalistResult) -> str:
+    """What became of a winner, with both figures."""
+    before = _figures(winner.estimate)
+    if result.failure is not None:
+        return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
+    figures = f"{_figures(result.estimate)} over {result.process_count} fresh pairs of processes, it was {before}"
+    words = {
+        Verdict.FASTER: "still holds",
+        Verdict.SLOWER: "does not hold any more: it is slower than the default",
+        Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the default",
+        Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
+    }
+    return f"{winner.settings} {words[result.verdict]}: step time ratio {figures}"
+
+
+def _figures(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "not measured"
+    return f"{format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)}"

@@ -1,0 +1,487 @@
+"""A study as one self-contained HTML page, or as Markdown: the verdict first, then everything it rests on."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from autotune import analysis, charts
+from autotune.errors import AutotuneError
+from autotune.pipeline import incumbent
+from autotune.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    SessionRecord,
+    SpanRecord,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.stats import Estimate
+from autotune.store import Store, is_held
+from autotune.units import (
+    format_bytes,
+    format_change,
+    format_count,
+    format_interval,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+from autotune.view import describe_finalist, describe_floor, describe_trial
+from autotune.winner import evidence, winner_of
+
+STYLES = {"faster": "faster", "slower": "slower", "no difference": "same", "unresolved": "unresolved"}
+STAGES = {
+    "confirm": "fresh processes",
+    "final": "final proof",
+    "full": "final proof, whole set",
+    "recheck": "recheck",
+}
+LONGEST_TRACE_BLOCKS = 240
+LONGEST_TABLE = 300
+"""Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart with its title and what it says in words."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that a page shows, in words and rows; the templates only lay it out.
+
+    Attributes:
+        state: finished, running, stopped or empty.
+        verdict: The one sentence.
+        tone: winner, default or none: how the sentence is coloured.
+        figures: Name and value of the few numbers on top.
+        finalists: Rows of the table of finalists.
+        failures: Kind, count, trials, one message and last lines of each kind.
+    """
+
+    name: str
+    description: str
+    state: str
+    verdict: str
+    tone: str
+    figures: Sequence[tuple[str, str]]
+    finalists: Sequence[dict[str, str]]
+    floor: Sequence[str]
+    forest: str
+    history: str
+    traces: Sequence[Chart]
+    effects: Sequence[dict[str, str]]
+    importance: str
+    importance_method: str
+    interactions: Sequence[tuple[str, str, str]]
+    resources: Sequence[Chart]
+    pareto: Sequence[dict[str, str]]
+    failures: Sequence[dict[str, Any]]
+    trials: Sequence[dict[str, str]]
+    trials_left_out: int
+    warnings: Sequence[str]
+    provenance: Sequence[tuple[str, str]]
+    commands: Sequence[str]
+
+
+def render_html(store: Store) -> str:
+    """A study as one HTML page that loads nothing."""
+    style = resources.files("autotune").joinpath("data/report/style.css").read_text(encoding="utf-8")
+    return templates().get_template("report.html.j2").render(r=build(store), style=style)
+
+
+def render_markdown(store: Store) -> str:
+    """A study as Markdown: the same, less the charts."""
+    return templates().get_template("report.md.j2").render(r=build(store))
+
+
+@functools.cache
+def templates() -> jinja2.Environment:
+    """The page templates; HTML is escaped, Markdown tables have the filter `cell`."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune", "data/report"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    env.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    return env
+
+
+def build(store: Store) -> Report:
+    """Gathers what a report shows of a run directory, in whatever state it is.
+
+    Raises:
+        RunDirectoryError: If its records are damaged.
+    """
+    results = store.of(TrialResult)
+    state, verdict, tone = _verdict(store, results)
+    floor = store.last(FloorResult)
+    importance = analysis.importance_frame(store)
+    interactions = analysis.interactions_frame(store)
+    ordered = sorted(results, key=_rank)
+    return Report(
+        name=store.spec.name,
+        description=store.spec.description,
+        state=state,
+        verdict=verdict,
+        tone=tone,
+        figures=_figures(store, results, floor),
+        finalists=[_finalist_row(f) for f in analysis.finalists(store)],
+        floor=describe_floor(floor) if floor else [],
+        forest=charts.forest(_forest_rows(store, ordered), band=store.spec.measure.smallest_effect),
+        history=_history(results),
+        traces=_traces(store, results),
+        effects=[_effect_row(row) for row in analysis.effects_frame(store).to_dict("records")],
+        importance=charts.bars(
+            [(r["setting"], r["importance"]) for r in importance.head(20).to_dict("records")],
+            value_format=format_share,
+        ),
+        importance_method=importance["method"].iloc[0] if len(importance) else "",
+        interactions=[
+            (r["first"], r["second"], format_share(r["interaction"]))
+            for r in interactions.head(8).to_dict("records")
+            if r["interaction"] >= 0.01
+        ],
+        resources=_resources(results),
+        pareto=[_pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")],
+        failures=_failures(results),
+        trials=[_trial_row(r) for r in ordered[:LONGEST_TABLE]],
+        trials_left_out=max(0, len(ordered) - LONGEST_TABLE),
+        warnings=_warnings(store, results, floor),
+        provenance=_provenance(store, floor),
+        commands=_commands(store),
+    )
+
+
+# ---------------------------------------------------------------------- verdict and figures
+
+
+def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, str]:
+    """State, the one sentence, and its tone."""
+    conclusion = store.last(ConclusionRecord)
+    newest = max((r.at_s for r in results), default=0.0)
+    running = is_held(store.path)
+    if conclusion is not None and newest <= conclusion.at_s and not running:
+        tone = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none"}.get(conclusion.outcome, "default")
+        return "finished", conclusion.sentence, tone
+    session = store.last(SessionRecord)
+    asked = session.asked_trials if session else store.spec.search.trials
+    state = "running" if running else "stopped" if session else "empty"
+    if not results:
+        what = "no trial has ended yet" if session else "it was never started"
+        return state, f"nothing is known yet: {what}", "none"
+    best = incumbent(results)
+    sofar = "nothing beats the default so far"
+    if best is not None:
+        figures = f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
+        sofar = f"the best so far has ratio {figures}, not yet proven"
+    return state, f"{state} after {len(results)} of {asked} trials: {sofar}", "none"
+
+
+def _figures(store: Store, results: Sequence[TrialResult], floor: FloorResult | None) -> list[tuple[str, str]]:
+    conclusion = store.last(ConclusionRecord)
+    rows = [
+        ("trials", str(len(results))),
+        ("failed", str(sum(r.failure is not None for r in results))),
+        ("not measured twice", str(sum(r.same_as is not None for r in results))),
+        ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
+    ]
+    if conclusion is not None and conclusion.estimate is not None:
+        e = conclusion.estimate
+        rows.insert(0, ("step time ratio", f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"))
+    if floor is not None:
+        rows.append(("default's step", format_seconds(floor.comparison.reference_step_s)))
+        rows.append(("smallest effect found here", f"about {format_share(floor.floor.detectable)}"))
+        if floor.reference.tokens_per_step:
+            rate = floor.reference.tokens_per_step / floor.comparison.reference_step_s
+            rows.append(("default's tokens/s", format_count(rate)))
+        if floor.reference.flops_per_step:
+            rate = floor.reference.flops_per_step / floor.comparison.reference_step_s
+            rows.append(("default's model FLOP/s", format_count(rate)))
+    spans = store.of(SpanRecord)
+    if wall_s := sum(s.wall_s for s in spans):
+        rows.append(("driver's own share", format_share(1 - sum(s.waited_s for s in spans) / wall_s)))
+    return rows
+
+
+def _finalist_row(f: FinalistResult) -> dict[str, str]:
+    e, c = f.estimate, f.corrected
+    return {
+        "trial": str(f.trial),
+        "stage": STAGES.get(f.stage, f.stage),
+        "settings": str(f.settings),
+        "ratio": format_ratio(e.ratio) if e else "-",
+        "interval": format_interval(e.low, e.high) if e else "",
+        "corrected": format_interval(c.low, c.high) if c else "",
+        "processes": str(f.process_count),
+        "verdict": str(f.verdict) if f.failure is None else describe_finalist(f),
+        "style": STYLES[f.verdict] if f.failure is None else "failed",
+    }
+
+
+# ---------------------------------------------------------------------- trials
+
+
+def _rank(result: TrialResult) -> tuple[int, float]:
+    """Best first; then what changes nothing, then failures."""
+    if result.failure is not None:
+        return (2, result.number)
+    if result.comparison is None:
+        return (1, result.number)
+    return (0, result.comparison.estimate.ratio)
+
+
+def _style(result: TrialResult) -> str:
+    if result.failure is not None:
+        return "failed"
+    return STYLES[result.comparison.verdict] if result.comparison is not None else "same"
+
+
+def _trial_row(r: TrialResult) -> dict[str, str]:
+    e = r.comparison.estimate if r.comparison else None
+    w = r.worker
+    return {
+        "trial": str(r.number),
+        "settings": str(r.settings),
+        "origin": r.origin,
+        "ratio": format_ratio(e.ratio) if e and r.failure is None else "-",
+        "interval": format_interval(e.low, e.high) if e and r.failure is None else "",
+        "verdict": describe_trial(r) if r.failure or e is None else str(r.comparison.verdict) if r.comparison else "",
+        "style": _style(r),
+        "step": format_seconds(r.comparison.candidate_step_s) if r.comparison else "-",
+        "compile": format_seconds(w.compile_s) if w else "-",
+        "memory": format_bytes(w.peak_bytes) if w else "-",
+    }
+
+
+def _forest_rows(store: Store, ordered: Sequence[TrialResult]) -> list[charts.Interval]:
+    floor = store.last(FloorResult)
+    rows = []
+    if floor is not None:
+        e = floor.floor.estimate
+        rows.append(_interval("the default against itself", "the noise floor", e, "floor"))
+    for r in ordered:
+        if r.failure is None:
+            estimate = r.comparison.estimate if r.comparison else None
+            label = f"{r.number}  {_short(str(r.settings))}"
+            detail = f"trial {r.number}: {r.settings}: {describe_trial(r)}"
+            rows.append(_interval(label, detail, estimate, _style(r)))
+    return rows
+
+
+def _interval(label: str, detail: str, estimate: Estimate | None, style: str) -> charts.Interval:
+    """A row of the forest plot; without an estimate it is the default's own program."""
+    if estimate is None:
+        return charts.Interval(label=label, detail=detail, ratio=1.0, low=math.nan, high=math.nan, style=style)
+    e = estimate
+    return charts.Interval(label=label, detail=detail, ratio=e.ratio, low=e.low, high=e.high, style=style)
+
+
+def _short(settings: str) -> str:
+    for prefix in ("xla_gpu_", "xla_cpu_", "xla_"):
+        settings = settings.replace(prefix, "")
+    return settings
+
+
+def _history(results: Sequence[TrialResult]) -> str:
+    points, failed = [], []
+    best: list[tuple[float, float]] = []
+    lowest = 1.0
+    for r in results:
+        detail = f"trial {r.number}: {r.settings}: {describe_trial(r)}"
+        if r.failure is not None:
+            failed.append(charts.Point(x=r.number, y=0.0, detail=detail, style="failed"))
+            continue
+        ratio = r.comparison.estimate.ratio if r.comparison else 1.0
+        points.append(charts.Point(x=r.number, y=ratio, detail=detail, style=_style(r)))
+        if ratio < lowest or not best:
+            lowest = min(lowest, ratio)
+            best.append((float(r.number), lowest))
+    return charts.history(points, best, failed)
+
+
+def _traces(store: Store, results: Sequence[TrialResult]) -> list[Chart]:
+    """The floor, the best trial and one pair of the proof, raw."""
+    wanted: list[tuple[str, str]] = []
+    floor = store.last(FloorResult)
+    if floor is not None:
+        wanted.append(("the default against itself (noise floor)", floor.directory))
+    measured = [r for r in results if r.status is TrialStatus.MEASURED and r.directory]
+    if measured:
+        best = min(measured, key=_rank)
+        wanted.append((f"trial {best.number}, the best of the search", best.directory or ""))
+    proofs = [r for r in store.of(ConfirmRun) if r.stage != "confirm" and r.directory and r.failure is None]
+    if proofs:
+        last = proofs[-1]
+        title = f"{STAGES.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"
+        wanted.append((title, last.directory or ""))
+    found = []
+    for title, directory in wanted:
+        blocks: list[tuple[str, Sequence[float]]] = []
+        for pair in store.pairs(directory):
+            arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
+            blocks += arms if pair.first == "reference" else arms[::-1]
+        if blocks:
+            svg = charts.traces(blocks[:LONGEST_TRACE_BLOCKS], y_format=format_seconds)
+            found.append(
+                Chart(
+                    title=title,
+                    svg=svg,
+                    note=f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl",
+                )
+            )
+    return found
+
+
+# ---------------------------------------------------------------------- effects, resources
+
+
+def _effect_row(row: dict[Any, Any]) -> dict[str, str]:
+    known = not pd.isna(row["ratio"])
+    has_interval = known and not pd.isna(row["low"])
+    style = "same"
+    if has_interval and row["high"] < 1:
+        style = "faster"
+    elif has_interval and row["low"] > 1:
+        style = "slower"
+    return {
+        "setting": f"{row['setting']}={row['value']}",
+        "ratio": format_ratio(row["ratio"]) if known else "-",
+        "interval": format_interval(row["low"], row["high"]) if has_interval else "",
+        "change": format_change(row["ratio"]) if known and row["ratio"] != 1.0 else "",
+        "how": row["how"],
+        "trials": f"{row['trials']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
+        "reason": row["reason"] or ("changes nothing in the program" if row["is_dead"] else ""),
+        "style": style,
+    }
+
+
+def _resources(results: Sequence[TrialResult]) -> list[Chart]:
+    found = []
+    for title, x_title, show, pick in (
+        ("Step time and memory", "peak memory", format_bytes, "peak_bytes"),
+        ("Step time and compile time", "compile time", format_seconds, "compile_s"),
+    ):
+        points = []
+        for r in results:
+            value = getattr(r.worker, pick) if r.worker else None
+            if r.comparison is None or r.failure is not None or not value:
+                continue
+            ratio = r.comparison.estimate.ratio
+            detail = f"trial {r.number}: {format_ratio(ratio)}, {show(value)}: {r.settings}"
+            points.append(charts.Point(x=float(value), y=ratio, detail=detail, style=_style(r)))
+        if points:
+            found.append(Chart(title=title, svg=charts.scatter(points, x_title=x_title, x_format=show)))
+    return found
+
+
+def _pareto_row(row: dict[Any, Any]) -> dict[str, str]:
+    return {
+        "trial": str(row["trial"]),
+        "ratio": format_ratio(row["ratio"]),
+        "memory": format_bytes(row["peak_bytes"]),
+        "compile": format_seconds(row["compile_s"]),
+        "settings": row["settings"],
+    }
+
+
+# ---------------------------------------------------------------------- what went wrong, where from
+
+
+def _failures(results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+    """Failures by kind, most frequent first; equal messages are shown once."""
+    failed = [r for r in results if r.failure is not None]
+    found = []
+    for kind, count in Counter(str(r.failure.kind) for r in failed if r.failure).most_common():
+        cases: dict[str, dict[str, Any]] = {}
+        for r in failed:
+            if r.failure is None or r.failure.kind != kind:
+                continue
+            fresh = {"trials": [], "settings": str(r.settings), "message": r.failure.message}
+            case = cases.setdefault(r.failure.message, fresh)
+            case["trials"].append(r.number)
+            case["log"] = r.failure.log or ""
+            case["last_lines"] = list(r.failure.last_lines)
+        found.append({"kind": kind.replace("_", " "), "count": count, "cases": list(cases.values())[:8]})
+    return found
+
+
+def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult | None) -> list[str]:
+    """What a reader should know before believing a figure: each once."""
+    found = [r.what for r in store.of(IncidentRecord)]
+    if floor is not None:
+        found += floor.reference.warnings
+        if not floor.floor.is_honest:
+            found.append("two equal processes differ here by more than their interval says: believe proofs only")
+        load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
+        if load and cpus and load > cpus:
+            found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
+    if store.spec.replay is not None:
+        found.append("this study was replayed from a formula: it says nothing about any machine")
+    for r in results:
+        found += [f"trial {r.number}: {w}" for w in (r.worker.warnings if r.worker else ())]
+    return list(dict.fromkeys(found))
+
+
+def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]]:
+    spec, conclusion = store.spec, store.last(ConclusionRecord)
+    facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
+    rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
+    rows.append(("workload", f"{spec.workload.entry} {spec.workload.options or ''} (hash {spec.workload_hash})"))
+    if floor is not None:
+        w = floor.reference
+        rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))
+        if w.mesh:
+            rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
+        rows.append(("program", w.fingerprint))
+        rows.append(("loss tolerance", f"{floor.loss_tolerance:.1e} (relative)"))
+    rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
+    for name, value in facts.items():
+        if name == "memory_bytes":
+            rows.append(("memory", format_bytes(value)))
+        elif name != "versions":
+            rows.append((name.replace("_", " "), str(value)))
+    for s in store.of(SessionRecord):
+        rows.append(("session", f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}"))
+    return rows
+
+
+def _commands(store: Store) -> list[str]:
+    run = shlex.quote(str(store.path))
+    lines = [f"autotune show {run}"]
+    conclusion = store.last(ConclusionRecord)
+    try:
+        winner = winner_of(store)
+    except AutotuneError:
+        return [*lines, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
+    lines = [
+        f"autotune export {run} --format env -o winner.env",
+        "autotune verify winner.env",
+        f"autotune exec {run} -- python train.py",
+        f"autotune recheck {run}",
+        *lines,
+    ]
+    if conclusion is not None and conclusion.trial is not None:
+        lines.append(f"autotune repro {run} {conclusion.trial}")
+    lines += [f"# {line}" for line in evidence(winner)]
+    return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]
