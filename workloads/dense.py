@@ -41,6 +41,7 @@ class DecoderConfig:
         routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
             ``capacity_factor`` times their fair share of each sequence (capacity).
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
+        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring).
         scan: One traced layer in a loop, or all of them unrolled.
         microbatches: How many parts of a batch follow each other through the pipeline's stages.
     """

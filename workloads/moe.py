@@ -81,7 +81,9 @@ class Experts(nnx.Module):
         """Every token reaches all its experts: sorted by expert, one grouped matmul.
 
         Over the expert axis each device gathers the tokens of its peers, runs those that chose one of its own
-        experts, and the parts are summed back to where they came from (a reduce-scatter).
+        experts, and the parts are summed back to where they came from (a reduce-scatter). Unless
+        ``JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING`` is set, JAX (0.10.2) lowers a grouped matmul for CPU and GPU
+        to a masked one over all of a device's experts, which costs that many times the FLOPs.
         """
         c, layout = self.config, self.layout
         weights = [w[...].astype(compute_dtype(c.dtype)) for w in (self.gate, self.up, self.down)]

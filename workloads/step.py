@@ -72,15 +72,16 @@ def make_workload(
         flops_per_token: Model FLOPs of one token, forward and backward.
         config: The model's part of the workload's config.
     """
-    layout.check("batch", train.batch, "batch")
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(train.learning_rate, b1=0.9, b2=0.95, weight_decay=0.1)
     )
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0)))))
-    state_shapes = {"params": shapes, "optimizer": jax.eval_shape(optimizer.init, shapes)}
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
+    moments = jax.eval_shape(optimizer.init, shapes)
+    zero = train.zero == "optimizer"
     state = {
         "params": _with_shardings(layout, shapes, zero=False),
-        "optimizer": _with_shardings(layout, state_shapes["optimizer"], zero=train.zero == "optimizer"),
+        "optimizer": _with_shardings(layout, moments, zero=zero),
     }
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -90,13 +91,11 @@ def make_workload(
 
     jitted_init = jax.jit(init, out_shardings=shardings)
     loss = _loss_and_gradients(graphdef, shardings["params"], layout, train.accumulate)
-    count = param_count(shapes)
-    one_layer = param_count(nnx.state(nnx.eval_shape(lambda: make_model(Stream(jnp.uint32(0))).layers))) // layers
-    carried = one_layer * compute_dtype(dtype).itemsize
+    carried = param_count(shapes["layers"]) // layers * compute_dtype(dtype).itemsize
     tokens = train.batch * train.seq
     return Workload(
         name=name,
-        step=_make_step(loss, optimizer, layout, shapes, shardings["params"], zero=train.zero == "optimizer"),
+        step=_make_step(loss, optimizer, layout, shapes, shardings["params"], zero=zero),
         init=lambda seed: jitted_init(jnp.uint32(seed)),
         batch=make_batch(layout, batch=train.batch, seq=train.seq, vocab=train.vocab, seed=train.seed),
         abstract_state=state,
@@ -104,7 +103,7 @@ def make_workload(
         mesh=layout.mesh,
         tokens_per_step=tokens,
         flops_per_step=flops_per_token * tokens,
-        param_count=count,
+        param_count=param_count(shapes),
         layer_bytes={"weights": carried, "gradients": carried},
         config={"name": name, **config, **asdict(train), "mesh": dict(layout.mesh.shape)},
     )
