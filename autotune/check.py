@@ -100,7 +100,9 @@ def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[S
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        checks.append(replace(check_setting(token.name, value, report, catalog), value=token.value))
+        known = token.name in report.flags and report.flags[token.name].in_xla_flags
+        judge = _check_flag if known else _check_missing
+        checks.append(replace(judge(token.name, value, report, catalog), value=token.value))
     return tuple(checks)
 
 
@@ -122,9 +124,7 @@ def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) ->
     starts, replacement = True, None
     if problem := value_problem(value, info):
         starts, verdict, reason = False, SettingVerdict.BAD_VALUE, problem
-        advice = (
-            f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else "mend the value"
-        )
+        advice = f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else "mend the value"
     elif setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
         verdict, reason, advice, replacement = _judge_alias(value, setting, report)
     else:
@@ -176,7 +176,8 @@ def _judge_alias(
 def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
     """A name that the build lacks: renamed, removed, a compiler option only, or no setting at all."""
     setting = catalog.get(name)
-    starts = not name.startswith("xla_")  # an unknown variable or JAX option stops nobody
+    is_variable = name.startswith("jax_") or (setting is not None and setting.kind == "env")
+    starts = is_variable  # nobody complains about a variable that nobody reads
     if (new := replacement_of(name, value, report, catalog)) is not None:
         target = f"{new[0]}={new[1]}"
         return SettingCheck(
@@ -209,7 +210,7 @@ def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog)
             reason=f"{report.build} does not have it{since}: {reason.rstrip('.')}",
             advice="remove it",
         )
-    known = [*report.flags, *report.jax_options] if name.startswith(("xla_", "jax_")) else list(catalog)
+    known = [*report.flags, *report.jax_options]
     bare, dash, rest = name.partition("-")
     slipped = dash and bare in report.flags  # seen in a published script: --xla_gpu_enable_triton_gemm-false
     return SettingCheck(
@@ -236,9 +237,7 @@ def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog)
     return None
 
 
-def _check_jax(
-    name: str, value: str, option: JaxOption, report: ProbeReport, setting: Setting | None
-) -> SettingCheck:
+def _check_jax(name: str, value: str, option: JaxOption, report: ProbeReport, setting: Setting | None) -> SettingCheck:
     """An option of jax.config, set by its variable: a value that JAX refuses ends the import of jax."""
     starts, advice = True, ""
     plain = _JAX_BOOLEANS.get(value.lower(), value) if option.type == "bool" else value
@@ -316,9 +315,7 @@ def _check_stray(token: FlagToken, *, first: bool, report: ProbeReport) -> Setti
     """A token that does not begin with two dashes."""
     names = list(report.flags)
     meant = f"--{token.name}" + ("" if token.value is None else f"={token.value}")
-    advice = (
-        f"write {meant}" if token.name in report.flags else f"remove it{close_matches(token.name, names)}"
-    )
+    advice = f"write {meant}" if token.name in report.flags else f"remove it{close_matches(token.name, names)}"
     if token.text.startswith("-"):
         reason, starts = "one dash is not enough: the parser refuses it", False
     elif first:

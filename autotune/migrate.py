@@ -80,7 +80,8 @@ def for_build(settings: FlagSet, report: ProbeReport, catalog: Catalog) -> FlagS
             if check.replacement is None:
                 continue
             name, value = check.replacement
-        elif check.verdict is not SettingVerdict.EFFECTIVE:
+            check = check_setting(name, value, report, catalog)
+        if check.verdict is not SettingVerdict.EFFECTIVE:
             continue
         # Several old switches may have become items of one list.
         merged = name in kept and report.flags[name].repeated if name in report.flags else False
@@ -149,9 +150,7 @@ def migrate_text(text: str, report: ProbeReport, catalog: Catalog) -> Migration:
             continue
         after = _replacement(found, check, written, catalog)
         start, end = (found.start, found.end) if after else _with_space(text, found.start, found.end)
-        changes.append(
-            Change(line=line, before=text[found.start : found.end], after=after, reason=check.reason)
-        )
+        changes.append(Change(line=line, before=text[found.start : found.end], after=after, reason=check.reason))
         pieces += [text[position:start], after]
         position = end
     pieces.append(text[position:])

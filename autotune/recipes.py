@@ -115,7 +115,7 @@ def search_symptoms(text: str) -> tuple[Symptom, ...]:
     asked = re.findall(r"[a-z0-9]+", text.lower())
 
     def score(symptom: Symptom) -> int:
-        title = re.findall(r"[a-z0-9]+", symptom.title.lower())
+        title = re.findall(r"[a-z0-9]{4,}", symptom.title.lower())
         return sum(
             3 * (word == symptom.name) + 2 * _stands_in(word, symptom.words) + _stands_in(word, title)
             for word in asked

@@ -9,6 +9,7 @@ from autotune.catalog import UNSET, Setting
 from autotune.errors import close_matches
 from autotune.installed import FlagInfo, canonical_value
 
+_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 
@@ -22,7 +23,7 @@ def value_problem(value: str, info: FlagInfo) -> str:
         legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
         return "" if legal else f"must be a {bits + 1}-bit integer"
     if info.type == "float":
-        return "" if is_number(value) else "must be a number"
+        return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
     if info.type == "enum" and info.spellings:
         return _enum_problem(value, info)
     return ""

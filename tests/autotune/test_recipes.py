@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.catalog import load_catalog
+from autotune.check import SettingVerdict, check_settings, would_start
+from autotune.errors import SettingError
+from autotune.installed import ProbeReport
+from autotune.migrate import for_build
+from autotune.parser import ParserProcess
+from autotune.probe import probe
+from autotune.recipes import find_recipe, find_symptom, load_recipes, load_symptoms, search_symptoms
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    with ParserProcess(sys.executable) as process:
+        yield process
+
+
+def test_all_published_sets_are_there_with_source_and_date() -> None:
+    recipes = load_recipes()
+    assert len(recipes) == 38
+    for recipe in recipes.values():
+        assert recipe.source, recipe.name
+        assert recipe.date, recipe.name
+        assert recipe.settings, recipe.name
+
+
+@pytest.mark.parametrize("name", list(load_recipes()))
+def test_the_verdict_on_a_published_set_is_that_of_the_real_parser(
+    report: ProbeReport, parser: ParserProcess, name: str
+) -> None:
+    settings = find_recipe(name).settings
+    checks = check_settings(settings, report, load_catalog())
+    answer = parser.ask(find_recipe(name).flags)
+    assert would_start(checks) == answer.starts
+    assert {c.name for c in checks if not c.starts} == set(answer.unknown)
+
+
+@pytest.mark.parametrize("name", list(load_recipes()))
+def test_what_is_left_of_a_published_set_starts_and_acts(report: ProbeReport, parser: ParserProcess, name: str) -> None:
+    left = for_build(find_recipe(name).settings, report, load_catalog())
+    assert parser.ask(left.render_xla_flags()).starts
+    base = parser.ask("").options
+    for setting, value in left.of_kind("xla").items():
+        assert parser.ask(f"--{setting}={value}").options != base, setting
+
+
+def test_every_setting_of_a_published_set_is_in_the_catalogue() -> None:
+    catalog = load_catalog()
+    for recipe in load_recipes().values():
+        assert set(recipe.settings) <= set(catalog), recipe.name
+
+
+def test_several_old_switches_become_one_list(report: ProbeReport) -> None:
+    old = find_recipe("gcp_maxtext_2024_a3mega").settings.of_kind("xla")
+    switches = {n: "false" for n in old if "enable_async_" in n}
+    left = for_build(old.merge(dict(switches)), report, load_catalog())
+    assert left["xla_gpu_disable_async_collectives"] == "ALLGATHER,ALLREDUCE,REDUCESCATTER"
+
+
+def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport) -> None:
+    (check,) = (
+        c
+        for c in check_settings(find_recipe("maxtext_llama2_7b_1vm").settings, report, load_catalog())
+        if c.name == "xla_gpu_pipeline_all_gather"
+    )
+    if "xla_gpu_pipeline_all_gather" in report.flags:
+        assert check.verdict is SettingVerdict.EFFECTIVE
+    else:
+        assert check.replacement == ("xla_gpu_enable_pipelined_all_gather", "true")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("many small collectives", "small_collectives"),
+        ("poor overlap", "overlap"),
+        ("it hangs after an hour", "hangs"),
+        ("OOM, fragmentation", "out_of_memory"),
+        ("B200", "blackwell"),
+        ("launch overhead", "launch_overhead"),
+        ("slow infiniband", "slow_network"),
+        ("pipeline_parallel stages wait", "pipeline_parallel"),
+    ],
+)
+def test_words_lead_to_the_symptom(text: str, first: str) -> None:
+    assert search_symptoms(text)[0].name == first
+
+
+def test_words_that_nobody_knows_lead_nowhere() -> None:
+    assert search_symptoms("the of zzz") == ()
+
+
+def test_unknown_names_are_answered_with_close_ones() -> None:
+    with pytest.raises(SettingError, match="alphafold3"):
+        find_recipe("alphafold")
+    with pytest.raises(SettingError, match="hangs"):
+        find_symptom("hang")
+    assert find_symptom("hangs") is load_symptoms()["hangs"]
