@@ -91,6 +91,8 @@ def compare(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTab
             )
     if len(stores) < 2:
         raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
+    if len({store.path.resolve() for store in stores}) < len(stores):
+        raise NotComparableError("each run must be given once but one is given twice")
     facts = [_facts(store) for store in stores]
     allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
     for store, mine in zip(stores[1:], facts[1:], strict=True):

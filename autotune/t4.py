@@ -140,7 +140,9 @@ def render(store: Store) -> str:
     if not results:
         raise AutotuneError(f"a run must have trials to be exported but {store.path} has none yet")
     parameters = settings_frame(store).columns
-    file = T4File(metadata=_metadata(store), results=tuple(_result(store, r, list(parameters)) for r in results))
+    metadata = _metadata(store)
+    rows = (_result(store, r, list(parameters), metadata["started"]) for r in results)
+    file = T4File(metadata=metadata, results=tuple(rows))
     return json.dumps(json.loads(file.model_dump_json(exclude_none=True)), indent=1) + "\n"
 
 

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
+from autotune.evaluate import Bench
 from autotune.flags import FlagSet
+from autotune.launch.replay import ReplayLauncher
+from autotune.pipeline import run_study
+from autotune.search import Proposer
+from autotune.space import SearchSpace
+from autotune.spec import StudySpec
 from autotune.stats import Estimate
 from autotune.store import Store
 from autotune.winner import Conditions, Winner
-from tests.autotune.conftest import Run, replay_study
+from tests.autotune.conftest import SPACE, Diary, replay_study
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
@@ -48,16 +54,37 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
     )
 
 
-@pytest.fixture
-def finished(run_replay: Run) -> Store:
-    """A run with a proven winner, two failures and an inert setting."""
+def record(path: Path, spec: StudySpec, *, trials: int, space: SearchSpace = SPACE) -> Store:
+    """Runs a replayed study to its end; for runs that several tests only read."""
+    assert spec.replay is not None
+    store = Store.create_or_resume(path, spec, study_dir=path)
+    launcher = ReplayLauncher(spec.replay, seed=spec.seed, platform="cpu")
+    bench = Bench(store, launcher, runtime_settings=lambda s: s.of_kind("env"), watcher=Diary())
+    try:
+        run_study(
+            store,
+            bench,
+            lambda report: Proposer(spec, space, first=(), storage=None),
+            trials=trials,
+            time_budget_s=None,
+            view=Diary(),
+        )
+    finally:
+        store.close()
+    return store
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A run with a proven winner, failures and an inert setting; nearly without noise. To be read only."""
     spec = replay_study(
         effects=EFFECTS,
         inert=["xla_c=1"],
         failures={"xla_b=2": "out_of_memory"},
-        study={"baseline": {"NCCL_DEBUG": "WARN"}},
+        noise={"white_sd": 1e-6},
+        study={"baseline": {"NCCL_DEBUG": "WARN"}, "description": "a <b>study</b>"},
     )
-    return run_replay(spec, trials=24)[1]
+    return record(tmp_path_factory.mktemp("runs") / "finished", spec, trials=40)
 
 
 @pytest.fixture
