@@ -133,8 +133,8 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> No
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
     console.print(
-        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; the driver's own share of the wall time: "
-        f"{format_share(1 - waited_s / wall_s) if wall_s else '-'}",
+        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; "
+        f"the driver's own share of the wall time: {format_share(1 - waited_s / wall_s) if wall_s else '-'}",
         highlight=False,
     )
     console.print(f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)", highlight=False)
@@ -279,7 +279,8 @@ def _show_trial(store: Store, number: int, *, as_json: bool) -> None:
         order = "reference first" if pair.first == "reference" else "candidate first"
         reference, candidate = block_step_s(pair.reference_s), block_step_s(pair.candidate_s)
         console.print(
-            f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, candidate {format_seconds(candidate):>9}, "
+            f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, "
+            f"candidate {format_seconds(candidate):>9}, "
             f"log ratio {log_ratio(pair):+.4f} ({order}, {len(pair.reference_s)} steps each)",
             highlight=False,
         )

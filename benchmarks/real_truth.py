@@ -181,7 +181,8 @@ def main() -> None:
     for name in ("identical", "speed_up", "slow_down"):
         if name in result:
             print(
-                f"{name}: {result[name]['outcome']}; reported {result[name]['reported']}; {result[name].get('proof', '')}"
+                f"{name}: {result[name]['outcome']}; reported {result[name]['reported']}; "
+                f"{result[name].get('proof', '')}"
             )
 
 

@@ -21,7 +21,7 @@ CALLER = {
 
 
 def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
-    settings = FlagSet({"xla_c": True, "NCCL_ALGO": "Ring", "jax_optimization_level": "O1"})
+    settings = FlagSet([("xla_c", True), ("NCCL_ALGO", "Ring"), ("jax_optimization_level", "O1")])
     env = environment.child_environment(CALLER, settings, platform_name="cuda")
     assert env["XLA_FLAGS"] == "--xla_c=true"
     assert env["JAX_OPTIMIZATION_LEVEL"] == "O1"
@@ -72,7 +72,7 @@ def test_a_study_cannot_change_which_program_runs(name: str) -> None:
 
 
 def test_merge_keeps_what_the_user_has_and_adds_the_winner() -> None:
-    env, lines = environment.merge_for_exec(CALLER, FlagSet({"xla_c": 2, "NCCL_PROTO": "LL"}), prefer=None)
+    env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]), prefer=None)
     assert env["XLA_FLAGS"] == '--xla_b="x y" --xla_c=2 --xla_gpu_a=1'
     assert env["HF_TOKEN"] == "hf_secret"
     assert any("xla_c=2 (winner)" in line for line in lines)

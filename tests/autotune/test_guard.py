@@ -36,6 +36,19 @@ def ended(process: GuardedProcess) -> dict[str, object]:
     return process.end
 
 
+def everything(process: GuardedProcess) -> list[dict[str, object]]:
+    """All messages of a process up to its end."""
+    seen: list[dict[str, object]] = []
+
+    def over() -> bool:
+        seen.extend(process.receive())
+        return process.end is not None
+
+    wait_for(over)
+    process.close(5.0)
+    return seen
+
+
 def pid_in(file: Path) -> int:
     wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
     return int(file.read_text())
@@ -154,9 +167,7 @@ def test_messages_pass_both_ways_and_output_does_not_mix_in(tmp_path: Path) -> N
     """
     process = guarded(tmp_path, code)
     process.send({"type": "ask", "n": 17})
-    seen: list[dict[str, object]] = []
-    wait_for(lambda: bool(seen.extend(process.receive()) or process.end))
-    process.close(5.0)
+    seen = everything(process)
     assert [m["type"] for m in seen] == ["echo", "exit"]
     assert seen[0]["got"] == 17
     assert "forged" in (tmp_path / "worker.log").read_text()
@@ -169,7 +180,5 @@ def test_a_half_written_message_and_rubbish_are_dropped(tmp_path: Path) -> None:
         s.sendall(b'\\xff\\xfe not json\\n[1, 2]\\n{"no": "type"}\\n{"type": "bl')
     """
     process = guarded(tmp_path, code)
-    seen: list[dict[str, object]] = []
-    wait_for(lambda: bool(seen.extend(process.receive()) or process.end))
-    process.close(5.0)
+    seen = everything(process)
     assert [m["type"] for m in seen] == ["exit"]
