@@ -60,6 +60,7 @@ def prove(bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, proc
             if settings in out:
                 continue
             run = _recorded(bench, stage, settings, repeat) or _run_pair(bench, trial, settings, stage, repeat)
+            bench.watcher.proof(run, processes)
             if run.failure is not None:
                 out[settings] = run.failure
     results = []
@@ -134,20 +135,29 @@ def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: i
 
 def _pair_in_turns(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dict[str, object]:
     """Two fresh processes side by side; what a `ConfirmRun` says of them."""
-    reference, candidate = start_both(bench, folder, FlagSet(), settings)
+    try:
+        reference, candidate = start_both(bench, folder, FlagSet(), settings)
+    except WorkerFailed as error:
+        raise (sandwich.ReferenceFailed(error) if _is_of_reference(error) else error) from error
     try:
         if wrong := bench.check_loss(reference.report, candidate.report):
             return {"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")}
         stop = measure.fixed(bench.spec.confirm.pairs, sesoi=bench.spec.measure.smallest_effect)
         pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=stop)
     except WorkerFailed as error:
-        if error.failure.log and Path(error.failure.log).parent.name == "reference":
-            raise sandwich.ReferenceFailed(error) from error
-        raise
+        raise (sandwich.ReferenceFailed(error) if _is_of_reference(error) else error) from error
     finally:
         candidate.close()
         reference.close()
     return _figures(bench, pairs)
+
+
+def _is_of_reference(error: WorkerFailed) -> bool:
+    """Whether it was the reference that failed; out of memory is nobody's fault where two share a device."""
+    log = error.failure.log
+    return (
+        log is not None and Path(log).parent.name == "reference" and error.failure.kind is not FailureKind.OUT_OF_MEMORY
+    )
 
 
 def _pair_alone(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dict[str, object]:

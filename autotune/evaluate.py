@@ -18,6 +18,7 @@ from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
 from autotune.records import (
+    ConfirmRun,
     Failure,
     FailureKind,
     IncidentRecord,
@@ -48,6 +49,9 @@ class Watcher(Protocol):
 
     def pair(self, ratios: list[float]) -> None:
         """One more pair is done; log ratios so far."""
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        """One more fresh pair of processes is done, of so many."""
 
 
 class Bench:

@@ -16,6 +16,7 @@ from autotune.flags import FlagSet
 from autotune.records import (
     AblationResult,
     ConclusionRecord,
+    ConfirmRun,
     FailureKind,
     FinalistResult,
     FloorResult,
@@ -69,6 +70,11 @@ class LineView:
 
     def pair(self, ratios: list[float]) -> None:
         """See `pipeline.View`; too fine for lines."""
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        """See `evaluate.Watcher`."""
+        found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
+        self.line(f"  trial {run.trial}, fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
         """See `pipeline.View`."""

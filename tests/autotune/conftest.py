@@ -16,6 +16,7 @@ from autotune.pipeline import run_study
 from autotune.records import (
     AblationResult,
     ConclusionRecord,
+    ConfirmRun,
     FinalistResult,
     FloorResult,
     TrialConfig,
@@ -40,6 +41,7 @@ class Diary:
         self.ablations: list[AblationResult] = []
         self.floors: list[FloorResult] = []
         self.pair_count = 0
+        self.proofs: list[ConfirmRun] = []
 
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
@@ -49,6 +51,9 @@ class Diary:
 
     def pair(self, ratios: list[float]) -> None:
         self.pair_count += 1
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        self.proofs.append(run)
 
     def floor(self, result: FloorResult) -> None:
         self.floors.append(result)
