@@ -92,7 +92,8 @@ def _judge(
             f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}",
         )
     if exit_status == 127:
-        return FailureKind.LAUNCH, "the worker's command cannot be started"
+        said = f": {last_lines[-1]}" if last_lines else ""
+        return FailureKind.LAUNCH, f"the worker's command cannot be started{said}"
     if phase == "launch" and exit_status != 0:
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke"
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result"

@@ -27,6 +27,7 @@ from autotune.store import Stopwatch
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
+LAST_WORDS_S = 0.5
 LONGEST_LINE = 4_000_000
 
 
@@ -314,12 +315,25 @@ class LocalWorker:
                         got[rank] = message
                     elif message["type"] == "error":
                         errors[rank] = message
-                    elif message["type"] == "exit":
-                        raise self._ended(rank, message, errors.get(rank))
+            if any(process.end is not None for process in self._processes):
+                raise self._ended(errors)
         return [got[i] for i in range(len(self._processes))]
 
-    def _ended(self, rank: int, end: dict[str, Any], error: dict[str, Any] | None) -> WorkerFailed:
-        """What the end of a rank's process means."""
+    def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
+        """What it means that a rank's process has ended.
+
+        One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
+        and the one that was killed by a signal, without a word, counts as the cause.
+        """
+        deadline = time.monotonic() + LAST_WORDS_S
+        while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
+            select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.1)
+            for rank, process in enumerate(self._processes):
+                errors |= {rank: m for m in process.receive() if m["type"] == "error"}
+        ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
+        silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
+        rank = next(iter([*silent, *ends]))
+        end, error = ends[rank], errors.get(rank)
         phase = str(error["phase"]) if error else self._phase
         failure = classify(
             exit_status=end["exit_status"],

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -246,17 +247,12 @@ def main() -> int:
     line = channel.makefile("rb").readline()
     if not line.endswith(b"\n"):
         return 0
-    session = Session(channel, json.loads(line))
+    job = json.loads(line)
+    session = Session(channel, job)
     try:
         return session.run()
     except TooSlow:
         return session.pattern_too_slow()
     except OSError as error:
-        with contextlib.suppress(OSError):
-            channel.sendall(
-                json.dumps(
-                    {"type": "error", "phase": "launch", "error_type": "CannotStart", "message": str(error)}
-                ).encode()
-                + b"\n"
-            )
+        sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
         return 127
