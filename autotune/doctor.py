@@ -16,7 +16,6 @@ import psutil
 from autotune.catalog import Catalog
 from autotune.check import SettingCheck, check_setting, check_xla_flags
 from autotune.installed import ProbeReport
-from autotune.parser import quiet_environment
 from autotune.units import format_bytes
 
 Runner = Callable[[Sequence[str]], str]
@@ -133,7 +132,7 @@ def diagnose(
         root: Where the file system begins, for tests.
     """
     gpus = find_gpus(run)
-    versions = find_versions(python, environment, run)
+    versions = find_versions(python, run)
     if gpus:
         versions["driver"] = gpus[0].driver
     steering = find_steering(environment, report, catalog) if report is not None else ()
@@ -180,11 +179,10 @@ def find_gpus(run: Runner) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def find_versions(python: str, environment: Mapping[str, str], run: Runner) -> dict[str, str]:
+def find_versions(python: str, run: Runner) -> dict[str, str]:
     """Versions of the software that a measurement depends on."""
     names = [n for group in _PACKAGES.values() for n in group]
-    quiet = [f"{k}={v}" for k, v in quiet_environment(environment).items()]
-    output = run(["env", "-i", *quiet, python, "-c", _VERSIONS, json.dumps(names)])
+    output = run([python, "-c", _VERSIONS, json.dumps(names)])
     installed = json.loads(output) if output.startswith("{") else {}
     found = {"Python": run([python, "--version"]).removeprefix("Python ").strip() or "cannot be started"}
     for label, group in _PACKAGES.items():
@@ -216,9 +214,7 @@ def find_places(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_steering(
-    environment: Mapping[str, str], report: ProbeReport, catalog: Catalog
-) -> tuple[SettingCheck, ...]:
+def find_steering(environment: Mapping[str, str], report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
     """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
     checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), report, catalog))
     for variable, value in sorted(environment.items()):
@@ -285,9 +281,7 @@ def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -
         found.append(Finding(feature="narrow intervals", problem=problem, command="top -o %CPU"))
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
-            problem = (
-                f"GPU {gpu.index} is in use: {gpu.busy_percent} % busy, {format_bytes(gpu.used_bytes)} taken"
-            )
+            problem = f"GPU {gpu.index} is in use: {gpu.busy_percent} % busy, {format_bytes(gpu.used_bytes)} taken"
             found.append(Finding(feature="measuring on it", problem=problem, command="nvidia-smi"))
     shm = root / "dev/shm"
     if len(gpus) > 1 and shm.exists() and shutil.disk_usage(shm).total < _SHM_NEEDED_BYTES:
