@@ -120,11 +120,8 @@ class Plots:
     def steps(self, trial: int | None = None, ax: Axes | None = None) -> Axes:
         """Raw step times of a trial, or of the noise floor, in the order of running."""
         steps = self._study.steps
-        mine = (
-            steps[steps["stage"] == "floor"]
-            if trial is None
-            else steps[(steps["stage"] == "trial") & (steps["trial"] == trial)]
-        )
+        stage, number = ("floor", 0) if trial is None else ("trial", trial)
+        mine = steps[(steps["stage"] == stage) & (steps["trial"] == number)]
         if mine.empty:
             raise AutotuneError(f"a trial with raw steps must be named but {trial} has none; see `.steps`")
         mine = mine.sort_values(["pair", "is_first", "step"], ascending=[True, False, True]).reset_index(drop=True)

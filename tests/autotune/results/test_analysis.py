@@ -104,7 +104,14 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
         trial(2, {"xla_b": "1"}, None),
         trial(3, {"xla_c": "1", "xla_d": "1"}, 0.81),
         trial(4, {"xla_c": "1", "xla_e": "1"}, 1.0),
-        trial(5, {"xla_f": "1"}, None, status="failed", same_as=None, failure={"kind": "hang", "message": "", "phase": "step"}),
+        trial(
+            5,
+            {"xla_f": "1"},
+            None,
+            status="failed",
+            same_as=None,
+            failure={"kind": "hang", "message": "", "phase": "step"},
+        ),
     ]
     rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting").to_dict("index")
     assert (rows["xla_a"]["how"], rows["xla_a"]["ratio"]) == ("alone", 0.9)
@@ -140,7 +147,11 @@ def test_fanova_finds_the_setting_that_matters(tmp_path: Path) -> None:
 def test_pairs_that_only_act_together_are_found(tmp_path: Path) -> None:
     # Faster only when a and b differ: neither explains anything alone.
     results = [
-        trial(1 + i, {"xla_a": str(i % 2), "xla_b": str(i // 2 % 2), "xla_c": str(i // 4 % 2)}, 0.8 if i % 2 != i // 2 % 2 else 1.0)
+        trial(
+            1 + i,
+            {"xla_a": str(i % 2), "xla_b": str(i // 2 % 2), "xla_c": str(i // 4 % 2)},
+            0.8 if i % 2 != i // 2 % 2 else 1.0,
+        )
         for i in range(16)
     ]
     frame = analysis.interactions_frame(store_of(tmp_path, results))

@@ -124,9 +124,7 @@ def test_hostile_values_arrive_unchanged_and_nothing_runs(form: Format, tmp_path
     text = render_winner(winner, form)
     got = READERS[form](text, tmp_path)
     assert {n: got.get(n) for n in winner.environment} == winner.environment
-    assert FlagSet.from_environment(got, [n for n in settings if not n.startswith("xla")]) == FlagSet(
-        settings
-    )
+    assert FlagSet.from_environment(got, [n for n in settings if not n.startswith("xla")]) == FlagSet(settings)
     assert not list(tmp_path.rglob("canary"))
 
 
@@ -222,9 +220,7 @@ def test_the_real_docker_client_reads_the_env_file(
 
 def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path) -> None:
     text = render_winner(make_winner({"xla_gpu_a": "2"}), Format.SHELL)
-    got = script(["sh", "winner.sh", "env", "-0"], extra={"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"})(
-        text, tmp_path
-    )
+    got = script(["sh", "winner.sh", "env", "-0"], extra={"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"})(text, tmp_path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
 
 
@@ -295,8 +291,6 @@ def test_files_that_hold_no_winner_are_refused(text: str) -> None:
 
 
 def test_a_winner_of_a_later_form_is_refused() -> None:
-    text = render_winner(make_winner({"NCCL_X": "1"}), Format.ENV).replace(
-        '"winner_version":1', '"winner_version":2'
-    )
+    text = render_winner(make_winner({"NCCL_X": "1"}), Format.ENV).replace('"winner_version":1', '"winner_version":2')
     with pytest.raises(AutotuneError, match="winner_version"):
         parse_winner(text, source="file")
