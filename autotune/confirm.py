@@ -280,7 +280,7 @@ def _less_in_turns(
         stop = measure.sequential(plan, sesoi=sesoi, incumbent=None)
         pairs, stopped = bench.run_turns(whole, without, folder, name=label, stop=stop)
         estimate = plan.estimate([measure.log_ratio(p) for p in pairs])
-        return measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped)
+        return measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped, warnings=bench.gpus.warnings())
     finally:
         without.close()
         whole.close()
@@ -303,7 +303,7 @@ def _less_alone(bench: Bench, settings: FlagSet, less: FlagSet, folder: Path) ->
         return None
     except sandwich.ReferenceFailed as error:
         raise error.error from error
-    return sandwich.compare(pairs, sesoi=bench.spec.measure.smallest_effect)
+    return sandwich.compare(bench, pairs)
 
 
 def _pays(verdict: Verdict, ratio: float, sesoi: float) -> tuple[bool, str]:

@@ -30,6 +30,7 @@ from autotune.records import (
 )
 from autotune.stats import Decision, Estimate, compare_traces
 from autotune.store import Store, append_synced, write_atomically
+from autotune.telemetry import GpuWatch, open_watch
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
@@ -81,6 +82,7 @@ class Bench:
         """``turns`` or ``sandwich``; the noise floor may find that two processes do not fit together."""
         if self.mode == "auto":
             self.mode = "turns" if store.spec.workload.takes_turns else "sandwich"
+        self.gpus = open_watch(environment.caller()) if self.spec.device.platform == "cuda" else GpuWatch(None, None)
         self._launcher = launcher
         self._runtime_settings = runtime_settings
         self._reference: Worker | None = None
@@ -189,6 +191,7 @@ class Bench:
             append_synced(file, pair.model_dump_json() + "\n", sync=False)
             ratios.append(measure.log_ratio(pair))
             self.watcher.pair(ratios)
+            self.gpus.look(folder)  # between two pairs, when nothing is timed
 
         return measure.measure_pairs(
             reference,
@@ -320,7 +323,9 @@ def _attempt(
                 return None
             return base.model_copy(update={"failure": _relative(bench, error.failure)})
         found = estimate([measure.log_ratio(p) for p in pairs])
-        comparison = measure.compare(pairs, found, sesoi=bench.spec.measure.smallest_effect, stopped=stopped)
+        comparison = measure.compare(
+            pairs, found, sesoi=bench.spec.measure.smallest_effect, stopped=stopped, warnings=bench.gpus.warnings()
+        )
         return base.model_copy(update={"status": TrialStatus.MEASURED, "comparison": comparison})
     finally:
         candidate.close()
@@ -356,7 +361,7 @@ def _attempt_alone(bench: Bench, base: TrialResult, folder: Path, *, known: list
         return None
     except WorkerFailed as error:
         return seen.model_copy(update={"failure": _relative(bench, error.failure)})
-    comparison = sandwich.compare(pairs, sesoi=bench.spec.measure.smallest_effect)
+    comparison = sandwich.compare(bench, pairs)
     return seen.model_copy(update={"status": TrialStatus.MEASURED, "comparison": comparison})
 
 

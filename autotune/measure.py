@@ -127,7 +127,13 @@ def fixed(count: int, *, sesoi: float) -> Callable[[list[float]], Decision | Non
 
 
 def compare(
-    pairs: Sequence[Pair], estimate: Estimate, *, sesoi: float, stopped: str, mode: str = "turns"
+    pairs: Sequence[Pair],
+    estimate: Estimate,
+    *,
+    sesoi: float,
+    stopped: str,
+    mode: str = "turns",
+    warnings: tuple[str, ...] = (),
 ) -> Comparison:
     """Puts a comparison's figures together."""
     return Comparison(
@@ -138,4 +144,5 @@ def compare(
         pair_count=len(pairs),
         mode=mode,
         stopped=stopped,
+        warnings=warnings,
     )

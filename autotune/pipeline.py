@@ -151,7 +151,9 @@ def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> Floo
         result = FloorResult(
             floor=noise_floor(ratios, [p.first == "candidate" for p in pairs], plan=plan, sesoi=sesoi),
             reference=reference.report,
-            comparison=measure.compare(pairs, estimate_pairs(ratios), sesoi=sesoi, stopped=stopped),
+            comparison=measure.compare(
+                pairs, estimate_pairs(ratios), sesoi=sesoi, stopped=stopped, warnings=bench.gpus.warnings()
+            ),
             provenance=environment.provenance(),
             loss_tolerance=max(
                 largest_drift(reference.report.losses, second.report.losses),
@@ -161,7 +163,7 @@ def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> Floo
         )
         store.append(result)
         view.floor(result)
-        for warning in reference.report.warnings:
+        for warning in (*reference.report.warnings, *result.comparison.warnings):
             view.note(warning)
         return result
     raise LaunchError("two references must run in turns but failed three times; see floor/ in the run directory")
@@ -187,7 +189,7 @@ def _floor_alone(store: Store, bench: Bench, view: View) -> FloorResult:
     result = FloorResult(
         floor=sandwich.noise_floor(pairs, sesoi=sesoi),
         reference=first,
-        comparison=sandwich.compare(pairs, sesoi=sesoi),
+        comparison=sandwich.compare(bench, pairs),
         provenance=environment.provenance(),
         loss_tolerance=max(
             largest_drift(*_alike(first.losses, second.losses)),
@@ -197,7 +199,7 @@ def _floor_alone(store: Store, bench: Bench, view: View) -> FloorResult:
     )
     store.append(result)
     view.floor(result)
-    for warning in first.warnings:
+    for warning in (*first.warnings, *result.comparison.warnings):
         view.note(warning)
     return result
 

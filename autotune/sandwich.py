@@ -55,7 +55,9 @@ def run_alone(
         steps = bench.spec.measure.run_steps
         if bench.spec.workload.takes_turns:
             steps = max(steps, bench.steps_for(worker))
-        return worker.report, worker.run_block(steps)
+        times = worker.run_block(steps)
+        bench.gpus.look(folder)
+        return worker.report, times
     finally:
         worker.close()
 
@@ -158,10 +160,16 @@ def estimate(pairs: Sequence[Pair]) -> Estimate:
     )
 
 
-def compare(pairs: Sequence[Pair], *, sesoi: float) -> Comparison:
+def compare(bench: Bench, pairs: Sequence[Pair]) -> Comparison:
     """The comparison of sandwiches stored as pairs."""
-    count = len(pairs) // 2
-    return measure.compare(pairs, estimate(pairs), sesoi=sesoi, stopped=f"all {count} sandwiches run", mode=MODE)
+    return measure.compare(
+        pairs,
+        estimate(pairs),
+        sesoi=bench.spec.measure.smallest_effect,
+        stopped=f"all {len(pairs) // 2} sandwiches run",
+        mode=MODE,
+        warnings=bench.gpus.warnings(),
+    )
 
 
 def noise_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:

@@ -110,7 +110,10 @@ while True:
 """
     for end in ("sys.exit(0)", "pass"):
         (tmp_path / "worker.log").unlink(missing_ok=True)
-        spec = study(command(read={"pattern": r"(?P<step_ms>[\d.]+) ms"}) | {"command": [sys.executable, "-c", code.replace("{end}", end)]})
+        spec = study(
+            command(read={"pattern": r"(?P<step_ms>[\d.]+) ms"})
+            | {"command": [sys.executable, "-c", code.replace("{end}", end)]}
+        )
         worker = start(spec)
         worker.close()
         assert "saved yyy" in (tmp_path / "worker.log").read_text()

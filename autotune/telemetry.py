@@ -1,0 +1,168 @@
+"""What the GPUs say of themselves between measured blocks: clocks, power, heat, throttling, other people's processes.
+
+NVML is asked through ``nvidia-ml-py`` where that is installed and a driver answers; elsewhere nothing is asked and
+nothing is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+FILE = "telemetry.jsonl"
+EVERY_S = 1.0
+"""Shortest time between two looks, so that looking costs little beside short blocks."""
+
+CLOCK_SPREAD = 0.05
+"""Share by which the clock may differ within one measurement before it is a warning."""
+
+# nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); idle and chosen clocks are no trouble
+_REASONS = {
+    0x04: "its power limit",
+    0x08: "a hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "a power brake from outside",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One look at one GPU; None for what it does not tell.
+
+    Attributes:
+        throttled_by: Why it runs below the clock it could have, in words.
+        other_processes: Processes on it that are not this driver's; None where their numbers cannot be compared.
+    """
+
+    index: int
+    name: str | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    power_w: float | None
+    power_limit_w: float | None
+    temperature_c: int | None
+    used_bytes: int | None
+    throttled_by: tuple[str, ...]
+    other_processes: int | None
+
+
+class GpuWatch:
+    """Looks at the GPUs that a study may use.
+
+    Args:
+        nvml: The module ``pynvml``, or None where there is none.
+        visible: The value of CUDA_VISIBLE_DEVICES, or None.
+    """
+
+    def __init__(self, nvml: Any, visible: str | None) -> None:
+        self._nvml = nvml
+        self._handles: dict[int, Any] = {}
+        self._samples: list[GpuSample] = []
+        self._next_s = 0.0
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+                self._handles = dict(_visible(nvml, visible))
+
+    def look(self, folder: Path) -> None:
+        """Takes a sample of every GPU, unless the last one is fresh; kept for `warnings` and in the folder."""
+        if not self._handles or time.monotonic() < self._next_s:
+            return
+        samples = [self._sample(i, handle) for i, handle in self._handles.items()]
+        self._samples += samples
+        with contextlib.suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as stream:
+            for sample in samples:
+                stream.write(json.dumps(asdict(sample)) + "\n")
+        self._next_s = time.monotonic() + EVERY_S
+
+    def warnings(self) -> tuple[str, ...]:
+        """What was doubtful since the last call, in words."""
+        samples, self._samples, self._next_s = self._samples, [], 0.0
+        return describe(samples)
+
+    def _sample(self, index: int, handle: Any) -> GpuSample:
+        nvml = self._nvml
+
+        def ask(call: Callable[[], Any]) -> Any:
+            """The answer, or None if this GPU or driver has none."""
+            try:
+                return call()
+            except (nvml.NVMLError, AttributeError):
+                return None
+
+        reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        if reasons is None:
+            reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        power, limit = (
+            ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
+            ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        )
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        return GpuSample(
+            index=index,
+            name=ask(lambda: str(nvml.nvmlDeviceGetName(handle))),
+            sm_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
+            memory_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))),
+            power_w=power / 1e3 if power is not None else None,
+            power_limit_w=limit / 1e3 if limit is not None else None,
+            temperature_c=ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            used_bytes=int(memory.used) if memory is not None else None,
+            throttled_by=tuple(words for bit, words in _REASONS.items() if reasons & bit),
+            other_processes=_strangers([p.pid for p in processes]) if processes is not None else None,
+        )
+
+
+def open_watch(environment: Mapping[str, str]) -> GpuWatch:
+    """A watch over the GPUs of this machine; one that sees nothing where NVML is not installed or does not answer."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        nvml = None
+    return GpuWatch(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def describe(samples: Sequence[GpuSample]) -> tuple[str, ...]:
+    """What in some samples makes a measurement doubtful, one sentence for each GPU and reason."""
+    found: list[str] = []
+    for index in sorted({s.index for s in samples}):
+        own = [s for s in samples if s.index == index]
+        for words in dict.fromkeys(w for s in own for w in s.throttled_by):
+            count = sum(words in s.throttled_by for s in own)
+            found.append(f"GPU {index} was held back by {words} in {count} of {len(own)} looks")
+        clocks = [s.sm_clock_mhz for s in own if s.sm_clock_mhz]
+        if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+            found.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
+        others = max((s.other_processes or 0 for s in own), default=0)
+        if others:
+            found.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
+    return tuple(found)
+
+
+def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
+    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, or of all."""
+    count = nvml.nvmlDeviceGetCount()
+    handles = {i: nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)}
+    if visible is None:
+        return list(handles.items())
+    wanted = [w.strip() for w in visible.split(",") if w.strip()]
+    return [
+        (i, h)
+        for i, h in handles.items()
+        if str(i) in wanted or any(str(nvml.nvmlDeviceGetUUID(h)).startswith(w) for w in wanted if not w.isdigit())
+    ]
+
+
+def _strangers(pids: Sequence[int]) -> int | None:
+    """How many of some processes are not below this one; None if none is: a container sees other numbers."""
+    own = {p.pid for p in psutil.Process().children(recursive=True)}
+    return sum(p not in own for p in pids) if any(p in own for p in pids) else None
