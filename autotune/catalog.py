@@ -212,9 +212,7 @@ class Catalog(Mapping[str, Setting]):
         for candidate in (bare, bare.lower()):
             if candidate in self._settings:
                 return self._settings[candidate]
-        raise SettingError(
-            f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}"
-        )
+        raise SettingError(f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}")
 
 
 def older(version: str, other: str) -> bool:

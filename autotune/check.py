@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from autotune.catalog import Catalog, Setting, Tier
+from autotune.catalog import Catalog, Setting, Tier, older
 from autotune.errors import close_matches
 from autotune.flags import FlagSet, FlagToken, combine, parse_tokens
 from autotune.installed import FlagInfo, JaxOption, ProbeReport, canonical_value
@@ -115,7 +115,7 @@ def check_setting(name: str, value: str, report: ProbeReport, catalog: Catalog) 
         return _check_jax(name, value, report.jax_options[name], report, setting)
     if name.startswith(("xla_", "jax_")) or (setting is not None and setting.tier is Tier.REMOVED):
         return _check_missing(name, value, report, catalog)
-    return _check_variable(name, value, report, setting)
+    return _check_variable(name, value, report, catalog)
 
 
 def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
@@ -174,53 +174,43 @@ def _judge_alias(
 
 
 def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
-    """A name that the build lacks: renamed, removed, a compiler option only, or no setting at all."""
+    """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
     setting = catalog.get(name)
     is_variable = name.startswith("jax_") or (setting is not None and setting.kind == "env")
-    starts = is_variable  # nobody complains about a variable that nobody reads
-    if (new := replacement_of(name, value, report, catalog)) is not None:
-        target = f"{new[0]}={new[1]}"
-        return SettingCheck(
-            name=name,
-            value=value,
-            verdict=SettingVerdict.RENAMED,
-            starts=starts,
-            reason=f"{report.build} does not have it; {target} takes its place",
-            advice=f"write {target}",
-            replacement=new,
-        )
-    if name in report.flags:
-        reason = "only a compiler option of one compilation, not an XLA flag"
-        return SettingCheck(
-            name=name,
-            value=value,
-            verdict=SettingVerdict.UNKNOWN,
-            starts=starts,
-            reason=reason,
-            advice="remove it from XLA_FLAGS",
-        )
-    if setting is not None or name in report.removed:
-        since = f" (not before {setting.since})" if setting is not None and setting.since else ""
-        reason = setting.summary if setting is not None else "an XLA flag of earlier releases"
-        return SettingCheck(
-            name=name,
-            value=value,
-            verdict=SettingVerdict.REMOVED,
-            starts=starts,
-            reason=f"{report.build} does not have it{since}: {reason.rstrip('.')}",
-            advice="remove it",
-        )
-    known = [*report.flags, *report.jax_options]
-    bare, dash, rest = name.partition("-")
-    slipped = dash and bare in report.flags  # seen in a published script: --xla_gpu_enable_triton_gemm-false
+    replacement = replacement_of(name, value, report, catalog)
+    if replacement is not None:
+        target = "=".join(replacement)
+        verdict = SettingVerdict.RENAMED
+        reason, advice = f"{report.build} does not have it; {target} takes its place", f"write {target}"
+    else:
+        verdict, reason, advice = _judge_missing(name, setting, report)
     return SettingCheck(
         name=name,
         value=value,
-        verdict=SettingVerdict.UNKNOWN,
-        starts=starts,
-        reason=f"{report.build} does not know it{'' if slipped else close_matches(name, known)}",
-        advice=f"write --{bare}={rest}" if slipped else "correct the name or remove it",
+        verdict=verdict,
+        starts=is_variable,
+        reason=reason,
+        advice=advice,
+        replacement=replacement,
     )
+
+
+def _judge_missing(name: str, setting: Setting | None, report: ProbeReport) -> tuple[SettingVerdict, str, str]:
+    """Verdict, reason and advice on a name that nothing replaces."""
+    bare, dash, rest = name.partition("-")
+    if dash and bare in report.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
+        return SettingVerdict.UNKNOWN, f"{report.build} does not know it", f"write --{bare}={rest}"
+    if name in report.flags:
+        reason = "only a compiler option of one compilation, not an XLA flag"
+        return SettingVerdict.UNKNOWN, reason, "remove it from XLA_FLAGS"
+    if setting is not None and setting.since and older(report.jaxlib, setting.since):
+        reason = f"{report.build} does not have it yet; it came with {setting.since}"
+        return SettingVerdict.UNKNOWN, reason, "remove it, or upgrade jax"
+    if setting is not None or name in report.removed:
+        what = setting.summary.rstrip(".") if setting is not None else "an XLA flag of other releases"
+        return SettingVerdict.REMOVED, f"{report.build} does not have it: {what}", "remove it"
+    hint = close_matches(name, [*report.flags, *report.jax_options])
+    return SettingVerdict.UNKNOWN, f"{report.build} does not know it{hint}", "correct the name or remove it"
 
 
 def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog) -> tuple[str, str] | None:
@@ -229,11 +219,11 @@ def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog)
     if setting is not None and setting.renamed_to in report.flags:
         new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
         return None if new is None else (setting.renamed_to, new)
-    for older in catalog.values():
-        if older.renamed_to == name and older.name in report.flags and report.flags[older.name].in_xla_flags:
-            for old_value, new_value in older.renamed_values.items():
+    for old in catalog.values():
+        if old.renamed_to == name and old.name in report.flags and report.flags[old.name].in_xla_flags:
+            for old_value, new_value in old.renamed_values.items():
                 if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
-                    return older.name, old_value
+                    return old.name, old_value
     return None
 
 
@@ -270,12 +260,13 @@ def _jax_problem(value: str, option: JaxOption) -> str:
     return "must be a number" if option.type in ("int", "float") and not is_number(value) else ""
 
 
-def _check_variable(name: str, value: str, report: ProbeReport, setting: Setting | None) -> SettingCheck:
+def _check_variable(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
     """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
+    setting = catalog.get(name)
     verdict, reason, advice = SettingVerdict.EFFECTIVE, "read from the environment", ""
     replacement = None
     if setting is None:
-        verdict, reason = SettingVerdict.UNKNOWN, "not in the catalogue"
+        verdict, reason = SettingVerdict.UNKNOWN, f"not in the catalogue{close_matches(name, catalog)}"
         advice = "check the spelling; nobody complains about a variable that nobody reads"
     elif setting.tier is Tier.NOOP:
         verdict, reason, advice = SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it"

@@ -45,9 +45,7 @@ RecipeOption = Annotated[str | None, typer.Option("--recipe", help="A recipe of 
 def list_flags(
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
-    grep: Annotated[
-        str | None, typer.Option(help="Only settings whose name or summary holds this word.")
-    ] = None,
+    grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
@@ -170,9 +168,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 @recipes_app.command("show")
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
-    existing: Annotated[
-        bool, typer.Option("--existing", help="Only what the installed build acts on.")
-    ] = False,
+    existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
     plugin: PluginOption = PluginChoice.auto,
     python: PythonOption = None,
     as_json: JsonOption = False,
@@ -273,9 +269,7 @@ def space(
         print(f"  {name}: {reason}")
 
 
-def doctor(
-    plugin: PluginOption = PluginChoice.auto, python: PythonOption = None, as_json: JsonOption = False
-) -> None:
+def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None, as_json: JsonOption = False) -> None:
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune import environment
     from autotune.catalog import load_catalog
@@ -288,9 +282,7 @@ def doctor(
     except LaunchError as error:
         print(f"autotune: {error}", file=sys.stderr)
         report = None
-    found = diagnose(
-        python or environment.python(), environment.caller(), report=report, catalog=load_catalog()
-    )
+    found = diagnose(python or environment.python(), environment.caller(), report=report, catalog=load_catalog())
     if as_json:
         _print_json(dataclasses.asdict(found))
         return

@@ -87,9 +87,7 @@ def split_tokens(text: str) -> list[str]:
             continue
         if quoted := _QUOTED.match(text, i):
             head, double, single = quoted.groups()
-            tokens.append(
-                head + (single if double is None else re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL))
-            )
+            tokens.append(head + (single if double is None else re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL)))
             i = quoted.end()
             continue
         start = i
@@ -174,9 +172,7 @@ class FlagSet(Mapping[str, str]):
                     + (" (it starts with a dash that is not ASCII)" if token.text[:1] in _DASHES else "")
                 )
             value = "true" if token.value is None else token.value
-            items[token.name] = (
-                combine(token.name, items[token.name], value) if token.name in items else value
-            )
+            items[token.name] = combine(token.name, items[token.name], value) if token.name in items else value
         return cls(items)
 
     def __getitem__(self, name: str) -> str:
@@ -224,9 +220,7 @@ class FlagSet(Mapping[str, str]):
 
     def to_environment(self) -> dict[str, str]:
         """Environment variables that set exactly this set; `XLA_FLAGS` only if there are XLA flags."""
-        env = {
-            n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"
-        }
+        env = {n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"}
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env

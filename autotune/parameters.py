@@ -170,8 +170,7 @@ class SearchSpace:
     def size(self) -> int:
         """How many distinct points the space has, conditions taken into account."""
         needed_later = [
-            {n for later in self.parameters[i:] for n in later.condition or {}}
-            for i in range(len(self.parameters) + 1)
+            {n for later in self.parameters[i:] for n in later.condition or {}} for i in range(len(self.parameters) + 1)
         ]
 
         @functools.cache

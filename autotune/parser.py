@@ -68,9 +68,7 @@ class ParserProcess:
                 env=quiet_environment(caller()),
             )
         except OSError as error:
-            raise LaunchError(
-                f"{python} must be a working Python but could not be started: {error}"
-            ) from error
+            raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
         self._timer = threading.Timer(timeout_s, self._child.kill)
         self._timer.daemon = True
         self._timer.start()
@@ -169,11 +167,7 @@ def parse_text_proto(text: str) -> dict[str, str]:
             if not blocks:
                 entry = dict(inner)
                 is_map = entry.keys() <= {"key", "value"}
-                pair = (
-                    f"{entry.get('key', '')}={entry.get('value', '')}"
-                    if is_map
-                    else ";".join(map("=".join, inner))
-                )
+                pair = f"{entry.get('key', '')}={entry.get('value', '')}" if is_map else ";".join(map("=".join, inner))
                 fields.setdefault(block, []).append(pair)
                 inner = []
         elif match := re.fullmatch(r"(\w+): (.*)", line):
@@ -190,8 +184,5 @@ def parse_text_proto(text: str) -> dict[str, str]:
 def _unescape(text: str) -> str:
     """Undoes the escapes of a text proto, where bytes beyond ASCII are octal."""
     return (
-        text.encode("ascii", "backslashreplace")
-        .decode("unicode_escape")
-        .encode("latin-1")
-        .decode("utf-8", "replace")
+        text.encode("ascii", "backslashreplace").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
     )

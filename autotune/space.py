@@ -176,9 +176,7 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
         )
     low, high, step = (domain.get(k, 1) for k in ("low", "high", "step"))
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in (low, high, step)):
-        raise SettingError(
-            f"{where} must have whole numbers but got {dict(domain)!r}; list other values one by one"
-        )
+        raise SettingError(f"{where} must have whole numbers but got {dict(domain)!r}; list other values one by one")
     assert isinstance(low, int)
     assert isinstance(high, int)
     assert isinstance(step, int)
@@ -213,9 +211,7 @@ def _from_group(setting: Setting, study: _Study, found: dict[str, Parameter], *,
 
 def _not_by_group(setting: Setting, study: _Study, *, numerics: bool) -> str:
     if setting.name == "process_layout":
-        return (
-            "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
-        )
+        return "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
     if setting.tier is Tier.LEGACY:
         replaced = _exists(setting.renamed_to, study.report) or not setting.renamed_to.startswith("xla_")
         return f"an older name of {setting.renamed_to}" if replaced else ""
@@ -316,9 +312,7 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     return (DEFAULT if named is None else named, *others)
 
 
-def _from_recipe(
-    name: str, value: str, study: _Study, found: dict[str, Parameter], left_out: dict[str, str]
-) -> None:
+def _from_recipe(name: str, value: str, study: _Study, found: dict[str, Parameter], left_out: dict[str, str]) -> None:
     """Makes a published value reachable: the default and that value, or one more choice."""
     setting = study.catalog.get(name)
     if setting is None or setting.danger or setting.tier in (Tier.NOOP, Tier.TOOL, Tier.DANGER):
@@ -336,18 +330,14 @@ def _from_recipe(
         found[name] = replace(parameter, choices=(*(parameter.choices or ()), value))
 
 
-def _with_conditions(
-    found: dict[str, Parameter], left_out: dict[str, str], study: _Study
-) -> tuple[Parameter, ...]:
+def _with_conditions(found: dict[str, Parameter], left_out: dict[str, str], study: _Study) -> tuple[Parameter, ...]:
     """Adds the conditions, drops what can never act, and orders each parameter behind those it depends on."""
     while True:
         conditions = {name: _conditions(name, found, study) for name in found}
         never = {name: c for name, c in conditions.items() if isinstance(c, str)}
         if not never:
             break
-        left_out.update(
-            never
-        )  # what is dropped stays at its default, which may switch others off: look again
+        left_out.update(never)  # what is dropped stays at its default, which may switch others off: look again
         for name in never:
             del found[name]
     ordered: dict[str, Parameter] = {}
@@ -371,9 +361,7 @@ def _conditions(name: str, found: Mapping[str, Parameter], study: _Study) -> dic
     if setting is None or (setting.condition_since and older(study.report.jaxlib, setting.condition_since)):
         return {}
     active: dict[str, tuple[str, ...]] = {}
-    rules = [(o, v, True) for o, v in setting.when.items()] + [
-        (o, v, False) for o, v in setting.unless.items()
-    ]
+    rules = [(o, v, True) for o, v in setting.when.items()] + [(o, v, False) for o, v in setting.unless.items()]
     for other, values, wanted in rules:
         blank = _blank(other, study)
         parameter = found.get(other, blank)

@@ -40,9 +40,7 @@ def range_problem(value: str, setting: Setting) -> str:
     return ""
 
 
-def is_default(
-    value: str, default: str | None, *, type: str, spellings: Mapping[str, str] | None = None
-) -> bool:
+def is_default(value: str, default: str | None, *, type: str, spellings: Mapping[str, str] | None = None) -> bool:
     """Whether a value is the one in force anyway."""
     if default is None or default == UNSET:
         return False
