@@ -113,14 +113,13 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
             failure={"kind": "hang", "message": "", "phase": "step"},
         ),
     ]
-    rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting").to_dict("index")
-    assert (rows["xla_a"]["how"], rows["xla_a"]["ratio"]) == ("alone", 0.9)
-    assert (rows["xla_b"]["how"], rows["xla_b"]["ratio"], rows["xla_b"]["is_dead"]) == ("same program", 1.0, True)
+    rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting")
+    assert tuple(rows.loc["xla_a", ["how", "ratio"]]) == ("alone", 0.9)
+    assert tuple(rows.loc["xla_b", ["how", "ratio", "is_dead"]]) == ("same program", 1.0, True)
     # With xla_c: median of log 0.81 and log 1; without: of log 0.9 and log 1.
-    assert rows["xla_c"]["how"] == "among others"
-    assert rows["xla_c"]["ratio"] == pytest.approx(math.sqrt(0.81) / math.sqrt(0.9))
-    assert rows["xla_c"]["trials"] == 2
-    assert (rows["xla_f"]["failed"], rows["xla_f"]["reason"]) == (1, "failed: hang")
+    assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("among others", 2)
+    assert rows.loc["xla_c", "ratio"] == pytest.approx(math.sqrt(0.81) / math.sqrt(0.9))
+    assert tuple(rows.loc["xla_f", ["failed", "reason"]]) == (1, "failed: hang")
 
 
 def test_importance_is_the_share_of_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

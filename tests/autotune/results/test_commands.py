@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer import Typer
@@ -56,7 +57,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winner, "_nvidia", lambda: (["NVIDIA H200"] * 8, "580.65.06"))
 
 
-def exported(folder: Path, form: Format = Format.ENV, **conditions: object) -> Path:
+def exported(folder: Path, form: Format = Format.ENV, **conditions: Any) -> Path:
     path = folder / f"winner.{form}"
     path.write_text(render_winner(make_winner({"xla_gpu_a": "1"}, **conditions), form))
     return path

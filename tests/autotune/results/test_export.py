@@ -278,7 +278,7 @@ def test_the_run_itself_is_exported_with_its_baseline(finished: Store, tmp_path:
     file.write_text(render(finished, Format.ENV))
     winner = read_winner(file)
     assert winner == read_winner(finished.path)
-    assert winner.settings == FlagSet({"xla_a": 1, "xla_d": 2, "NCCL_DEBUG": "WARN"})
+    assert winner.settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
     assert winner.step_s == pytest.approx(0.03 * 0.95 * 0.97, rel=0.01)
 
 

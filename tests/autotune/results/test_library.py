@@ -112,7 +112,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert {r.stage for r in store.of(ConfirmRun)} == {"recheck"}
     assert store.of(TrialResult) == []
     assert len(store.of(FloorResult)) == 1
-    assert winner_of(store).settings == FlagSet({"xla_a": 1, "xla_d": 2, "NCCL_DEBUG": "WARN"})
+    assert winner_of(store).settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
     assert build(store).finalists[0]["stage"] == "recheck"
 
 

@@ -69,7 +69,7 @@ def test_an_export_is_legal_and_comes_back(finished: Store, tmp_path: Path) -> N
     results = finished.of(TrialResult)
     assert len(frame) == len(results)
     for row, r in zip(frame.to_dict("records"), results, strict=True):
-        assert {n: v for n, v in row.items() if n.startswith("xla_") and v != "(default)"} == dict(r.settings)
+        assert {n: v for n, v in row.items() if str(n).startswith("xla_") and v != "(default)"} == dict(r.settings)
         if r.failure is not None:
             assert row["invalidity"] == "runtime"
             assert math.isnan(row["step_time_ratio"])
