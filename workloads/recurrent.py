@@ -1,9 +1,8 @@
 """A recurrent world model with actor and critic, in the shape of DreamerV3: scans of many small matmuls.
 
-What differs from the published agent: observations are tokens (an embedding and an MLP where it has
-convolutions), the previous token is the action, the reward is whether a token is even, and reward and value
-are scalars under a squared error instead of two-hot bins. The recurrences, their sizes and the three scans
-are the same.
+What differs from the published agent: observations are tokens (an embedding and an MLP where it has convolutions),
+the previous token is the action, the reward is whether a token is even, and rewards and (symlog) values are scalars
+under a squared error instead of two-hot bins. The recurrences, their sizes and the three scans are the same.
 
 References:
     DreamerV3, https://arxiv.org/abs/2301.04104
@@ -226,15 +225,25 @@ class WorldModel(nnx.Module):
         flat = deter.reshape(-1, c.deter), stoch.reshape(-1, c.stoch * c.classes)
         steps = 2 * jnp.arange(c.horizon, dtype=jnp.uint32)
         _, (features, actions) = jax.lax.scan(imagine, flat, steps, unroll=c.unroll)
-        values = self.value(features)[..., 0]  # [H, B * T]
+        values = self.value(features)[..., 0]  # [H, B * T], squashed: so is the advantage, which bounds both losses
         rewards = stop(self.reward(features)[..., 0])
         going = stop(jax.nn.sigmoid(self.proceed(features)[..., 0]))
-        returns = lambda_returns(rewards[1:], stop(values)[1:], _DISCOUNT * going[1:])
+        returns = squash(lambda_returns(rewards[1:], unsquash(stop(values))[1:], _DISCOUNT * going[1:]))
         log_policy = jax.nn.log_softmax(self.policy(features))[:-1]
         advantage = returns - stop(values)[:-1]
         taken = jnp.sum(log_policy * actions[:-1], -1)
         entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, -1)
         return jnp.mean((values[:-1] - returns) ** 2) - jnp.mean(taken * advantage + _ENTROPY * entropy)
+
+
+def squash(x: jax.Array) -> jax.Array:
+    """Signed logarithm (symlog in the paper), so that returns of any size are learned alike."""
+    return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def unsquash(x: jax.Array) -> jax.Array:
+    """The inverse of `squash`."""
+    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
 
 
 def divergence(first: jax.Array, second: jax.Array) -> jax.Array:

@@ -21,15 +21,27 @@ from workloads.ring import ring_attention
 ONE = {"data": 1}
 
 
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("moe", "rssm"))])
-def test_training_learns_the_rule_in_the_data(family: str) -> None:
+def losses_of(family: str, *, steps: int) -> list[float]:
     workload = load(family, {"size": "tiny", "mesh": {"data": 2}})
     state, step = workload.init(0), jit_step(workload)
     losses = []
-    for index in range(40):
+    for index in range(steps):
         state, metrics = step(state, workload.batch(index))
         losses.append(float(metrics["loss"]))
+    return losses
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("moe", marks=pytest.mark.slow)])
+def test_training_learns_the_rule_in_the_data(family: str) -> None:
+    losses = losses_of(family, steps=40)
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
+    assert all(np.isfinite(losses))
+
+
+@pytest.mark.slow
+def test_a_world_model_goes_on_learning_after_its_critic_has_settled() -> None:
+    losses = losses_of("rssm", steps=120)
+    assert np.mean(losses[-10:]) < 0.85 * np.mean(losses[10:20])
     assert all(np.isfinite(losses))
 
 
