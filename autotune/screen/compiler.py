@@ -40,6 +40,7 @@ _HLO, _THUNKS, _NAMES, _LOG, _RESULT = (
     "compile.log",
     "result.json",
 )
+_FATAL = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] (.*)")
 _HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
 
 
@@ -279,7 +280,7 @@ class _Worker:
                 phase="compile",
                 last_lines=lines,
             )
-        return classify(
+        failure = classify(
             exit_status=answer["exit_status"],
             phase="compile",
             error_type=found.get("error_type"),
@@ -287,6 +288,11 @@ class _Worker:
             last_lines=lines,
             log=None,
         )
+        words = next((told[1] for line in lines if (told := _FATAL.match(line))), None)
+        if words is None or found.get("error_type"):
+            return failure
+        said = words if failure.kind is FailureKind.UNKNOWN_FLAG else f"{failure.message}: {words}"
+        return failure.model_copy(update={"message": said})
 
     def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
         """Why no set can be compiled at all."""
@@ -350,9 +356,14 @@ def _last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    lines = [line[:500] for line in text.splitlines() if line.strip() and not _HARMLESS.search(line)]
-    fatal = [line for line in lines if re.match(r"F\d{4} ", line)]
-    return (*fatal[:1], *(line for line in lines[-count:] if line not in fatal[:1]))
+    usage = text.find("\nusage: ")  # of a bad value: all flags follow
+    lines = [
+        line[:500]
+        for line in text[: usage if usage >= 0 else None].splitlines()
+        if line.strip() and not _HARMLESS.search(line)
+    ]
+    fatal = [line for line in lines if _FATAL.match(line)][:2]
+    return (*fatal, *(line for line in lines[-count:] if line not in fatal))
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:

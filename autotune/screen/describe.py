@@ -22,7 +22,7 @@ def changes(reference: CompiledProgram, candidate: CompiledProgram) -> Iterator[
             found = True
             yield _clause(name, old, new)
     if not found:
-        yield "same figures, but other kernels, buffers or order"
+        yield "same figures, but other machine code, buffers or order"
 
 
 def _clause(name: str, old: Any, new: Any) -> str:

@@ -188,6 +188,8 @@ def kernels(program: CompiledProgram) -> Counter[str]:
 
 def figures(program: CompiledProgram) -> dict[str, Any]:
     """The program in numbers, as differences are shown in."""
+    if not program.schedule:  # XLA:CPU shows no thunks
+        return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
     table = collectives(program)
     held = graphs(program)
     found: dict[str, Any] = {}
@@ -203,10 +205,14 @@ def figures(program: CompiledProgram) -> dict[str, Any]:
     found |= {f"kernels: {name}": n for name, n in sorted(kernels(program).items())}
     found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}
     found["kernel launches a step"] = sum(t for op, t in walk(program.schedule) if op.kind is OpKind.KERNEL)
-    if program.memory is not None:
-        found |= {
-            "argument bytes": program.memory.argument_bytes,
-            "temporary bytes": program.memory.temp_bytes,
-            "peak bytes": program.memory.peak_bytes,
-        }
-    return found
+    return found | _memory_figures(program)
+
+
+def _memory_figures(program: CompiledProgram) -> dict[str, int]:
+    if program.memory is None:
+        return {}
+    return {
+        "argument bytes": program.memory.argument_bytes,
+        "temporary bytes": program.memory.temp_bytes,
+        "peak bytes": program.memory.peak_bytes,
+    }

@@ -23,12 +23,10 @@ REFERENCE = FlagSet()
 NOT_COMBINED = FlagSet({"xla_gpu_all_gather_combine_threshold_bytes": 0})
 DOUBLE_BUFFERED = FlagSet({"xla_gpu_enable_while_loop_double_buffering": True})
 NO_GRAPHS = FlagSet({"xla_gpu_enable_command_buffer": ""})
-NCCL_SET = FlagSet({"NCCL_PROTO": "LL128", "xla_gpu_nccl_collective_max_nchannels": 7})
+NCCL_SET = FlagSet({"NCCL_PROTO": "LL128", "xla_gpu_nccl_collective_max_nchannels": "7"})
 UNKNOWN = FlagSet({"xla_gpu_no_such_flag": 3})
 REJECTED = FlagSet({"xla_gpu_experimental_autotune_backends": "TRITON"})
-BREAKING = FlagSet(
-    {"xla_gpu_ptx_compiler_extra_flags": "--no-such"}
-)  # an error on 0.10.2, SIGSEGV on 0.12.0.1
+BREAKING = FlagSet({"xla_gpu_ptx_compiler_extra_flags": "--no-such"})  # an error on 0.10.2, SIGSEGV on 0.12.0.1
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +52,7 @@ def test_weights_of_one_layer_are_gathered_together_by_default_and_apart_at_thre
 ) -> None:
     def gathers(settings: FlagSet) -> list[int]:
         ops = [op for op, _ in P.walk(program(results, settings).schedule)]
-        return [
-            op.collective.array_count for op in ops if op.collective and op.collective.kind == "all-gather"
-        ]
+        return [op.collective.array_count for op in ops if op.collective and op.collective.kind == "all-gather"]
 
     assert max(gathers(REFERENCE)) == 2  # up and down of one layer
     assert max(gathers(NOT_COMBINED)) == 1

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.catalog import Stage, load_catalog
+from autotune.errors import LaunchError
+from autotune.flags import FlagSet
+from autotune.records import Failure, FailureKind
+from autotune.screen.classify import Effect, Screen
+from autotune.screen.program import CompiledProgram, CompileResult, Memory
+from autotune.screen.targets import load_target, parse_topology
+
+COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
+BUFFER = "xla_gpu_enable_while_loop_double_buffering"
+SLOP = "xla_gpu_memory_limit_slop_factor"
+OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+CHANNELS = "xla_gpu_nccl_collective_max_nchannels"
+GIB = 1 << 30
+
+
+class Rules:
+    """A compiler with known rules: which settings make which program; it counts what it is asked for."""
+
+    def __init__(self, target: str | None = "h100-sxm", peak_gib: float = 10.0) -> None:
+        gpu = load_target(target) if target else None
+        self.job: Any = SimpleNamespace(target=gpu, topology=parse_topology("1x8"))
+        self.peak_gib = peak_gib
+        self.compiled: list[FlagSet] = []
+
+    def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
+        for settings in dict.fromkeys(sets):
+            self.compiled.append(settings)
+            yield self._result(settings)
+
+    def _result(self, settings: FlagSet) -> CompileResult:
+        if settings.get(COMBINE) == "13":
+            failure = Failure(kind=FailureKind.COMPILE_ERROR, message="thirteen is not allowed", phase="compile")
+            return CompileResult(settings=settings, failure=failure)
+        name = self.name(settings)
+        gib = self.peak_gib + (60.0 if BUFFER in settings else 0.0)
+        memory = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=int(gib * GIB))
+        program = CompiledProgram(fingerprint=name, versions={"jaxlib": "0"}, compile_s=1.0, memory=memory)
+        return CompileResult(settings=settings, program=program)
+
+    def name(self, settings: Mapping[str, str]) -> str:
+        parts = [f"combine {settings[COMBINE]}"] if settings.get(COMBINE, "7") != "7" else []
+        if settings.get(BUFFER) == "true":
+            parts.append("buffered")
+            if OVERLAP in settings:  # acts in company only
+                parts.append(f"overlap {settings[OVERLAP]}")
+        return "; ".join(parts) or "plain"
+
+
+def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screen:
+    return Screen(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
+
+
+DOMAINS = {
+    COMBINE: ["7", "11"],
+    BUFFER: ["true"],
+    SLOP: ["17", "19"],
+    OVERLAP: ["2"],
+    CHANNELS: ["3"],
+    "NCCL_PROTO": ["LL"],
+}
+
+
+def effects(rules: Rules, domains: Mapping[str, Sequence[str]] = DOMAINS) -> dict[str, Effect]:
+    return {s.name: s.effect for s in screen(rules).run(domains, {}).settings}
+
+
+def test_the_stages_that_these_tests_rely_on() -> None:
+    catalog = load_catalog()
+    assert {catalog[n].stage for n in (COMBINE, BUFFER, SLOP, OVERLAP)} == {Stage.PROGRAM}
+    assert catalog[CHANNELS].stage is Stage.RUNTIME
+
+
+def test_settings_are_live_dead_or_to_be_measured() -> None:
+    assert effects(Rules()) == {
+        COMBINE: Effect.LIVE,
+        BUFFER: Effect.LIVE,
+        SLOP: Effect.DEAD,
+        OVERLAP: Effect.LIVE,
+        CHANNELS: Effect.MEASURE,
+        "NCCL_PROTO": Effect.MEASURE,
+    }
+
+
+def test_setting_that_acts_in_company_only_is_live_and_marked() -> None:
+    report = screen(Rules()).run(DOMAINS, {})
+    marks = {s.name: s.together for s in report.settings}
+    assert [n for n, together in marks.items() if together] == [OVERLAP]
+
+
+def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
+    rules = Rules()
+    found = effects(rules, {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"]})
+    assert set(found.values()) == {Effect.MEASURE}
+    assert rules.compiled == [FlagSet()]
+
+
+def test_setting_unknown_to_the_catalogue_is_to_be_measured() -> None:
+    assert effects(Rules(), {"SOME_LIBRARY_KNOB": ["1"]}) == {"SOME_LIBRARY_KNOB": Effect.MEASURE}
+
+
+def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
+    report = screen(Rules()).run({COMBINE: ["13"]}, {})
+    (setting,) = report.settings
+    assert setting.effect is Effect.FAILS
+    assert "thirteen is not allowed" in setting.values[0].message
+
+
+def test_failing_value_does_not_hide_a_live_one() -> None:
+    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.LIVE}
+
+
+def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
+    named = {
+        "docs": FlagSet({SLOP: 17}),
+        "a": FlagSet({COMBINE: 11}),
+        "b": FlagSet({COMBINE: 11, SLOP: 19}),
+        "c": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"}),
+        "d": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL", SLOP: "17"}),
+        "bad": FlagSet({COMBINE: 13}),
+    }
+    found = {s.name: s for s in screen(Rules()).run({}, named).sets}
+    assert {n: s.same_as for n, s in found.items()} == {
+        "docs": "reference", "a": None, "b": "a", "c": None, "d": "c", "bad": None,
+    }  # fmt: skip
+    assert found["c"].to_measure == ("NCCL_PROTO",)
+    assert "thirteen" in found["bad"].message
+
+
+def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
+    named = {"buffered": FlagSet({BUFFER: True}), "more": FlagSet({BUFFER: True, "XLA_CLIENT_MEM_FRACTION": 0.95})}
+    report = screen(Rules()).run({}, named)
+    assert report.limit_bytes == int(load_target("h100-sxm").memory_bytes * 0.75)
+    assert report.reference.fits is True
+    assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
+
+
+def test_fit_is_unknown_on_the_cpu() -> None:
+    report = screen(Rules(target=None)).run({BUFFER: ["true"]}, {})
+    assert report.limit_bytes is None
+    assert report.settings[0].values[0].fits is None
+
+
+def test_baseline_goes_into_every_set() -> None:
+    rules = Rules()
+    screen(rules, {COMBINE: "11"}).run({BUFFER: ["true"]}, {})
+    assert {s[COMBINE] for s in rules.compiled} == {"11"}
+
+
+def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(LaunchError, match="thirteen is not allowed"):
+        screen(Rules(), {COMBINE: "13"}).run({}, {})
+
+
+def test_many_dead_settings_cost_few_more_compilations() -> None:
+    catalog = load_catalog()
+    dead = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in DOMAINS][:37]
+    rules = Rules()
+    report = screen(rules).run({**{n: ["1"] for n in dead}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
+    assert len(report.of_effect(Effect.DEAD)) == 37
+    # reference, 39 alone, and a halving search for the one that acts in company
+    assert len(rules.compiled) <= 1 + 39 + 2 + 2 * 6
+
+
+STUDY = """
+name = "toy"
+[workload]
+entry = "toy_workload:make"
+[search.settings]
+xla_gpu_enable_while_loop_double_buffering = [true]
+xla_gpu_memory_limit_slop_factor = [80]
+NCCL_PROTO = ["LL"]
+"""
+
+
+@pytest.mark.aot
+def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from autotune import cli_screen
+
+    app = typer.Typer()
+    for command in (cli_screen.screen, cli_screen.explain, cli_screen.predict):
+        app.command()(command)
+    source = Path(__file__).with_name("toy_workload.py").read_text(encoding="utf-8")
+    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY, encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = [str(study), "--target", "h100-sxm", "--topology", "1x8"]
+
+    done = CliRunner().invoke(app, ["screen", *where])
+    assert done.exit_code == 0, done.output
+    live, _, rest = done.stdout.partition("dead here")
+    assert "xla_gpu_enable_while_loop_double_buffering" in live
+    assert "loop iterations a step: 8 -> 4" in live
+    assert "NCCL_PROTO" in rest.partition("to be measured")[2]
+
+    page = tmp_path / "page.html"
+    flags = "--xla_gpu_enable_while_loop_double_buffering=true NCCL_PROTO=LL"
+    done = CliRunner().invoke(app, ["explain", *where, "--set", flags, "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "loop iterations a step: 8 -> 4" in done.stdout
+    assert "<svg" in page.read_text(encoding="utf-8")
+
+    done = CliRunner().invoke(app, ["predict", *where, "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"predicted": true' in done.stdout
