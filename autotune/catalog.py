@@ -26,7 +26,7 @@ class Stage(StrEnum):
     """Where a setting acts, and so how it may be judged.
 
     ``program``: the compiled program; equal fingerprints mean no effect. ``runtime``: read while running.
-    ``autotuner``: decides kernels on the device; a compilation without one proves nothing. ``client``: read
+    ``autotuner``: decides kernels or machine code; a compilation without the device proves nothing. ``client``: read
     when the process or its backend starts.
     """
 
