@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from autotune.screen.explain import Side
     from autotune.screen.targets import Target, Topology
     from autotune.spec import StudySpec
-
-MOST_VALUES = 5
-"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
 
@@ -51,12 +48,12 @@ def screen(
     from autotune.catalog import load_catalog
     from autotune.preflight import study_space
     from autotune.probe import probe
+    from autotune.screen.study import domains
 
     with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, engine):
         report = probe(environment.python(), platform=spec.device.platform)
         space = study_space(spec, report, load_catalog(), None)
-        domains = {p.name: _spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
-        found = engine.run(domains, _named_sets(spec, report, every=recipes))
+        found = engine.run(domains(space), _named_sets(spec, report, every=recipes))
     typer.echo(found.model_dump_json() if as_json else "\n".join(_screen_lines(found)))
 
 
@@ -196,65 +193,23 @@ def _engine(
 ) -> Iterator[tuple[StudySpec, Screen]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
     from autotune import environment
-    from autotune.catalog import load_catalog
-    from autotune.errors import StudyFileError
     from autotune.probe import default_cache_dir
-    from autotune.screen.classify import Screen
-    from autotune.screen.compiler import CompileJob, Compiler
-    from autotune.screen.targets import load_target
+    from autotune.screen.study import open_screen
+    from autotune.screen.targets import load_target, parse_topology
     from autotune.spec import load_study
 
     spec = load_study(study)
-    entry = spec.workload.entry
-    if entry is None:
-        raise StudyFileError(
-            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
-            "command; write the step as module:function (see workloads/example.py)"
-        )
-    gpu = load_target(target) if target else None
-    cluster = _topology(spec, gpu, topology)
-    platform = "cuda" if gpu else "cpu"
-    device = {"platform": platform, "count": cluster.device_count, "node_count": cluster.nodes}
-    workload = {**spec.workload.options, **_options(options or ())}
-    spec = spec.model_copy(
-        update={
-            "device": type(spec.device)(**device),
-            "workload": spec.workload.model_copy(update={"options": workload}),
-        }
-    )
-    caller = environment.caller()
-    job = CompileJob(
-        entry=entry,
-        options=workload,
-        target=gpu,
-        topology=cluster,
-        paths=(str(study.resolve().parent),),
-        base=caller,
-    )
-    folder = default_cache_dir(caller) / "screen" if cache else None
-    progress: Callable[[str], None] = lambda what: typer.echo(what[:150], err=True)  # noqa: E731
-    with Compiler(job, cache_dir=folder, limit_s=limit_s, progress=progress) as compiler:
-        yield spec, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
-
-
-def _topology(spec: StudySpec, target: Target | None, text: str | None) -> Topology:
-    """The cluster: as asked, else the study's own devices, else one machine of the target."""
-    from autotune.errors import StudyFileError
-    from autotune.screen.targets import Topology, parse_topology
-
-    if target is None:
-        if text is not None or spec.device.platform == "cuda":
-            raise StudyFileError(
-                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
-                "(see `autotune targets list`)"
-            )
-        return Topology(1, spec.device.count or 1)
-    if text is not None:
-        return parse_topology(text)
-    nodes = spec.device.node_count
-    if spec.device.platform == "cuda" and spec.device.count:
-        return Topology(nodes, spec.device.count // nodes)
-    return Topology(nodes, target.network.gpus_per_node if target.network else 1)
+    merged = {**spec.workload.options, **_options(options or ())}
+    with open_screen(
+        spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})}),
+        study_dir=study.resolve().parent,
+        target=load_target(target) if target else None,
+        topology=parse_topology(topology) if topology else None,
+        cache_dir=default_cache_dir(environment.caller()) / "screen" if cache else None,
+        limit_s=limit_s,
+        progress=lambda what: typer.echo(what[:150], err=True),
+    ) as opened:
+        yield opened
 
 
 def _options(pairs: Sequence[str]) -> dict[str, Any]:
@@ -270,13 +225,6 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             found[name] = text
     return found
-
-
-def _spread(values: Sequence[str]) -> list[str]:
-    """At most `MOST_VALUES` of some values, the first and the last among them."""
-    if len(values) <= MOST_VALUES:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]
 
 
 def _named_sets(spec: StudySpec, report: Any, *, every: bool) -> dict[str, FlagSet]:

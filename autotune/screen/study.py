@@ -1,0 +1,102 @@
+"""Opens a screen for a study: its workload, on a described cluster or on this machine's CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autotune import environment
+from autotune.catalog import load_catalog
+from autotune.errors import StudyFileError
+from autotune.parameters import SearchSpace
+from autotune.screen.classify import Screen
+from autotune.screen.compiler import CompileJob, Compiler, Progress
+from autotune.screen.targets import Target, Topology
+from autotune.spec import StudySpec
+
+MOST_VALUES = 5
+"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+
+
+def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
+    """The study as it would be for that cluster, and the cluster.
+
+    Args:
+        spec: The study.
+        target: The GPU; None is this machine's CPU.
+        topology: The cluster; None takes the study's own devices, else one machine of the target.
+
+    Raises:
+        StudyFileError: If a study for GPUs, or a topology, comes without a target.
+    """
+    device = spec.device
+    if target is None:
+        if topology is not None or device.platform == "cuda":
+            raise StudyFileError(
+                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
+                "(see `autotune targets list`)"
+            )
+        topology = Topology(1, device.count or 1)
+    elif topology is None:
+        own = device.count // device.node_count if device.platform == "cuda" and device.count else None
+        usual = target.network.gpus_per_node if target.network else 1
+        topology = Topology(device.node_count, own or usual)
+    moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
+    return spec.model_copy(update={"device": moved}), topology
+
+
+@contextlib.contextmanager
+def open_screen(
+    spec: StudySpec,
+    *,
+    study_dir: Path,
+    target: Target | None,
+    topology: Topology | None = None,
+    cache_dir: Path | None = None,
+    limit_s: float = 900.0,
+    progress: Progress = lambda what: None,
+) -> Iterator[tuple[StudySpec, Screen]]:
+    """A screen with its compile worker, which ends with the block.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, where the user's own modules are found.
+        target: The GPU; None is this machine's CPU.
+        topology: The cluster; see `on_cluster`.
+        cache_dir: Where programs are kept; None keeps none.
+        limit_s: Longest time for one compilation.
+        progress: Told what is under way.
+
+    Raises:
+        StudyFileError: If the study runs a command, or the cluster does not fit.
+        LaunchError: If nothing can be compiled for GPUs with what is installed.
+    """
+    if spec.workload.entry is None:
+        raise StudyFileError(
+            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
+            "command; write the step as module:function (see workloads/example.py)"
+        )
+    moved, cluster = on_cluster(spec, target, topology)
+    job = CompileJob(
+        entry=spec.workload.entry,
+        options=spec.workload.options,
+        target=target,
+        topology=cluster,
+        paths=(str(study_dir),),
+        base=environment.caller(),
+    )
+    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
+        yield moved, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+
+
+def domains(space: SearchSpace) -> Mapping[str, list[str]]:
+    """Values to compile for each parameter of a search space; those that leave a setting alone are the reference."""
+    return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
+
+
+def spread(values: list[str]) -> list[str]:
+    """At most `MOST_VALUES` of some values, the first and the last among them."""
+    if len(values) <= MOST_VALUES:
+        return values
+    return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]
