@@ -89,9 +89,9 @@ def test_settings_are_text_with_the_default_marked(finished: Store) -> None:
 
 
 def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
-    effects = analysis.effects_frame(finished).set_index(["setting", "value"])
+    effects = analysis.effects_frame(finished)
     for setting, value in (("xla_a", "1"), ("xla_d", "2")):
-        row = effects.loc[(setting, value)]
+        row = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
         assert row["how"] == "left out"
         assert row["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
         assert row["low"] < row["ratio"] < row["high"]

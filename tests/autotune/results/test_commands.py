@@ -15,7 +15,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner, Result
 
-from autotune import cli_results, winner
+from autotune import cli_results, environment, winner
 from autotune.errors import AutotuneError
 from autotune.export import Format, render_winner
 from autotune.store import Store
@@ -53,7 +53,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpu": "a CPU",
         "cpus_usable": 3,
     }
-    monkeypatch.setattr(winner.environment, "provenance", lambda: facts)
+    monkeypatch.setattr(environment, "provenance", lambda: facts)
     monkeypatch.setattr(winner, "_nvidia", lambda: (["NVIDIA H200"] * 8, "580.65.06"))
 
 
@@ -137,7 +137,8 @@ def test_verify_passes_where_it_was_proven(here: None, tmp_path: Path, form: For
     ],
 )
 def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:
-    file = exported(tmp_path, **{field: proven})
+    changed: dict[str, Any] = {field: proven}
+    file = exported(tmp_path, **changed)
     result = call("verify", file, code=1)
     assert f"differs  {field}: proven with {proven}, here " in result.stdout
     data = json.loads(call("verify", file, "--json", code=1).stdout)
