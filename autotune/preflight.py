@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune import environment
 from autotune.catalog import Catalog, Stage, load_catalog
@@ -75,12 +78,20 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     """
     catalog = load_catalog()
     note("asking the installed build which settings it has")
-    report = probe(environment.python(), platform=spec.device.platform)
+    report = probe(program_python(spec), platform=spec.device.platform)
     note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
     _refuse(spec, report, catalog)
     study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
     first = _first_sets(spec, report, catalog, note)
     return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
+
+
+def program_python(spec: StudySpec) -> str:
+    """The interpreter whose packages the workload uses: that of the user's program, if it names one."""
+    first = spec.workload.command[0] if spec.workload.command else ""
+    if re.fullmatch(r"python[\d.]*", Path(first).name) and (found := shutil.which(first)):
+        return found
+    return environment.python()
 
 
 def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | None) -> SearchSpace:

@@ -117,7 +117,7 @@ class WorkerReport(Record):
     device_kind: str
     device_count: int
     process_count: int = 1
-    compile_s: float | None
+    compile_s: float | None = None
     start_s: float
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
