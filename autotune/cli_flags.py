@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
 
+_TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
+
 
 class PluginChoice(StrEnum):
     """Which build is asked; ``auto`` is the CUDA plugin if it is installed."""
@@ -74,7 +76,7 @@ def list_flags(
     print(f"{len(found)} of {len(catalog)} settings")
 
 
-@flags_app.command("show")
+@flags_app.command("show", context_settings=_TAKES_FLAGS)
 def show_flag(
     name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
     plugin: PluginOption = PluginChoice.auto,
@@ -102,7 +104,7 @@ def show_flag(
             print(f"  {label:16} {text}")
 
 
-@flags_app.command("check")
+@flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
     text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
     recipe: RecipeOption = None,
@@ -123,7 +125,7 @@ def check_flags(
         raise typer.Exit(1)
 
 
-@flags_app.command("migrate", context_settings={"ignore_unknown_options": True})
+@flags_app.command("migrate", context_settings=_TAKES_FLAGS)
 def migrate_flags(
     text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
     file: FileOption = None,
