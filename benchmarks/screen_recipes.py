@@ -22,6 +22,7 @@ from autotune.probe import probe
 from autotune.recipes import load_recipes
 from autotune.screen import program as programs
 from autotune.screen.compiler import CompileJob, compile_sets
+from autotune.screen.predict import predict
 from autotune.screen.program import CompileResult
 from autotune.screen.targets import load_target, parse_topology
 
@@ -67,9 +68,7 @@ def main() -> None:
 
 
 def _line(result: CompileResult) -> str:
-    done = (
-        result.program.fingerprint if result.program else str(result.failure and result.failure.message)[:60]
-    )
+    done = result.program.fingerprint if result.program else str(result.failure and result.failure.message)[:60]
     return f"{result.duration_s:6.1f} s ({result.cpu_s:6.1f} s of CPU)  {done}  {str(result.settings)[:80]}"
 
 
@@ -96,7 +95,7 @@ def write(
         "median_set_cpu_s": round(statistics.median(r.cpu_s for r in compiled), 2),
         "longest_set_s": round(max(r.duration_s for r in compiled), 2),
         "programs": list(groups.values()),
-        "sets": {name: _figures(results[s]) for name, s in named.items()},
+        "sets": {name: _figures(results[s], args) for name, s in named.items()},
     }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"screen_{args.entry}_{args.topology}_{jaxlib}.json"
@@ -104,7 +103,7 @@ def write(
     print({k: v for k, v in data.items() if k not in ("sets", "programs")})
 
 
-def _figures(result: CompileResult) -> dict[str, Any]:
+def _figures(result: CompileResult, args: argparse.Namespace) -> dict[str, Any]:
     shared = {
         "settings": dict(result.settings),
         "duration_s": round(result.duration_s, 2),
@@ -113,7 +112,14 @@ def _figures(result: CompileResult) -> dict[str, Any]:
     if result.failure is not None:
         return {**shared, "failure": result.failure.kind, "message": result.failure.message}
     assert result.program is not None
-    return {**shared, "fingerprint": result.program.fingerprint, **programs.figures(result.program)}
+    predicted = predict(result.program, load_target(args.target), parse_topology(args.topology))
+    return {
+        **shared,
+        "fingerprint": result.program.fingerprint,
+        "predicted_step_s": round(predicted.step_s, 5),
+        "predicted_exposed_s": round(predicted.exposed_s, 5),
+        **programs.figures(result.program),
+    }
 
 
 if __name__ == "__main__":

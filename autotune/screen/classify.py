@@ -171,6 +171,17 @@ class Screen:
             fraction = DEFAULT_MEMORY_FRACTION
         return int(self.job.target.memory_bytes * min(fraction, 1.0))
 
+    def program_key(self, settings: FlagSet) -> str | None:
+        """Equal for two sets that one measurement serves: same program, same settings that are read at run time.
+
+        None if the set does not compile here, or holds a setting that decides the on-device autotuner.
+        """
+        program = self.result(settings).program
+        rest = self._to_measure(self.baseline.merge(settings))
+        if program is None or any(self.stage(n) is Stage.AUTOTUNER for n in rest):
+            return None
+        return f"{program.fingerprint}-{rest.digest}"
+
     def result(self, settings: FlagSet) -> CompileResult:
         """What became of a set (without the baseline); compiled now if it was not yet."""
         merged = self.baseline.merge(settings)

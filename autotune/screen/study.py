@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune import environment
 from autotune.catalog import load_catalog
 from autotune.errors import StudyFileError
-from autotune.parameters import SearchSpace
-from autotune.screen.classify import Screen
+from autotune.parameters import Parameter, SearchSpace
+from autotune.screen.classify import Effect, Screen, ScreenReport, SettingReport
 from autotune.screen.compiler import CompileJob, Compiler, Progress
 from autotune.screen.targets import Target, Topology
 from autotune.spec import StudySpec
@@ -88,6 +89,50 @@ def open_screen(
     )
     with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
         yield moved, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+
+
+def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
+    """The space without what measuring could not tell apart: dead settings, and values that do not fit in memory.
+
+    What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
+    fail that compile on one. A parameter that acts only under a value of a dead one goes with it.
+
+    Args:
+        space: As it was screened.
+        report: What the screen found.
+    """
+    found = {s.name: s for s in report.settings}
+    reasons = {n: _dead_reason(s, report) for n, s in found.items() if s.effect is Effect.DEAD}
+    fixed = {p.name: p.default_choice for p in space.parameters if p.name in reasons}
+    kept: list[Parameter] = []
+    for parameter in space.parameters:
+        if parameter.name in reasons:
+            continue
+        condition = dict(parameter.condition or {})
+        gone = [n for n in condition if n in fixed]
+        if any(fixed[n] not in condition[n] for n in gone):
+            reasons[parameter.name] = f"acts only with {', '.join(gone)}, which changes nothing here"
+            fixed[parameter.name] = parameter.default_choice
+            continue
+        left = {n: v for n, v in condition.items() if n not in fixed} or None
+        refused = _refused_values(found.get(parameter.name), is_cpu=report.limit_bytes is None)
+        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
+        if choices == ():
+            reasons[parameter.name] = "no value of it compiles and fits here"
+            continue
+        kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
+    return SearchSpace(tuple(kept), {**space.left_out, **reasons})
+
+
+def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:
+    tried = ", ".join(v.value or "(empty)" for v in setting.values)
+    return f"dead here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
+
+
+def _refused_values(setting: SettingReport | None, *, is_cpu: bool) -> set[str]:
+    """Values that must not be launched."""
+    values = setting.values if setting else ()
+    return {v.value for v in values if v.fits is False or (is_cpu and v.message)}
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ import pytest
 from autotune.catalog import Stage, load_catalog
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
+from autotune.parameters import Parameter, SearchSpace
 from autotune.records import Failure, FailureKind
 from autotune.screen.classify import Effect, Screen
 from autotune.screen.program import CompiledProgram, CompileResult, Memory
+from autotune.screen.study import domains, narrowed
 from autotune.screen.targets import load_target, parse_topology
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -183,6 +186,7 @@ NCCL_PROTO = ["LL"]
 
 
 @pytest.mark.aot
+@pytest.mark.slow
 def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import typer
     from typer.testing import CliRunner
@@ -216,3 +220,67 @@ def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch:
     done = CliRunner().invoke(app, ["predict", *where, "--json"])
     assert done.exit_code == 0, done.output
     assert '"predicted": true' in done.stdout
+
+
+def space() -> SearchSpace:
+    def one(name: str, *choices: str, condition: dict[str, tuple[str, ...]] | None = None) -> Parameter:
+        return Parameter(name=name, choices=choices, default=choices[0], condition=condition)
+
+    return SearchSpace(
+        (
+            one(COMBINE, "7", "11", "13"),
+            one(BUFFER, "false", "true"),
+            one(SLOP, "95", "17"),
+            one(OVERLAP, "1", "2", condition={BUFFER: ("true",)}),
+            one("NCCL_PROTO", "(default)", "LL", condition={SLOP: ("17",)}),
+            one("NCCL_ALGO", "(default)", "Ring", condition={SLOP: ("95",)}),
+        ),
+        {"other": "not asked for"},
+    )
+
+
+def test_narrowed_space_lacks_dead_settings_and_keeps_every_reason() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    left = narrowed(space(), report)
+    assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_ALGO"]
+    assert left.left_out["other"] == "not asked for"
+    assert "95" not in left.left_out[SLOP]
+    assert "17" in left.left_out[SLOP]
+    assert SLOP in left.left_out["NCCL_PROTO"]
+    assert left.parameters[3].condition is None  # the dead setting rests where the condition holds
+
+
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
+
+
+def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
+    rules = Rules(target=None)
+    whole = space()
+    left = narrowed(whole, screen(rules).run(domains(whole), {}))
+
+    def programs(points: SearchSpace) -> set[str]:
+        choices = [[(p.name, v) for v in p.values() if v != "13"] for p in points.parameters]
+        found = set()
+        for point in itertools.product(*choices):
+            chosen = dict(point)
+            found.add(rules.name(points.suggest(lambda p: chosen[p.name])))  # noqa: B023
+        return found
+
+    assert programs(left) == programs(whole)
+
+
+def test_program_key_joins_what_one_measurement_serves() -> None:
+    engine = screen(Rules())
+    plain, dead, live, read_later = (
+        engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
+    )
+    assert plain == dead
+    assert len({plain, live, read_later}) == 3
+    assert engine.program_key(FlagSet({COMBINE: "13"})) is None
+    assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from autotune import environment
+from autotune.catalog import load_catalog
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.records import FailureKind
 from autotune.screen import program as P
-from autotune.screen.compiler import compile_sets, read_program
+from autotune.screen.classify import Screen
+from autotune.screen.compiler import Compiler, compile_sets, read_program
 from autotune.screen.program import CompiledProgram, CompileResult
 
 pytestmark = pytest.mark.aot
@@ -159,6 +161,15 @@ def test_two_nodes_are_seen_in_the_groups(toy_job: Any) -> None:
     assert result.program is not None
     found = [op.collective for op, _ in P.walk(result.program.schedule) if op.collective]
     assert {(c.group_size, c.node_count) for c in found} == {(8, 2)}
+
+
+def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
+    verdicts = {}
+    for batch in (2048, 8 << 22):
+        with Compiler(toy_job(target="l4", batch=batch)) as compiler:
+            screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
+            verdicts[batch] = screen.run({}, {}).reference.fits
+    assert verdicts == {2048: True, 8 << 22: False}
 
 
 BY_COMPILER_OPTIONS = """
