@@ -57,10 +57,11 @@ class ParserProcess:
 
     def __init__(self, python: str, *, timeout_s: float = 60.0) -> None:
         self._python = python
+        # -P: modules beside the child's file must not hide others of the same name.
         self._timeout_s = timeout_s
         try:
             self._child = subprocess.Popen(
-                [python, str(_CHILD)],
+                [python, "-P", str(_CHILD)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

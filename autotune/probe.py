@@ -129,7 +129,7 @@ def _write(path: Path, text: str) -> None:
 def _locate(python: str, timeout_s: float) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [python, "-c", _LOCATE],
+            [python, "-P", "-c", _LOCATE],
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -309,3 +309,15 @@ def test_parameters_describe_themselves() -> None:
     assert describe_domain(Parameter(name="xla_x", low=0, high=6, step=3)) == "0 to 6 in steps of 3"
     plain = Parameter(name="xla_x", choices=("a",))
     assert (describe_domain(plain), describe_condition(plain)) == ("'a'", "always")
+
+
+def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: ParserProcess) -> None:
+    name = "xla_gpu_analytical_latency_estimator_options"
+    space = build(groups=["scheduling"], **PIPELINE)
+    options = next(p for p in space.parameters if p.name == name)
+    assert options.condition == {"xla_gpu_enable_analytical_sol_latency_estimator": ("true",)}
+    slow_network = FlagSet({name: "nic_speed_gbps=12.5"})
+    assert space.validate(slow_network) == ()
+    resolved = parser.ask(slow_network.render_xla_flags()).options[name]
+    assert "nic_speed_gbps=12.5" in resolved
+    assert "rtt_us=-1" in resolved  # what is not named keeps its default
