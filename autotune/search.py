@@ -151,7 +151,8 @@ class Proposer:
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
 
         def choose(parameter: Parameter) -> str:
-            if rng.random() >= changed:
+            # A study may list values without the default among them.
+            if rng.random() >= changed and parameter.holds(parameter.default_choice):
                 return parameter.default_choice
             return _random_value(parameter, rng)
 
@@ -162,7 +163,7 @@ class Proposer:
         values: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:
-            if parameter.name in params:
+            if parameter.holds(params.get(parameter.name, "")):
                 distribution = _distribution(parameter)
                 internal = _from_text(parameter, params[parameter.name])
                 if distribution._contains(distribution.to_internal_repr(internal)):
