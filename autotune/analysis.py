@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from autotune.evaluate import REFERENCE_NUMBER
+from autotune.flags import FlagSet
 from autotune.records import (
     AblationResult,
     ConfirmRun,
@@ -24,6 +25,7 @@ from autotune.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.stats import Estimate
 from autotune.store import Store
 
 ABSENT = "(default)"
@@ -167,9 +169,10 @@ def effects_frame(store: Store) -> pd.DataFrame:
     """What each value of each setting does, from the best evidence there is.
 
     In `how`, best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
-    setting brings inside the winner), ``alone`` (a trial of that setting only), ``same program`` (a trial
-    that had it was the reference's own program: it changes nothing), ``among others`` (median ratio of the
-    trials with it over the median of those without: other settings are mixed in, no interval).
+    setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
+    ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
+    program: it changes nothing), ``among others`` (median ratio of the trials with it over the median of those
+    without: other settings are mixed in, no interval).
 
     Returns:
         Columns setting, value, ratio, low, high, how, trials (that had it), failed (of those), is_dead,
@@ -178,11 +181,20 @@ def effects_frame(store: Store) -> pd.DataFrame:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult)}
-    rows = [_effect(name, value, results, ablations.get(name)) for name, value in pairs]
+    proven = {f.settings: f.corrected for f in finalists(store) if f.corrected is not None}
+    rows = [
+        _effect(name, value, results, ablations.get(name), proven.get(FlagSet({name: value}))) for name, value in pairs
+    ]
     return pd.DataFrame(rows, columns=list(_EFFECT_COLUMNS))
 
 
-def _effect(name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None) -> dict[str, Any]:
+def _effect(
+    name: str,
+    value: str,
+    results: Sequence[TrialResult],
+    ablation: AblationResult | None,
+    proof: Estimate | None,
+) -> dict[str, Any]:
     having = [r for r in results if r.settings.get(name) == value]
     row: dict[str, Any] = {
         "setting": name,
@@ -203,6 +215,8 @@ def _effect(name: str, value: str, results: Sequence[TrialResult], ablation: Abl
             return row | {"ratio": 1 / e.ratio, "low": 1 / e.high, "high": _inverse(e.low), "how": "left out"}
         if not ablation.kept:
             return row | {"ratio": 1.0, "how": "same program"}
+    if proof is not None:
+        return row | {"ratio": proof.ratio, "low": proof.low, "high": proof.high, "how": "fresh processes"}
     alone = next((r for r in having if len(r.settings) == 1), None)
     if alone is not None and alone.comparison is not None:
         e = alone.comparison.estimate

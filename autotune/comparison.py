@@ -19,7 +19,7 @@ from autotune.records import ConclusionRecord, FloorResult, Outcome, TrialResult
 from autotune.report import templates
 from autotune.store import Store
 from autotune.units import format_interval, format_ratio, format_seconds, format_share
-from autotune.winner import conditions_of
+from autotune.winner import conditions_of, workload_name
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -133,8 +133,8 @@ def _facts(store: Store) -> dict[str, str]:
         "jaxlib": str(c.jaxlib),
         "plugin": str(c.plugin),
         "driver": str(c.driver_major),
-        "workload": f"{spec.workload.entry} {options}".strip(),
-        "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items()) or "none",
+        "workload": f"{workload_name(spec)} {options}".strip(),
+        "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
     }
 
 
@@ -144,9 +144,11 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def _names(stores: Sequence[Store]) -> list[str]:
-    """The studies' names, or their paths where those would be ambiguous."""
-    names = [s.spec.name for s in stores]
-    return names if len(set(names)) == len(names) else [s.path.as_posix() for s in stores]
+    """The studies' names, or where those are ambiguous the names of their folders, or else whole paths."""
+    for names in ([s.spec.name for s in stores], [s.path.name for s in stores]):
+        if len(set(names)) == len(names):
+            return names
+    return [s.path.as_posix() for s in stores]
 
 
 def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import pandas as pd
 
 from autotune import analysis, charts
 from autotune.errors import AutotuneError
-from autotune.pipeline import incumbent
 from autotune.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -41,7 +40,7 @@ from autotune.units import (
     format_share,
 )
 from autotune.view import describe_finalist, describe_floor, describe_trial
-from autotune.winner import evidence, winner_of
+from autotune.winner import evidence, winner_of, workload_name
 
 STYLES = {"faster": "faster", "slower": "slower", "no difference": "same", "unresolved": "unresolved"}
 STAGES = {
@@ -190,9 +189,10 @@ def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, st
     if not results:
         what = "no trial has ended yet" if session else "it was never started"
         return state, f"nothing is known yet: {what}", "none"
-    best = incumbent(results)
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
+    best = min(found, key=lambda e: e.ratio, default=None)
     sofar = "nothing beats the default so far"
-    if best is not None:
+    if best is not None and best.ratio < 1:
         figures = f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
         sofar = f"the best so far has ratio {figures}, not yet proven"
     return state, f"{state} after {len(results)} of {asked} trials: {sofar}", "none"
@@ -447,7 +447,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
     spec, conclusion = store.spec, store.last(ConclusionRecord)
     facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{spec.workload.entry} {spec.workload.options or ''} (hash {spec.workload_hash})"))
+    rows.append(("workload", f"{workload_name(spec)} {spec.workload.options or ''} (hash {spec.workload_hash})"))
     if floor is not None:
         w = floor.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))

@@ -24,6 +24,7 @@ from autotune.analysis import ABSENT, is_the_default, settings_frame
 from autotune.errors import AutotuneError
 from autotune.records import FailureKind, FloorResult, SessionRecord, TrialResult
 from autotune.store import Store
+from autotune.winner import workload_name
 
 T4_VERSION = "1.0.0"
 OBJECTIVE = "step_time_ratio"
@@ -153,7 +154,7 @@ def _metadata(store: Store) -> dict[str, Any]:
     return {
         "timeunit": "milliseconds",
         "study": store.spec.name,
-        "workload": {"entry": store.spec.workload.entry, "options": store.spec.workload.options},
+        "workload": {"entry": workload_name(store.spec), "options": store.spec.workload.options},
         "started": session.started if session else "",
         "hardware": {
             "device": report.device_kind if report else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -145,7 +146,7 @@ def winner_of(store: Store) -> Winner:
         estimate=conclusion.estimate,
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
-        workload_entry=spec.workload.entry,
+        workload_entry=workload_name(spec),
         workload_options=spec.workload.options,
         mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
@@ -155,6 +156,11 @@ def winner_of(store: Store) -> Winner:
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
     )
+
+
+def workload_name(spec: StudySpec) -> str:
+    """What a study runs, in a few words: its workload, or the user's own command."""
+    return spec.workload.entry or shlex.join(spec.workload.command or ())
 
 
 def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
@@ -197,9 +203,7 @@ def read_winner(path: Path) -> Winner:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise AutotuneError(
-            f"{path} must be a run directory or a file of `autotune export` but: {error}"
-        ) from error
+        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {error}") from error
     return parse_winner(text, source=str(path))
 
 
@@ -217,8 +221,7 @@ def parse_winner(text: str, *, source: str) -> Winner:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
         raise AutotuneError(
-            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {first['msg']}; "
-            "export it again"
+            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {first['msg']}; export it again"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise AutotuneError(
@@ -296,11 +299,7 @@ def _nvidia() -> tuple[list[str], str | None]:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return [], None
-    rows = [
-        [cell.strip() for cell in line.split(",")]
-        for line in done.stdout.splitlines()
-        if line.count(",") == 3
-    ]
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
     visible = environment.caller().get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # As CUDA reads it: an index or the start of a UUID each; the first that names nothing ends the list.
@@ -335,8 +334,7 @@ def evidence(winner: Winner) -> list[str]:
     if c.device_kind is not None:
         nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
         lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, "
-            f"{winner.process_count} process(es)"
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
         )
     lines.append(f"machine: {winner.machine}")
     options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())

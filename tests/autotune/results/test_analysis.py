@@ -10,7 +10,7 @@ import pytest
 
 from autotune import analysis
 from autotune.flags import FlagSet
-from autotune.records import Comparison, TrialResult, TrialStatus, WorkerReport
+from autotune.records import Comparison, FinalistResult, TrialResult, TrialStatus, WorkerReport
 from autotune.stats import Estimate, Verdict
 from autotune.store import Store
 from tests.autotune.conftest import replay_study
@@ -120,6 +120,15 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
     assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("among others", 2)
     assert rows.loc["xla_c", "ratio"] == pytest.approx(math.sqrt(0.81) / math.sqrt(0.9))
     assert tuple(rows.loc["xla_f", ["failed", "reason"]]) == (1, "failed: hang")
+
+
+def test_a_finalist_of_one_setting_is_judged_by_its_fresh_processes(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [trial(1, {"xla_a": "1"}, 0.75)])
+    proof = {"ratio": 1.14, "low": 0.66, "high": 1.98, "level": 0.95, "pair_count": 4}
+    fields = {"stage": "confirm", "trial": 1, "settings": {"xla_a": "1"}, "verdict": "unresolved", "process_count": 4}
+    store.append(FinalistResult.model_validate({**fields, "estimate": proof, "corrected": proof}))
+    row = analysis.effects_frame(store).iloc[0]
+    assert tuple(row[["how", "ratio", "low", "high"]]) == ("fresh processes", 1.14, 0.66, 1.98)
 
 
 def test_importance_is_the_share_of_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
