@@ -36,10 +36,12 @@ GPU_SPACE = {
 }
 
 
-def study(name: str, space: dict[str, list[str]], target: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+def study(
+    name: str, space: dict[str, list[str]], target: Target | None, entry: str, options: dict[str, Any]
+) -> dict[str, Any]:
     """Screens a space, compiles all of it, and compares."""
     topology = parse_topology("1x8" if target else "1x1")
-    job = CompileJob(entry="llama-tiny", options=options, target=target, topology=topology)
+    job = CompileJob(entry=entry, options=options, target=target, topology=topology)
     with Compiler(job) as compiler:
         screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
         report = screen.run(space, {})
@@ -69,8 +71,8 @@ def study(name: str, space: dict[str, list[str]], target: Target | None, options
 def main() -> None:
     """Runs both spaces and writes what came out."""
     found = [
-        study("cpu", CPU_SPACE, None, {}),
-        study("8 H100", GPU_SPACE, load_target("h100-sxm"), {"mesh": {"fsdp": 8}}),
+        study("cpu", CPU_SPACE, None, "workloads.example:build", {}),
+        study("8 H100", GPU_SPACE, load_target("h100-sxm"), "llama-tiny", {"mesh": {"fsdp": 8}}),
     ]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"screen_saves_{found[0]['versions']['jaxlib']}.json"

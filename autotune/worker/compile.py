@@ -53,6 +53,26 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
     return list(described.devices)
 
 
+def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
+    """State and batch as shapes with shardings: the workload's own, or for one device those of its arrays.
+
+    Raises:
+        ValueError: If the workload does not say how its arrays are split over several devices.
+    """
+    import jax
+
+    if workload.abstract_state is not None and workload.abstract_batch is not None:
+        return workload.abstract_state, workload.abstract_batch
+    if len(devices) > 1:
+        raise ValueError(
+            f"workload `{entry}` must have `abstract_state` and `abstract_batch` (jax.ShapeDtypeStruct with "
+            f"shardings) to be compiled for {len(devices)} devices that are not here; see workloads/base.py"
+        )
+    here = jax.sharding.SingleDeviceSharding(devices[0])
+    shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+
+
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
     """Builds the workload; gives what a fork calls for the lowered step, and what to tell the driver."""
     import jax
@@ -61,13 +81,8 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
 
     def lower(devices: Sequence[Any]) -> Any:
         workload = load(job["entry"], job["options"], devices)
-        if workload.abstract_state is None or workload.abstract_batch is None:
-            raise ValueError(
-                f"workload `{job['entry']}` must have `abstract_state` and `abstract_batch` "
-                "(jax.ShapeDtypeStruct with shardings) to be compiled without devices; see workloads/example.py"
-            )
         facts.update(flops_per_step=workload.flops_per_step, tokens_per_step=workload.tokens_per_step)
-        return jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
+        return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
     versions = {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
     facts: dict[str, Any] = {"versions": versions}

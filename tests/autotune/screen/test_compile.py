@@ -18,6 +18,7 @@ from autotune.screen import program as P
 from autotune.screen.classify import Screen
 from autotune.screen.compiler import Compiler, compile_sets, read_program
 from autotune.screen.program import CompiledProgram, CompileResult
+from autotune.screen.targets import load_target, target_names
 
 pytestmark = pytest.mark.aot
 
@@ -156,6 +157,15 @@ def test_broken_workload_is_an_error_that_quotes_it(toy_job: Any) -> None:
         list(compile_sets(job, [REFERENCE]))
 
 
+def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_more(toy_job: Any) -> None:
+    one = dataclasses.replace(toy_job("1x1"), entry="workloads.example:build")
+    (result,) = compile_sets(one, [REFERENCE])
+    assert result.program is not None, result.failure
+    two = dataclasses.replace(toy_job("1x2"), entry="workloads.example:build")
+    with pytest.raises(LaunchError, match="abstract_state"):
+        list(compile_sets(two, [REFERENCE]))
+
+
 def test_two_nodes_are_seen_in_the_groups(toy_job: Any) -> None:
     (result,) = compile_sets(toy_job("2x4"), [REFERENCE])
     assert result.program is not None
@@ -209,3 +219,13 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     found = json.loads(done.stdout.splitlines()[-1])
     other = read_program(tmp_path, found, device_count=8, gpus_per_node=8)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", target_names())
+def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
+    network = load_target(name).network
+    assert network is not None
+    (result,) = compile_sets(toy_job(f"2x{network.gpus_per_node}", target=name), [REFERENCE])
+    assert result.program is not None, result.failure
+    assert any(op.matrix_flops for op, _ in P.walk(result.program.schedule))
