@@ -22,7 +22,6 @@ from autotune.screen.targets import Network
 NCCL_LAUNCH_S = 5e-6
 HEADER_OVERHEAD = 0.025
 PCIE_SHARE = 0.76  # what NCCL counts on of a PCIe 3 slot: 12 of 15.75 GB/s (src/graph/topo.h)
-NVLS_SHARE = 0.85
 ONE_SHOT_LAUNCH_S = 1e-6
 BARRIER_S = 1.5e-6
 
@@ -116,9 +115,9 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
         yield CollectiveTime(NCCL_LAUNCH_S + seconds, "ring", name)
         if collective.kind == "all-reduce":
             yield CollectiveTime(NCCL_LAUNCH_S + _tree(collective, link, name, protocol, local), "tree", name)
-    if collective.kind == "all-reduce" and network.has_nvls and not link.crosses:
+    if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
         # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
-        moved = collective.bytes * (1 + 1 / size) / (NVLS_SHARE * link.local_bytes_per_s)
+        moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
         yield CollectiveTime(NCCL_LAUNCH_S + _PROTOCOLS["Simple"].ring[0] + moved, "NVLS", "Simple")
 
 

@@ -46,7 +46,8 @@ class Network:
         gpus_per_node: GPUs of one machine as it is usually sold.
         nic_bytes_per_s: Line rate of the network per GPU, one direction.
         pcie_bytes_per_s: Rate of the GPU's PCIe slot, one direction.
-        has_nvls: Whether the NVSwitch can reduce and multicast (NVLink SHARP).
+        nvls_share: Share of the links that NCCL counts on where the NVSwitch reduces and multicasts (NVLink
+            SHARP); 0 where it cannot.
     """
 
     nvlink_links: int = 0
@@ -55,7 +56,7 @@ class Network:
     gpus_per_node: int = 8
     nic_bytes_per_s: float = 12.5e9
     pcie_bytes_per_s: float = 31.5e9
-    has_nvls: bool = False
+    nvls_share: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

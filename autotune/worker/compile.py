@@ -16,6 +16,7 @@ Talks JSON lines like the measuring worker (see `autotune.launch.guard`):
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -70,7 +71,8 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
         )
     here = jax.sharding.SingleDeviceSharding(devices[0])
     shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    placed = functools.partial(jax.ShapeDtypeStruct, sharding=here)
+    return jax.tree.map(lambda leaf: placed(leaf.shape, leaf.dtype), shapes)
 
 
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:

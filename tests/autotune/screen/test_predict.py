@@ -191,7 +191,7 @@ def test_nvlink_domain_of_several_nodes_is_not_left() -> None:
 
 
 def test_switch_that_reduces_beats_the_ring() -> None:
-    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, has_nvls=True)
+    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, nvls_share=0.8)
     found = collective_time(collective("all-reduce", 10**10), switched, 8)
     assert found.algorithm == "NVLS"
     assert found.seconds < collective_time(collective("all-reduce", 10**10), NETWORK, 8).seconds
