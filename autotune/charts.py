@@ -60,11 +60,13 @@ class _Scale:
         a, b, v = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return self._start + (v - a) / (b - a) * (self._end - self._start)
 
-    def ticks(self, count: int = 6) -> list[float]:
-        """Round numbers inside the range."""
+    def ticks(self, count: int = 6, *, whole: bool = False) -> list[float]:
+        """Round numbers inside the range; `whole` ones for what is counted."""
         raw = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+        if whole:
+            step = max(1.0, math.ceil(step))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(i * step, 12) for i in range(first, last + 1)]
@@ -112,7 +114,7 @@ def history(points: Sequence[Point], best: Sequence[tuple[float, float]], failed
     last = max(p.x for p in [*points, *failed])
     x = _Scale(0.5, last + 0.5, LEFT, WIDTH - RIGHT)
     y = _Scale(low, high, height - BOTTOM, TOP + 16, log=True)
-    parts = _axes(x, y, height, "trial", format_ratio, lambda v: f"{v:.0f}")
+    parts = _axes(x, y, height, "trial", format_ratio, _count)
     parts.append(_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"))
     steps = "".join(f"{'H' if i else 'M'}{x(a):.1f}{' ' if not i else 'V'}{y(b):.1f}" for i, (a, b) in enumerate(best))
     if best:
@@ -154,7 +156,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Format) -
         paths[arm] += [f"M{x(at + i + 0.5):.1f} {y(t):.1f}h0" for i, t in enumerate(block)]
         at += len(block)
     width = 5.0 if len(times) < 400 else 2.5
-    parts = _axes(x, y, height, "step, in the order of running", y_format, lambda v: f"{v:.0f}")
+    parts = _axes(x, y, height, "step, in the order of running", y_format, _count)
     parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
     return _svg(parts, height, "step times of reference and candidate in turns")
 
@@ -198,12 +200,16 @@ def _svg(parts: Iterable[str], height: float, description: str) -> str:
 
 
 def _axes(x: _Scale, y: _Scale, height: float, x_title: str, y_format: Format, x_format: Format) -> list[str]:
-    parts = [_vertical(x, t, TOP, height - BOTTOM, x_format(t)) for t in x.ticks()]
+    parts = [_vertical(x, t, TOP, height - BOTTOM, x_format(t)) for t in x.ticks(whole=x_format is _count)]
     for t in y.ticks(5):
         parts.append(_line(LEFT, y(t), WIDTH - RIGHT, y(t), "grid"))
         parts.append(_text(LEFT - 6, y(t) + 4, y_format(t), "tick", anchor="end"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, x_title, "axis"))
     return parts
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
 
 
 def _vertical(x: _Scale, at: float, top: float, bottom: float, text: str) -> str:

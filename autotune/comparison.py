@@ -131,8 +131,8 @@ def _facts(store: Store) -> dict[str, str]:
         "gpu": c.cpu or "unknown CPU" if c.platform == "cpu" and c.device_kind == "cpu" else str(c.device_kind),
         "count": " in ".join(p for p in (str(report.device_count), layout) if p),
         "jaxlib": str(c.jaxlib),
-        "plugin": str(c.plugin),
-        "driver": str(c.driver_major),
+        "plugin": c.plugin or "none",
+        "driver": c.driver_major or "unknown",
         "workload": f"{workload_name(spec)} {options}".strip(),
         "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
     }
@@ -261,7 +261,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "trials": f"{row['trials']} ({row['failed']} failed)",
             "dead settings": str(row["dead"]),
             "default's step": format_seconds(row["default_step_s"]),
-            "found from": format_share(row["detectable"]),
+            "smallest effect found": format_share(row["detectable"]),
         }
         for row in table.frame.to_dict("records")
     ]

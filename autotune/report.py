@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
+from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -103,7 +103,7 @@ class Report:
 
 def render_html(store: Store) -> str:
     """A study as one HTML page that loads nothing."""
-    style = resources.files("autotune").joinpath("data/report/style.css").read_text(encoding="utf-8")
+    style = files("autotune").joinpath("data/report/style.css").read_text(encoding="utf-8")
     return templates().get_template("report.html.j2").render(r=build(store), style=style)
 
 
@@ -138,6 +138,7 @@ def build(store: Store) -> Report:
     importance = analysis.importance_frame(store)
     interactions = analysis.interactions_frame(store)
     ordered = sorted(results, key=_rank)
+    resources = _resources(results)
     return Report(
         name=store.spec.name,
         description=store.spec.description,
@@ -161,8 +162,8 @@ def build(store: Store) -> Report:
             for r in interactions.head(8).to_dict("records")
             if r["interaction"] >= 0.01
         ],
-        resources=_resources(results),
-        pareto=[_pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")],
+        resources=resources,
+        pareto=[_pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
         failures=_failures(results),
         trials=[_trial_row(r) for r in ordered[:LONGEST_TABLE]],
         trials_left_out=max(0, len(ordered) - LONGEST_TABLE),
