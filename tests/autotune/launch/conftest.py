@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.flags import FlagSet
 from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher, LocalWorker
-from autotune.flags import FlagSet
 from autotune.spec import StudySpec, parse_study
 from autotune.store import Stopwatch
 
