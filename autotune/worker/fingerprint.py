@@ -12,6 +12,7 @@ are left out, and the order of the executable's fields is not counted.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -43,16 +44,19 @@ def fingerprint(compiled: Any) -> str:
         compiled: What ``jax.jit(f).lower(...).compile()`` returns.
 
     Returns:
-        The fingerprint; of the HLO text alone, beginning with ``t``, if this backend cannot serialize.
+        The fingerprint. It begins with ``t`` where this backend serializes in a form of its own (XLA:GPU does):
+        thunks and buffers are then not seen, and XLA_FLAGS counts in their stead, so that two sets of flags are
+        never taken for one program because of what was not looked at.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
     try:
-        blob = compiled.runtime_executable().serialize()
-    except (AttributeError, RuntimeError, ValueError):  # not every PJRT plugin and jaxlib serializes
-        return "t" + hashlib.sha256(text).hexdigest()[:15]
-    parts = sorted(hashlib.sha256(part).digest() for part in code_parts(bytes(blob), _module_name(hlo)))
-    return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *parts])).hexdigest()[:16]
+        parts = code_parts(bytes(compiled.runtime_executable().serialize()), _module_name(hlo))
+    except (AttributeError, RuntimeError, ValueError):
+        flags = os.environ.get("XLA_FLAGS", "").encode()
+        return "t" + hashlib.sha256(text + b"\0" + flags).hexdigest()[:15]
+    digests = sorted(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:
@@ -66,9 +70,7 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
         ValueError: If the bytes have another form (a PJRT plugin that serializes in its own way).
     """
     header_length, start = _varint(blob, 0)
-    executables = [
-        v for number, _, v in _fields(blob[start + header_length :]) if number == _EXECUTABLE_FIELD
-    ]
+    executables = [v for number, _, v in _fields(blob[start + header_length :]) if number == _EXECUTABLE_FIELD]
     parts = [
         b"%d:" % number + _without_module_number(value, module.encode(), depth=0)
         for executable in executables

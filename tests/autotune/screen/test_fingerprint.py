@@ -8,7 +8,7 @@ import pytest
 
 from autotune import environment
 from autotune.flags import FlagSet
-from autotune.worker.fingerprint import code_parts, strip_hlo
+from autotune.worker.fingerprint import code_parts, fingerprint, strip_hlo
 
 PROGRAM = """
 import sys
@@ -80,3 +80,25 @@ def test_options_and_order_do_not_count_and_code_does() -> None:
 
     assert parts(blob(b"options", b"one", b"two")) == parts(blob(b"others", b"two", b"one"))
     assert parts(blob(b"options", b"one")) != parts(blob(b"options", b"two"))
+
+
+def test_what_cannot_be_seen_is_never_taken_for_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opaque:
+        """A backend that serializes in its own way, as XLA:GPU does."""
+
+        def as_text(self) -> str:
+            return "HloModule jit_f\n\nENTRY %m {\n}"
+
+        def runtime_executable(self) -> Opaque:
+            return self
+
+        def serialize(self) -> bytes:
+            return b"\x01a\x83\xafp\xd1"
+
+    found = {}
+    for flags in ("", "--xla_gpu_enable_command_buffer=", "--xla_gpu_graph_min_graph_size=1"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        found[flags] = fingerprint(Opaque())
+        assert fingerprint(Opaque()) == found[flags]
+    assert all(f.startswith("t") for f in found.values())
+    assert len(set(found.values())) == 3
