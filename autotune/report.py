@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +11,11 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
-import pandas as pd
 
 from autotune import analysis, charts
 from autotune.errors import AutotuneError
 from autotune.records import (
     ConclusionRecord,
-    ConfirmRun,
     FinalistResult,
     FloorResult,
     IncidentRecord,
@@ -28,39 +25,33 @@ from autotune.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.stats import Estimate
+from autotune.report_parts import (
+    STAGES,
+    STYLES,
+    Chart,
+    effect_row,
+    forest_rows,
+    history,
+    pareto_row,
+    rank,
+    resource_charts,
+    traces,
+    trial_row,
+)
 from autotune.store import Store, is_held
 from autotune.units import (
     format_bytes,
-    format_change,
     format_count,
     format_interval,
     format_ratio,
     format_seconds,
     format_share,
 )
-from autotune.view import describe_finalist, describe_floor, describe_trial
+from autotune.view import describe_finalist, describe_floor
 from autotune.winner import evidence, winner_of, workload_name
 
-STYLES = {"faster": "faster", "slower": "slower", "no difference": "same", "unresolved": "unresolved"}
-STAGES = {
-    "confirm": "fresh processes",
-    "final": "final proof",
-    "full": "final proof, whole set",
-    "recheck": "recheck",
-}
-LONGEST_TRACE_BLOCKS = 240
 LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """One chart with its title and what it says in words."""
-
-    title: str
-    svg: str
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +128,8 @@ def build(store: Store) -> Report:
     floor = store.last(FloorResult)
     importance = analysis.importance_frame(store)
     interactions = analysis.interactions_frame(store)
-    ordered = sorted(results, key=_rank)
-    resources = _resources(results)
+    ordered = sorted(results, key=rank)
+    resources = resource_charts(results)
     return Report(
         name=store.spec.name,
         description=store.spec.description,
@@ -148,10 +139,10 @@ def build(store: Store) -> Report:
         figures=_figures(store, results, floor),
         finalists=[_finalist_row(f) for f in analysis.finalists(store)],
         floor=describe_floor(floor) if floor else [],
-        forest=charts.forest(_forest_rows(store, ordered), band=store.spec.measure.smallest_effect),
-        history=_history(results),
-        traces=_traces(store, results),
-        effects=[_effect_row(row) for row in analysis.effects_frame(store).to_dict("records")],
+        forest=charts.forest(forest_rows(store, ordered), band=store.spec.measure.smallest_effect),
+        history=history(results),
+        traces=traces(store, results),
+        effects=[effect_row(row) for row in analysis.effects_frame(store).to_dict("records")],
         importance=charts.bars(
             [(r["setting"], r["importance"]) for r in importance.head(20).to_dict("records")],
             value_format=format_share,
@@ -163,9 +154,9 @@ def build(store: Store) -> Report:
             if r["interaction"] >= 0.01
         ],
         resources=resources,
-        pareto=[_pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
+        pareto=[pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
         failures=_failures(results),
-        trials=[_trial_row(r) for r in ordered[:LONGEST_TABLE]],
+        trials=[trial_row(r) for r in ordered[:LONGEST_TABLE]],
         trials_left_out=max(0, len(ordered) - LONGEST_TABLE),
         warnings=_warnings(store, results, floor),
         provenance=_provenance(store, floor),
@@ -237,172 +228,6 @@ def _finalist_row(f: FinalistResult) -> dict[str, str]:
         "processes": str(f.process_count),
         "verdict": str(f.verdict) if f.failure is None else describe_finalist(f),
         "style": STYLES[f.verdict] if f.failure is None else "failed",
-    }
-
-
-# ---------------------------------------------------------------------- trials
-
-
-def _rank(result: TrialResult) -> tuple[int, float]:
-    """Best first; then what changes nothing, then failures."""
-    if result.failure is not None:
-        return (2, result.number)
-    if result.comparison is None:
-        return (1, result.number)
-    return (0, result.comparison.estimate.ratio)
-
-
-def _style(result: TrialResult) -> str:
-    if result.failure is not None:
-        return "failed"
-    return STYLES[result.comparison.verdict] if result.comparison is not None else "same"
-
-
-def _trial_row(r: TrialResult) -> dict[str, str]:
-    e = r.comparison.estimate if r.comparison else None
-    w = r.worker
-    return {
-        "trial": str(r.number),
-        "settings": str(r.settings),
-        "origin": r.origin,
-        "ratio": format_ratio(e.ratio) if e and r.failure is None else "-",
-        "interval": format_interval(e.low, e.high) if e and r.failure is None else "",
-        "verdict": describe_trial(r) if r.failure or e is None else str(r.comparison.verdict) if r.comparison else "",
-        "style": _style(r),
-        "step": format_seconds(r.comparison.candidate_step_s) if r.comparison else "-",
-        "compile": format_seconds(w.compile_s) if w else "-",
-        "memory": format_bytes(w.peak_bytes) if w else "-",
-    }
-
-
-def _forest_rows(store: Store, ordered: Sequence[TrialResult]) -> list[charts.Interval]:
-    floor = store.last(FloorResult)
-    rows = []
-    if floor is not None:
-        e = floor.floor.estimate
-        rows.append(_interval("the default against itself", "the noise floor", e, "floor"))
-    for r in ordered:
-        if r.failure is None:
-            estimate = r.comparison.estimate if r.comparison else None
-            label = f"{r.number}  {_short(str(r.settings))}"
-            detail = f"trial {r.number}: {r.settings}: {describe_trial(r)}"
-            rows.append(_interval(label, detail, estimate, _style(r)))
-    return rows
-
-
-def _interval(label: str, detail: str, estimate: Estimate | None, style: str) -> charts.Interval:
-    """A row of the forest plot; without an estimate it is the default's own program."""
-    if estimate is None:
-        return charts.Interval(label=label, detail=detail, ratio=1.0, low=math.nan, high=math.nan, style=style)
-    e = estimate
-    return charts.Interval(label=label, detail=detail, ratio=e.ratio, low=e.low, high=e.high, style=style)
-
-
-def _short(settings: str) -> str:
-    for prefix in ("xla_gpu_", "xla_cpu_", "xla_"):
-        settings = settings.replace(prefix, "")
-    return settings
-
-
-def _history(results: Sequence[TrialResult]) -> str:
-    points, failed = [], []
-    best: list[tuple[float, float]] = []
-    lowest = 1.0
-    for r in results:
-        detail = f"trial {r.number}: {r.settings}: {describe_trial(r)}"
-        if r.failure is not None:
-            failed.append(charts.Point(x=r.number, y=0.0, detail=detail, style="failed"))
-            continue
-        ratio = r.comparison.estimate.ratio if r.comparison else 1.0
-        points.append(charts.Point(x=r.number, y=ratio, detail=detail, style=_style(r)))
-        if ratio < lowest or not best:
-            lowest = min(lowest, ratio)
-            best.append((float(r.number), lowest))
-    return charts.history(points, best, failed)
-
-
-def _traces(store: Store, results: Sequence[TrialResult]) -> list[Chart]:
-    """The floor, the best trial and one pair of the proof, raw."""
-    wanted: list[tuple[str, str]] = []
-    floor = store.last(FloorResult)
-    if floor is not None:
-        wanted.append(("the default against itself (noise floor)", floor.directory))
-    measured = [r for r in results if r.status is TrialStatus.MEASURED and r.directory]
-    if measured:
-        best = min(measured, key=_rank)
-        wanted.append((f"trial {best.number}, the best of the search", best.directory or ""))
-    proofs = [r for r in store.of(ConfirmRun) if r.stage != "confirm" and r.directory and r.failure is None]
-    if proofs:
-        last = proofs[-1]
-        title = f"{STAGES.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"
-        wanted.append((title, last.directory or ""))
-    found = []
-    for title, directory in wanted:
-        blocks: list[tuple[str, Sequence[float]]] = []
-        for pair in store.pairs(directory):
-            arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
-            blocks += arms if pair.first == "reference" else arms[::-1]
-        if blocks:
-            svg = charts.traces(blocks[:LONGEST_TRACE_BLOCKS], y_format=format_seconds)
-            found.append(
-                Chart(
-                    title=title,
-                    svg=svg,
-                    note=f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl",
-                )
-            )
-    return found
-
-
-# ---------------------------------------------------------------------- effects, resources
-
-
-def _effect_row(row: dict[Any, Any]) -> dict[str, str]:
-    known = not pd.isna(row["ratio"])
-    has_interval = known and not pd.isna(row["low"])
-    style = "same"
-    if has_interval and row["high"] < 1:
-        style = "faster"
-    elif has_interval and row["low"] > 1:
-        style = "slower"
-    return {
-        "setting": f"{row['setting']}={row['value']}",
-        "ratio": format_ratio(row["ratio"]) if known else "-",
-        "interval": format_interval(row["low"], row["high"]) if has_interval else "",
-        "change": format_change(row["ratio"]) if known and row["ratio"] != 1.0 else "",
-        "how": row["how"],
-        "trials": f"{row['trials']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
-        "reason": row["reason"] or ("changes nothing in the program" if row["is_dead"] else ""),
-        "style": style,
-    }
-
-
-def _resources(results: Sequence[TrialResult]) -> list[Chart]:
-    found = []
-    for title, x_title, show, pick in (
-        ("Step time and memory", "peak memory", format_bytes, "peak_bytes"),
-        ("Step time and compile time", "compile time", format_seconds, "compile_s"),
-    ):
-        points = []
-        for r in results:
-            value = getattr(r.worker, pick) if r.worker else None
-            if r.comparison is None or r.failure is not None or not value:
-                continue
-            ratio = r.comparison.estimate.ratio
-            detail = f"trial {r.number}: {format_ratio(ratio)}, {show(value)}: {r.settings}"
-            points.append(charts.Point(x=float(value), y=ratio, detail=detail, style=_style(r)))
-        if points:
-            found.append(Chart(title=title, svg=charts.scatter(points, x_title=x_title, x_format=show)))
-    return found
-
-
-def _pareto_row(row: dict[Any, Any]) -> dict[str, str]:
-    return {
-        "trial": str(row["trial"]),
-        "ratio": format_ratio(row["ratio"]),
-        "memory": format_bytes(row["peak_bytes"]),
-        "compile": format_seconds(row["compile_s"]),
-        "settings": row["settings"],
     }
 
 
