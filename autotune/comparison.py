@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -55,8 +54,7 @@ class ComparisonTable:
 
     def to_html(self) -> str:
         """The comparison as one HTML page that loads nothing."""
-        style = resources.files("autotune").joinpath("data/report/style.css").read_text(encoding="utf-8")
-        return templates().get_template("compare.html.j2").render(c=self, rows=_shown(self), style=style)
+        return templates().get_template("compare.html.j2").render(c=self, rows=_shown(self))
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -94,8 +93,7 @@ class Report:
 
 def render_html(store: Store) -> str:
     """A study as one HTML page that loads nothing."""
-    style = files("autotune").joinpath("data/report/style.css").read_text(encoding="utf-8")
-    return templates().get_template("report.html.j2").render(r=build(store), style=style)
+    return templates().get_template("report.html.j2").render(r=build(store))
 
 
 def render_markdown(store: Store) -> str:
