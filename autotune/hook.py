@@ -1,4 +1,6 @@
-"""One line in your own training loop, and a study can measure it in turns::
+"""One line in your own training loop, and a study can measure it in turns.
+
+::
 
     import autotune.hook
 
@@ -6,9 +8,9 @@
         state, metrics = train_step(state, batch)
         autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
 
-Outside a study `steps` gives the batches and nothing else happens. Under a study whose [workload] has ``hook = true`` it
-runs the warm-up, says that it is ready, and then runs a block of steps whenever it is this process's turn. Between the
-turns the loop waits inside `steps`, so nothing else of it runs.
+Outside a study `steps` gives the batches and nothing else happens. Under a study whose [workload] has ``hook = true``
+it runs the warm-up, says that it is ready, and then runs a block of steps whenever it is this process's turn. Between
+the turns the loop waits inside `steps`, so nothing else of it runs.
 
 JAX returns before the device is done. Give ``sync``, a function that waits for your last result
 (``lambda: jax.block_until_ready(state)``), or block in the loop yourself: else a block would be timed before its end.
@@ -94,9 +96,9 @@ def _connect() -> _Channel | None:
         return _Channel(int(number))
     except (OSError, ValueError) as error:
         raise HookError(
-            f"autotune.hook.steps must run in the process that the study started, and once, but its channel ({VARIABLE}="
-            f"{number}) is not open here: {error}; a launcher between the two must become the program (exec), or leave "
-            "`hook` out of the study and let the program's output be read"
+            "autotune.hook.steps must run in the process that the study started, and once, but its channel "
+            f"({VARIABLE}={number}) is not open here: {error}; a launcher between the two must become the program "
+            "(exec), or leave `hook` out of the study and let the program's output be read"
         ) from error
 
 
@@ -227,7 +229,8 @@ def _endless(batches: Iterable[T]) -> Iterator[T]:
         if empty:
             raise HookError(
                 "the batches must last for a whole study or be ones that can be gone through again, but they ended"
-                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a list or a loader that starts anew"
+                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a list, or a loader that "
+                "starts anew"
             )
 
 

@@ -88,7 +88,7 @@ class Failure(Record):
 
 
 class DeviceMemory(Record):
-    """Memory of one device, bytes: the most that was in use, and what the allocator may take (None if it does not say)."""
+    """Memory of one device, in bytes: the most that was in use, and what the allocator may take if it says."""
 
     peak_bytes: int
     limit_bytes: int | None = None

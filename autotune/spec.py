@@ -51,8 +51,8 @@ class _Section(BaseModel):
 class ReadSpec(_Section):
     """How the steps of the user's own program are read from what it prints or writes.
 
-    Named groups of a pattern: ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (one of them; without any, the
-    time between two matching lines counts), ``step`` (the step's number, for lines that do not come at every step).
+    Named groups of a pattern: one of ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (without any, the time
+    between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
 
     Attributes:
         preset: Lines of a known trainer, see `autotune.steps.PRESETS`.
@@ -60,7 +60,7 @@ class ReadSpec(_Section):
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: What that key holds.
         file: Read this file, below the study's folder, instead of the program's output.
-        loss: Regular expression with a group ``loss``, or with `json_key` the key of the loss; for the correctness gate.
+        loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
         tokens_per_step: Needed for ``tokens_per_s``.
     """
 
@@ -192,7 +192,7 @@ class MeasureSpec(_Section):
         block_limit_s: Longest time for one block; past it the worker counts as hung.
         log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
         mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
-            runs reference, candidate, reference. ``auto``: turns where the program can and the device's memory holds two.
+            runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
         run_steps: Steps that are measured in each fresh run of a sandwich.
         sandwiches: How many sandwiches a trial has.
     """
@@ -300,7 +300,11 @@ class StudySpec(_Section):
 
     @property
     def identity(self) -> str:
-        """Names what must not change when a study is resumed: all but budgets and what is only shown."""
+        """Names what must not change when a study is resumed; see `lasting`."""
+        return _digest(self.lasting())
+
+    def lasting(self) -> dict[str, Any]:
+        """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json")
         for key in ("name", "description", "confirm"):
             data.pop(key)
@@ -308,7 +312,7 @@ class StudySpec(_Section):
             data["search"].pop(key)
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
-        return _digest(data)
+        return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
         """The same study with its measuring scaled: `quick` about halves it, `full` doubles it."""

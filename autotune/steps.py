@@ -1,16 +1,16 @@
 """From lines that a trainer prints to step times and losses: rules, presets, and cutting a stream into lines.
 
-Standard library only: the program that reads another program's output (`autotune.launch.reader`) starts in milliseconds.
+Standard library only: the program that reads another's output (`autotune.launch.reader`) starts in milliseconds.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 4_000
@@ -171,7 +171,7 @@ class Lines:
 class Tail:
     """Follows a file that the program appends to, from the size it had before; starts anew if it is cut or replaced."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._identity()
 
@@ -182,7 +182,7 @@ class Tail:
             return b""
         start = self._seen[1] if self._seen and self._seen[0] == now[0] and self._seen[1] <= now[1] else 0
         try:
-            with open(self._path, "rb") as stream:
+            with self._path.open("rb") as stream:
                 stream.seek(start)
                 data = stream.read(1 << 22)
         except OSError:
@@ -192,7 +192,7 @@ class Tail:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            found = self._path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_size

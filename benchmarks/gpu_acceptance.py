@@ -242,7 +242,13 @@ def study_text(plan: Plan, verdicts: Mapping[str, Any], count: int) -> str:
     searched = ", ".join(f"{n} = [{json.dumps(v)}]" for s in usable.values() for n, v in s.items())
     entry, options = plan.studied
     return STUDY.format(
-        entry=entry, options=options, platform=plan.platform, count=count, trials=len(usable), first=first, searched=searched
+        entry=entry,
+        options=options,
+        platform=plan.platform,
+        count=count,
+        trials=len(usable),
+        first=first,
+        searched=searched,
     )
 
 
@@ -279,7 +285,11 @@ def equal_programs(store: Store, bench: Bench, report: Report, reserve_s: float)
             try:
                 sesoi = store.spec.measure.smallest_effect
                 pairs, _ = bench.run_turns(
-                    bench.reference(), candidate, folder, name=f"equal-{result.number}", stop=measure.fixed(16, sesoi=sesoi)
+                    bench.reference(),
+                    candidate,
+                    folder,
+                    name=f"equal-{result.number}",
+                    stop=measure.fixed(16, sesoi=sesoi),
                 )
             finally:
                 candidate.close()
@@ -380,7 +390,9 @@ def main() -> int:
         report.part("agreement", lambda: agreement(store, said))
         store.close()
         conclusion, finalists = store.last(ConclusionRecord), store.of(FinalistResult)
-    console.print(f"{conclusion.sentence if conclusion else 'no conclusion'} ({len(finalists)} finalists)", highlight=False)
+    console.print(
+        f"{conclusion.sentence if conclusion else 'no conclusion'} ({len(finalists)} finalists)", highlight=False
+    )
     console.print(f"written to {arguments.out / name} after {report.data['duration_s']} s", highlight=False)
     return 0 if conclusion is not None else 1
 

@@ -329,7 +329,9 @@ class LocalWorker:
         while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
             select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.1)
             for rank, process in enumerate(self._processes):
-                errors |= {rank: m for m in process.receive() if m["type"] == "error"}
+                for message in process.receive():
+                    if message["type"] == "error":
+                        errors[rank] = message
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
         rank = next(iter([*silent, *ends]))

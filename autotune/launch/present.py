@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -30,8 +31,7 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
     found = []
     for pid in _tree(root):
         try:
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as stream:
-                maps = stream.read()
+            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if not re.search(r"/jaxlib/|libjax_common|xla_extension|xla_cuda", maps):
@@ -47,9 +47,11 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
 
 def _tree(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stream:
-            children.setdefault(int(stream.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
     found, todo = [], [root]
     while todo:
         pid = todo.pop()
@@ -65,12 +67,12 @@ def _present_environment(pid: int, maps: str) -> dict[str, str]:
         OSError: If the kernel does not let us.
         ValueError: If the process has another C library, or its memory makes no sense.
     """
-    library, base, offset = _environ_symbol()
+    library, offset = _environ_symbol()
     there = _base_of(library, maps)
     if there is None:
         raise ValueError("it uses another C library than this interpreter")
     width = ctypes.sizeof(ctypes.c_void_p)
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
 
         def word(address: int) -> int:
             return int.from_bytes(os.pread(memory.fileno(), width, address), sys.byteorder)
@@ -101,17 +103,16 @@ def _string(memory: int, address: int) -> str:
     raise ValueError("a string in its environment has no end")
 
 
-def _environ_symbol() -> tuple[str, int, int]:
-    """The C library's file, where it lies in this process, and how far in the symbol ``environ`` is."""
+def _environ_symbol() -> tuple[str, int]:
+    """The C library's file, and how far from its beginning in memory the symbol ``environ`` lies."""
     address = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ"))
-    with open("/proc/self/maps", encoding="utf-8") as stream:
-        maps = stream.read()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     for line in maps.splitlines():
         found = re.search(r"(/\S*/(?:libc[.-]|ld-musl)\S*)$", line)
         if found:
             base = _base_of(found.group(1), maps)
             assert base is not None
-            return found.group(1), base, address - base
+            return found.group(1), address - base
     raise ValueError("this interpreter's C library was not found")
 
 

@@ -1,9 +1,9 @@
 """Stands between the guard and a program that knows nothing of this project, and reads its steps.
 
 Standard library only. Every line is seen however much is printed, and nothing that the driver does waits for a regular
-expression. It gets a ``job`` over the channel (see `autotune.launch.guard`), runs the program, passes its output on, and
-speaks as a worker does: ``phase``, ``ready``, ``block``, ``error``. The program can not wait, so a ``block`` is the next
-steps that it makes. Told to stop it ends the program politely (SIGTERM), then firmly.
+expression. It gets a ``job`` over the channel (see `autotune.launch.guard`), runs the program, passes its output on,
+and speaks as a worker does: ``phase``, ``ready``, ``block``, ``error``. The program can not wait, so a ``block`` is the
+next steps that it makes. Told to stop it ends the program politely (SIGTERM), then firmly.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.launch.present import environments
 from autotune.steps import Lines, StepReader, Tail
 
 MATCH_LIMIT_S = 2.0
-"""Seconds that the patterns may take for one piece of output: one that backtracks for ever is an error, not a hang."""
+"""CPU seconds that patterns may take for one piece of output: to backtrack for ever is an error, not a hang."""
 
 POLITE_S = 5.0
 FILE_POLL_S = 0.1
@@ -65,7 +66,7 @@ class Session:
         self._started = time.monotonic()
         self._ready = False
         path = job["rules"].get("file")
-        self._tail = Tail(os.path.join(job["cwd"], path)) if path else None
+        self._tail = Tail(Path(job["cwd"]) / path) if path else None
 
     def run(self) -> int:
         """Runs the program to its end, or until told to stop; gives the status to end with."""
@@ -78,7 +79,7 @@ class Session:
         lines, more = Lines(), Lines()
         output = program.stdout.fileno()
         waiting = [output, self._channel.fileno()]
-        signal.signal(signal.SIGALRM, _interrupt)
+        signal.signal(signal.SIGVTALRM, _interrupt)
         while True:
             readable, _, _ = select.select(waiting, [], [], FILE_POLL_S)
             if self._channel.fileno() in readable and not self._told():
@@ -114,7 +115,7 @@ class Session:
 
     def _take(self, lines: Iterable[str], *, printed: bool) -> None:
         """Looks at some lines; those that are only printed are kept for messages if a file is what is read."""
-        signal.setitimer(signal.ITIMER_REAL, MATCH_LIMIT_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
         try:
             for line in lines:
                 if printed:
@@ -123,7 +124,7 @@ class Session:
                     self._line_count += 1
                     self._read(line)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _read(self, line: str) -> None:
         step = self._reader.read(line, time.perf_counter())

@@ -78,7 +78,7 @@ class OneOf(ReplayWorker):
 
 
 def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
-    found = []
+    found: list[Pair] = []
     for before, candidate, after in runs:
         for first, reference in ((Arm.REFERENCE, before), (Arm.CANDIDATE, after)):
             found.append(
@@ -107,7 +107,7 @@ def test_the_floor_says_what_can_be_found() -> None:
 
 def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
-    conclusion, store, diary = run_replay(spec, trials=30)
+    conclusion, store, _ = run_replay(spec, trials=30)
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     measured = [r.comparison for r in store.of(TrialResult) if r.comparison and r.status is TrialStatus.MEASURED]
     assert {c.mode for c in measured} == {"sandwich"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from autotune.launch.present import environments
 from autotune.records import FailureKind
 from tests.autotune.launch.conftest import PROGRAMS, Start, command, study
 
-HOOKED = {"program": "hooked.py", "hook": True}
+HOOKED: dict[str, Any] = {"program": "hooked.py", "hook": True}
 
 
 def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ for i in range(1000):
 
 
 def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path) -> None:
-    code = "import sys, time; open(sys.argv[1] + '/made', 'w'); [(print('5 ms', flush=True), time.sleep(.01)) for _ in range(999)]"
+    code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
     start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
     assert (tmp_path / "made").exists()
 
@@ -175,7 +177,12 @@ def test_that_nothing_could_be_seen_is_noted(start: Start) -> None:
 
 
 def test_processes_without_xla_are_left_out() -> None:
-    assert environments(1, ["PATH"]) == [] or all("values" in p for p in environments(1, ["PATH"]))
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert environments(process.pid, ["PATH"]) == []
+    finally:
+        process.kill()
+        process.wait()
 
 
 # ---------------------------------------------------------------------- the hook
@@ -208,7 +215,8 @@ def test_what_goes_wrong_in_a_hooked_loop_is_named(start: Start, fault: str, kin
 
 
 def test_a_hook_in_a_process_that_the_study_did_not_start_says_so(start: Start) -> None:
-    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {str(PROGRAMS / 'hooked.py')!r}]).returncode)"
+    program = str(PROGRAMS / "hooked.py")
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {program!r}]).returncode)"
     with pytest.raises(WorkerFailed) as error:
         start(study({"command": [sys.executable, "-c", code], "hook": True}))
     assert any("must run in the process that the study started" in line for line in error.value.failure.last_lines)

@@ -22,7 +22,15 @@ from tests.autotune.launch.conftest import PROGRAMS, command
 
 ROOT = Path(__file__).parents[3]
 SEARCH = {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False}
-MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "check_steps": 3, "warmup_steps": 3, "run_steps": 7, "sandwiches": 2}
+MEASURE = {
+    "pairs_cap": 8,
+    "block_s": 0.01,
+    "start_limit_s": 170,
+    "check_steps": 3,
+    "warmup_steps": 3,
+    "run_steps": 7,
+    "sandwiches": 2,
+}
 CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4}
 
 

@@ -16,7 +16,7 @@ if fault == "sets-option":
     jax.config.update("jax_default_matmul_precision", "highest")
 step = jax.jit(lambda w, x: (w - 0.01 * w @ x @ x.T / 53, (w * w).mean()))
 w, x, loss = jnp.ones((53, 53)), jnp.ones((53, 53)) / 53, jnp.zeros(())
-for i, _ in enumerate(autotune.hook.steps(range(7), sync=lambda: jax.block_until_ready(loss))):
+for i, _ in enumerate(autotune.hook.steps(range(7), sync=lambda: jax.block_until_ready(loss))):  # noqa: B023
     w, loss = step(w, x)
     if i == 11:
         if fault == "crash":
