@@ -74,9 +74,7 @@ def render_winner(winner: Winner, form: Format) -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise AutotuneError(
-                f"the value of {name} must be text that UTF-8 can carry but got {value!r}"
-            ) from error
+            raise AutotuneError(f"the value of {name} must be text that UTF-8 can carry but got {value!r}") from error
     return _WRITERS[form](winner)
 
 
@@ -156,21 +154,15 @@ def _sbatch(winner: Winner) -> str:
         head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
     head.append(f"#SBATCH --ntasks-per-node={max(1, winner.process_count // winner.node_count)}")
     head.append("#SBATCH --export=ALL")
-    return (
-        "#!/bin/bash\n"
-        + "\n".join(head)
-        + "\n"
-        + _comments(winner)
-        + _exports(winner)
-        + 'exec srun --export=ALL "$@"\n'
-    )
+    # sbatch refuses scripts that hold a return before a line end, so control characters are spelt out.
+    exports = "".join(f"export {name}={_bash_quoted(value)}\n" for name, value in winner.environment.items())
+    return "#!/bin/bash\n" + "\n".join(head) + "\n" + _comments(winner) + exports + 'exec srun --export=ALL "$@"\n'
 
 
 def _k8s(winner: Winner) -> str:
     """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
     items = "".join(
-        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n"
-        for name, value in winner.environment.items()
+        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n" for name, value in winner.environment.items()
     )
     return f"{_comments(winner)}env:\n{items}"
 
@@ -201,6 +193,14 @@ def _python(winner: Winner) -> str:
 def _maxtext(winner: Winner) -> str:
     """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments."""
     return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"\n'
+
+
+def _bash_quoted(text: str) -> str:
+    """Text as one word of Bash without control characters."""
+    if not any(c < " " or c == "\x7f" for c in text):
+        return shlex.quote(text)
+    spelt = "".join(f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else "\\" + c if c in "\\'" else c for c in text)
+    return f"$'{spelt}'"
 
 
 def _quoted(text: str) -> str:

@@ -218,6 +218,22 @@ def test_the_real_docker_client_reads_the_env_file(
     assert dict(e.partition("=")[::2] for e in created[0]["Env"]) == winner.environment
 
 
+def test_a_real_slurm_cluster_runs_the_job_script(tmp_path: Path) -> None:
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no SLURM cluster answers here")
+    winner = make_winner(ALL, device_count=None).model_copy(update={"process_count": 1})
+    script_path, out = tmp_path / "winner.sbatch", tmp_path / "out"
+    script_path.write_text(render_winner(winner, Format.SBATCH), encoding="utf-8", newline="")
+    # Even where the site exports nothing to jobs, the winner's variables arrive.
+    command = ["sbatch", "--wait", "--export=NONE", f"--output={tmp_path / 'log'}", str(script_path)]
+    subprocess.run(
+        [*command, "sh", "-c", f"env -0 > {out}"], check=True, capture_output=True, timeout=100, cwd=tmp_path
+    )
+    got = dict(e.partition("=")[::2] for e in out.read_bytes().decode().split("\0") if e)
+    assert {n: got.get(n) for n in winner.environment} == winner.environment
+    assert not list(tmp_path.rglob("canary"))
+
+
 def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path) -> None:
     text = render_winner(make_winner({"xla_gpu_a": "2"}), Format.SHELL)
     got = script(["sh", "winner.sh", "env", "-0"], extra={"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"})(text, tmp_path)
@@ -247,6 +263,10 @@ def test_toml_baseline_goes_into_another_study() -> None:
     data = tomllib.loads(render_winner(make_winner(ALL), Format.TOML))
     study = parse_study({"name": "next", "workload": {"entry": "llama"}, "baseline": data["baseline"]})
     assert study.baseline == FlagSet(ALL)
+
+
+def test_sbatch_refuses_returns_before_line_ends_so_there_are_none() -> None:
+    assert "\r" not in render_winner(make_winner(ALL), Format.SBATCH)
 
 
 def test_sbatch_asks_for_what_was_proven() -> None:
