@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ def tables(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) 
     found.append(_schedule_table(reference.program, candidate.program))
     if reference.prediction and candidate.prediction:
         found.append(_time_table(reference.prediction, candidate.prediction))
-        found.append(_wait_table(reference.prediction, candidate.prediction))
+        found.append(_overlap_table(reference.prediction, candidate.prediction))
     return [t for t in found if t.rows]
 
 
@@ -144,21 +143,34 @@ def _time_table(reference: Prediction, candidate: Prediction) -> Table:
     return Table("Predicted times", ("of one step", "reference", "candidate"), tuple(rows))
 
 
-def _wait_table(reference: Prediction, candidate: Prediction) -> Table:
-    """What the compute stream waits for longest in what was simulated one by one."""
-    sides = [_waits(p.events) for p in (reference, candidate)]
-    names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, 0.0) for s in sides))[:8]
-    rows = tuple((n, *(format_seconds(s[n]) if n in s else "-" for s in sides)) for n in names)
-    head = ("longest single waits and synchronous collectives", "reference", "candidate")
-    return Table("Exposed communication", head, rows)  # type: ignore[arg-type]
+def _overlap_table(reference: Prediction, candidate: Prediction) -> Table:
+    """The collectives that computing waits for longest, of what was simulated one by one: how much is hidden."""
+    sides = [_exposures(p.events) for p in (reference, candidate)]
+    names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, (0.0, 0.0))[1] for s in sides))[:8]
+    rows = tuple((n, _exposure_cell(sides[0].get(n)), _exposure_cell(sides[1].get(n))) for n in names)
+    return Table("Overlap", ("one run of a collective, and what of it computing hides", "reference", "candidate"), rows)
 
 
-def _waits(events: Sequence[Event]) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
+def _exposure_cell(found: tuple[float, float] | None) -> str:
+    if found is None:
+        return "-"
+    seconds, exposed = found
+    hidden = format_share(1 - exposed / seconds) if seconds else "-"
+    return f"{format_seconds(seconds)}, {hidden} hidden"
+
+
+def _exposures(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
+    """Collective to the seconds of its most exposed run, and how many of them computing waits."""
+    waits = [(e.start_s, e.end_s) for e in events if e.kind == "wait"]
+    found: dict[str, tuple[float, float]] = {}
     for event in events:
-        if event.kind == "wait" or (event.kind == "communication" and event.stream == MAIN):
-            found[event.name] = max(found[event.name], event.end_s - event.start_s)
-    return dict(found)
+        if event.kind != "communication":
+            continue
+        seconds = event.end_s - event.start_s
+        waited = sum(max(0.0, min(event.end_s, end) - max(event.start_s, begin)) for begin, end in waits)
+        exposed = seconds if event.stream == MAIN else min(waited, seconds)
+        found[event.name] = max(found.get(event.name, (seconds, 0.0)), (seconds, exposed), key=lambda f: f[1])
+    return found
 
 
 def _timeline(title: str, prediction: Prediction) -> dict[str, object]:

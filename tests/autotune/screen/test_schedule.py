@@ -5,7 +5,7 @@ from autotune.screen import schedule
 from autotune.screen.describe import changes
 from autotune.screen.explain import Side, as_page, as_text
 from autotune.screen.hlo import parse_module
-from autotune.screen.predict import predict
+from autotune.screen.predict import Event, Prediction, predict
 from autotune.screen.program import CompiledProgram, Memory, OpKind
 from autotune.screen.schedule import Reader, Thunk, fingerprint, parse_names, parse_thunks
 from autotune.screen.targets import load_target, parse_topology
@@ -193,3 +193,23 @@ def test_counts_look_outside_of_fusions() -> None:
     opcodes, _ = schedule.counts(parse_module(HLO))
     assert opcodes["fusion"] == 1
     assert "slice" not in opcodes
+
+
+def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
+    def event(stream: str, name: str, kind: str, start: float, end: float) -> Event:
+        return Event(stream, name, kind, start, end)
+
+    line = (
+        event("communication_stream[0]", "all-gather.1", "communication", 0.0, 0.8),
+        event("compute", "gemm", "compute", 0.0, 0.6),
+        event("compute", "waits for done", "wait", 0.6, 0.8),
+        event("compute", "all-reduce.2", "communication", 0.8, 0.9),
+    )
+    prediction = Prediction(
+        step_s=0.9, compute_s=0.6, communication_s=0.9, exposed_s=0.3, idle_s=0.0, mfu=None, tokens_per_s=None,
+        unknown_loops=(), events=line,
+    )  # fmt: skip
+    side = Side(settings="x", program=read(), prediction=prediction)
+    text = as_text(side, side, memory_limit_bytes=None)
+    assert "800 ms, 75.0 % hidden" in text
+    assert "100 ms, 0.0 % hidden" in text
