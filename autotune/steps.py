@@ -179,6 +179,7 @@ class Tail:
         """What was appended since the last call."""
         now = self._identity()
         if now is None:
+            self._seen = None  # one that takes its place is another file, even if it gets the same number
             return b""
         start = self._seen[1] if self._seen and self._seen[0] == now[0] and self._seen[1] <= now[1] else 0
         try:
