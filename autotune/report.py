@@ -14,6 +14,7 @@ import jinja2
 from autotune import analysis, charts
 from autotune.errors import AutotuneError
 from autotune.records import (
+    AblationResult,
     ConclusionRecord,
     FinalistResult,
     FloorResult,
@@ -254,7 +255,9 @@ def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult |
     """What a reader should know before believing a figure: each once."""
     found = [r.what for r in store.of(IncidentRecord)]
     if floor is not None:
-        found += floor.reference.warnings
+        found += [*floor.reference.warnings, *floor.comparison.warnings]
+        if floor.comparison.mode != "turns":
+            found.append(f"reference and candidate did not fit side by side: measured in {floor.comparison.mode} mode")
         if not floor.floor.is_honest:
             found.append("two equal processes differ here by more than their interval says: believe proofs only")
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
@@ -263,7 +266,10 @@ def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult |
     if store.spec.replay is not None:
         found.append("this study was replayed from a formula: it says nothing about any machine")
     for r in results:
-        found += [f"trial {r.number}: {w}" for w in (r.worker.warnings if r.worker else ())]
+        said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
+        found += [f"trial {r.number}: {w}" for w in said]
+    for a in store.of(AblationResult):
+        found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
     return list(dict.fromkeys(found))
 
 

@@ -142,6 +142,16 @@ def test_text_from_records_is_never_markup(tmp_path: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", rows[0])) == 10
 
 
+def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path, finished.spec, study_dir=tmp_path)
+    measured = next(r for r in finished.of(TrialResult) if r.comparison is not None)
+    assert measured.comparison is not None
+    doubtful = measured.comparison.model_copy(update={"warnings": ("GPU 3 was held back by heat in 2 of 5 looks",)})
+    store.append(measured.model_copy(update={"comparison": doubtful}))
+    store.close()
+    assert f"trial {measured.number}: GPU 3 was held back by heat in 2 of 5 looks" in build(store).warnings
+
+
 def big_study(folder: Path, source: Store, trials: int) -> Store:
     """A run with many trials, each with its own folder of raw pairs, from one that was recorded."""
     store = Store.create_or_resume(folder, source.spec, study_dir=folder)
