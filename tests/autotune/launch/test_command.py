@@ -78,6 +78,7 @@ def test_a_program_that_cannot_be_started_is_a_fault_of_the_launch(start: Start)
     assert "no-such-program" in error.value.failure.message
 
 
+@pytest.mark.slow
 def test_a_gigabyte_of_other_output_does_no_harm(start: Start, tmp_path: Path) -> None:
     code = """
 import os, time
