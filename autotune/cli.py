@@ -66,7 +66,13 @@ def run(
     spec = load_study(study).at_effort(Effort(effort.value))
     spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
     path = run_dir or RUNS / spec.name
-    conclusion, store = _run(spec, study, path, storage=storage, as_json=as_json)
+    try:
+        conclusion, store = _run(spec, study, path, storage=storage, as_json=as_json)
+    except KeyboardInterrupt:
+        print(
+            f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
     if as_json:
         _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
     else:
@@ -409,9 +415,6 @@ def main() -> None:
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nautotune: stopped; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
 

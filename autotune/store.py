@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -351,10 +351,9 @@ def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
 
 
 def _differences(old: StudySpec, new: StudySpec) -> list[str]:
-    """Names of the sections in which two studies differ."""
-    a: dict[str, Any] = old.model_dump(mode="json")
-    b: dict[str, Any] = new.model_dump(mode="json")
-    return [k for k in a if a[k] != b[k] and k not in ("name", "description", "confirm")]
+    """Names of the sections in which two studies differ for good."""
+    a, b = old.lasting(), new.lasting()
+    return [k for k in a if a[k] != b[k]]
 
 
 def _lock(descriptor: int) -> bool:
