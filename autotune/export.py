@@ -12,11 +12,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from autotune.errors import AutotuneError
-from autotune.records import ConclusionRecord
 from autotune.store import Store
-from autotune.winner import Winner, comment_line, evidence, proven_winner, winner_of
-
-__all__ = ["Format", "is_unchanged", "proven_winner", "provenance_lines", "render", "render_winner"]
+from autotune.winner import Winner, comment_line, evidence, winner_of
 
 
 class Format(StrEnum):
@@ -57,11 +54,6 @@ def render(store: Store, form: Format) -> str:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
     return render_winner(winner_of(store), form)
-
-
-def provenance_lines(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """What was proven, where, with what and when, one fact a line; `conclusion` is the run's last."""
-    return [*evidence(winner_of(store)), f"trials: {conclusion.trial_count}"]
 
 
 def render_winner(winner: Winner, form: Format) -> str:

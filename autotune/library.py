@@ -14,8 +14,6 @@ from autotune.store import write_atomically
 from autotune.units import format_ratio
 from autotune.winner import Winner, parse_winner
 
-FOLDER = Path("library")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

@@ -24,7 +24,7 @@ from autotune.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome,
 from autotune.spec import StudySpec
 from autotune.stats import Estimate
 from autotune.store import Store
-from autotune.units import format_change, format_interval, format_ratio
+from autotune.units import format_change, format_interval, format_ratio, format_seconds
 
 WINNER_VERSION = 1
 # 1: first published form (2026-11).
@@ -327,6 +327,8 @@ def evidence(winner: Winner) -> list[str]:
             f"{format_interval(estimate.low, estimate.high)} ({format_change(estimate.ratio)}, "
             f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
         )
+    if winner.step_s is not None:
+        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     if c.driver_major is not None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError
 from autotune.export import Format, is_unchanged, render, render_winner
@@ -119,13 +121,24 @@ def test_every_format_has_a_reader() -> None:
 
 @pytest.mark.parametrize("form", list(Format))
 def test_hostile_values_arrive_unchanged_and_nothing_runs(form: Format, tmp_path: Path) -> None:
-    settings = ONE_LINE if form is Format.DOCKER else ALL
-    winner = make_winner(settings)
+    chosen = ONE_LINE if form is Format.DOCKER else ALL
+    winner = make_winner(chosen)
     text = render_winner(winner, form)
     got = READERS[form](text, tmp_path)
     assert {n: got.get(n) for n in winner.environment} == winner.environment
-    assert FlagSet.from_environment(got, [n for n in settings if not n.startswith("xla")]) == FlagSet(settings)
+    assert FlagSet.from_environment(got, [n for n in chosen if not n.startswith("xla")]) == FlagSet(chosen)
     assert not list(tmp_path.rglob("canary"))
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+@settings(deadline=None, max_examples=60)
+def test_any_text_comes_back_from_data_formats(value: str) -> None:
+    winner = make_winner({"NCCL_X": value, "xla_gpu_x": value})
+    for form in (Format.JSON, Format.TOML, Format.K8S):
+        assert READERS[form](render_winner(winner, form), Path()) == winner.environment
+    module: dict[str, Any] = {}
+    exec(render_winner(winner, Format.PYTHON), module)  # our own text
+    assert module["ENVIRONMENT"] == winner.environment
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
