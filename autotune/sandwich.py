@@ -193,6 +193,6 @@ def noise_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
         order_effect=Estimate(ratio=1.0, low=0.0, high=math.inf, level=found.level, pair_count=0),
         half_width=half,
         # A true effect of twice the half width is found more than 9 times in 10.
-        detectable=sesoi + 2 * half,
+        detectable=sesoi + 1.0 - math.exp(-2 * half),
         pairs_for_sesoi=math.ceil(count * (half / sesoi) ** 2),
     )

@@ -101,7 +101,7 @@ def test_the_floor_says_what_can_be_found() -> None:
     half = math.log(floor.estimate.high / floor.estimate.low) / 2
     assert floor.is_honest
     assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
-    assert floor.detectable == pytest.approx(0.005 + 2 * half)
+    assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
     assert floor.pairs_for_sesoi == math.ceil(3 * (half / 0.005) ** 2)
 
 
