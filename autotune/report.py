@@ -297,19 +297,25 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
 
 
 def _commands(store: Store) -> list[str]:
+    """What to type to see more, to use the winner, and to make the study again."""
     run = shlex.quote(str(store.path))
-    lines = [f"autotune show {run}"]
-    conclusion = store.last(ConclusionRecord)
+    again = [
+        f"{shlex.join(('autotune', *s.command[1:]))}   # made this, on {s.started[:10]}"
+        for s in store.of(SessionRecord)
+        if len(s.command) > 1
+    ]
+    shared = [f"autotune show {run}", *dict.fromkeys(again)]
     try:
         winner = winner_of(store)
     except AutotuneError:
-        return [*lines, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
+        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
+    conclusion = store.last(ConclusionRecord)
     lines = [
         f"autotune export {run} --format env -o winner.env",
         "autotune verify winner.env",
         f"autotune exec {run} -- python train.py",
         f"autotune recheck {run}",
-        *lines,
+        *shared,
     ]
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")

@@ -142,6 +142,16 @@ def test_text_from_records_is_never_markup(tmp_path: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", rows[0])) == 10
 
 
+def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Path) -> None:
+    from autotune.records import SessionRecord
+
+    store = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
+    command = ("/usr/bin/autotune", "run", "my study.toml", "--seed", "7")
+    store.append(SessionRecord(started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command))
+    store.close()
+    assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store).commands
+
+
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, finished.spec, study_dir=tmp_path)
     measured = next(r for r in finished.of(TrialResult) if r.comparison is not None)
