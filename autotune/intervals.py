@@ -64,7 +64,7 @@ def _walsh_cut(n: int, level: float) -> int:
 def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     """Value that the standardised statistic exceeds at any of the looks with probability 1 - level."""
     low, high = 1.0, 8.0
-    while high - low > 1e-9:
+    while high - low > 1e-7:
         middle = (low + high) / 2.0
         if _stay_probability(looks, middle) < level:
             low = middle
@@ -73,16 +73,14 @@ def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     return high
 
 
-def _stay_probability(looks: tuple[int, ...], critical: float, nodes: int = 96) -> float:
+def _stay_probability(looks: tuple[int, ...], critical: float, nodes: int = 64) -> float:
     """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
     x, w = np.polynomial.legendre.leggauss(nodes)
     walk, density, previous = np.zeros(1), np.ones(1), 0
     for n in looks:
         bound, step_sd = critical * math.sqrt(n), math.sqrt(n - previous)
         ahead = bound * x
-        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (
-            step_sd * math.sqrt(2.0 * math.pi)
-        )
+        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
         # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
         density = (kernel @ density) * w * bound
         walk, previous = ahead, n

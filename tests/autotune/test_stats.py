@@ -71,16 +71,12 @@ def test_interval_ends_are_those_of_the_printed_signed_rank_table(pairs: int, ta
 
 
 @given(st.lists(st.floats(-0.5, 0.5), min_size=6, max_size=23), st.floats(-0.3, 0.3))
-def test_swapping_the_arms_inverts_and_a_true_factor_shifts_the_estimate(
-    values: list[float], shift: float
-) -> None:
+def test_swapping_the_arms_inverts_and_a_true_factor_shifts_the_estimate(values: list[float], shift: float) -> None:
     plain = estimate_pairs(values)
     swapped = estimate_pairs([-v for v in values])
     moved = estimate_pairs([v + shift for v in values])
     assert plain.low <= plain.ratio <= plain.high
-    assert (swapped.ratio, swapped.low, swapped.high) == pytest.approx(
-        (1 / plain.ratio, 1 / plain.high, 1 / plain.low)
-    )
+    assert (swapped.ratio, swapped.low, swapped.high) == pytest.approx((1 / plain.ratio, 1 / plain.high, 1 / plain.low))
     assert moved.ratio == pytest.approx(plain.ratio * math.exp(shift))
 
 
@@ -144,9 +140,7 @@ def test_decision_waits_between_looks_and_stops_at_the_cap() -> None:
 
 def test_decision_drops_what_cannot_beat_the_reference_or_the_best_so_far() -> None:
     plan = SequentialPlan(cap=40)
-    slowish = [
-        0.002 + 0.002 * i for i in range(8)
-    ]  # [1.002, 1.016]: slower than the band or inside, never faster
+    slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
     assert not decide(slowish, plan).stop
     assert "the reference" in decide(slowish, plan, incumbent=REFERENCE).reason
     hardly = [-0.001 - 0.004 * i for i in range(8)]  # [0.971, 0.999]
@@ -263,9 +257,7 @@ def test_looking_often_keeps_the_level() -> None:
     plan, samples = SequentialPlan(cap=40), 1499
     pairs = simulated_pairs(NOISE_MODELS["white"], seed=11, samples=samples, pairs=40)
     ends = [hodges_lehmann(pairs[:, :n], level=plan.nominal_level) for n in plan.looks]
-    assert np.mean(np.all([(e[1] <= 0) & (e[2] >= 0) for e in ends], axis=0)) > 0.95 - four_sigma(
-        0.95, samples
-    )
+    assert np.mean(np.all([(e[1] <= 0) & (e[2] >= 0) for e in ends], axis=0)) > 0.95 - four_sigma(0.95, samples)
     # What the correction is for: the same looks at the plain level.
     plain = [hodges_lehmann(pairs[:, :n], level=0.95) for n in plan.looks]
     assert np.mean(np.all([(e[1] <= 0) & (e[2] >= 0) for e in plain], axis=0)) < 0.90
