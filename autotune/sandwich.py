@@ -11,19 +11,44 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from autotune import measure
 from autotune.flags import FlagSet
-from autotune.launch.base import WorkerFailed
+from autotune.launch.base import Worker, WorkerFailed
 from autotune.records import Arm, Comparison, Pair, WorkerReport
+from autotune.spec import StudySpec
 from autotune.stats import Estimate, NoiseFloor, Sandwich, estimate_sandwiches
-from autotune.store import append_synced
-
-if TYPE_CHECKING:
-    from autotune.evaluate import Bench
+from autotune.store import Store, append_synced
+from autotune.telemetry import GpuWatch
 
 MODE = "sandwich"
+
+
+class Watcher(Protocol):
+    """Told of each pair."""
+
+    def pair(self, ratios: list[float]) -> None:
+        """One more pair is done; log ratios so far."""
+
+
+class Bench(Protocol):
+    """What is needed of `autotune.evaluate.Bench`, which is built upon this module."""
+
+    store: Store
+    spec: StudySpec
+    gpus: GpuWatch
+
+    @property
+    def watcher(self) -> Watcher:
+        """The live view."""
+
+    def start(self, settings: FlagSet, folder: Path, *, alone: bool) -> Worker:
+        """Starts a worker."""
+
+    def steps_for(self, worker: Worker) -> int:
+        """Steps in a block."""
+
 
 Inspect = Callable[[WorkerReport], None]
 """Called with a worker's report before its run; raises to end the measurement there."""
