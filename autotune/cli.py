@@ -220,7 +220,9 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
         "failed": sum(r.failure is not None for r in results),
         "elapsed_s": max((r.at_s for r in records), default=0.0),
         "time": format_seconds(max((r.at_s for r in records), default=0.0)),
-        "best": f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}" if best else "the default",
+        "best": f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
+        if best.ratio < 1
+        else "the default",
         "outcome": str(conclusion.outcome) if conclusion and ended else None,
         "sentence": conclusion.sentence if conclusion and ended else "",
     }
@@ -351,9 +353,15 @@ def schema() -> None:
 app.add_typer(cli_flags.flags_app, name="flags")
 app.add_typer(cli_flags.recipes_app, name="recipes")
 app.add_typer(cli_screen.targets_app, name="targets")
+app.add_typer(cli_results.library_app, name="library")
+app.add_typer(cli_results.t4_app, name="t4")
 _COMMANDS: tuple[Callable[..., None], ...] = (
+    cli_results.report,
+    cli_results.compare,
     cli_results.export,
     cli_results.verify,
+    cli_results.recheck,
+    cli_results.best,
     cli_flags.space,
     cli_flags.symptoms,
     cli_flags.doctor,

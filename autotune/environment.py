@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -142,12 +143,25 @@ def provenance() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "versions": versions,
+        **_driver(),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(psutil.getloadavg()[0], 2),
     }
+
+
+def _driver() -> dict[str, str]:
+    """Version of the NVIDIA driver, where there is one."""
+    try:
+        shown = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, check=True, timeout=10,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"driver": shown.splitlines()[0].strip()} if shown.strip() else {}
 
 
 def now() -> str:

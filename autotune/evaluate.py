@@ -28,9 +28,10 @@ from autotune.records import (
     TrialStatus,
     WorkerReport,
 )
-from autotune.stats import Decision, Estimate, compare_traces
+from autotune.stats import Decision, Estimate
 from autotune.store import Store, append_synced, write_atomically
 from autotune.telemetry import GpuWatch, open_watch
+from autotune.traces import compare_traces
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
@@ -211,7 +212,8 @@ class Bench:
             reference_grad_norms=reference.grad_norms,
             candidate_grad_norms=candidate.grad_norms,
             aa_tolerance=self.loss_tolerance,
-            dtype=reference.dtype,
+            # A GPU multiplies float32 matrices as TF32 unless told otherwise, and which ones changes with the kernels.
+            dtype="tensorfloat32" if reference.dtype == "float32" and reference.platform != "cpu" else reference.dtype,
         )
         if check.is_ok:
             return None

@@ -28,8 +28,9 @@ from autotune.records import (
     WorkerReport,
 )
 from autotune.search import Proposer
-from autotune.stats import Estimate, SequentialPlan, Verdict, estimate_pairs, largest_drift, noise_floor
+from autotune.stats import REFERENCE, Estimate, SequentialPlan, Verdict, estimate_pairs, noise_floor
 from autotune.store import Store
+from autotune.traces import largest_drift
 from autotune.units import format_change, format_interval, format_ratio, format_share
 
 FLOOR_PAIRS_LEAST = 16
@@ -98,7 +99,7 @@ def run_study(
     )
     try:
         plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
-        floor = _floor(store, bench, plan, view)
+        floor = measure_floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
         proposer = make_proposer(floor.reference)
         results = _search(store, bench, proposer, plan, trials=trials, time_budget_s=time_budget_s, view=view)
@@ -112,7 +113,7 @@ def run_study(
 # ---------------------------------------------------------------------- floor
 
 
-def _floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> FloorResult:
+def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> FloorResult:
     """The reference against a second process of itself, unless that was measured in an earlier session."""
     if (known := store.last(FloorResult)) is not None:
         bench.mode = known.comparison.mode
@@ -250,11 +251,11 @@ def _search(
     return results
 
 
-def incumbent(results: Sequence[TrialResult]) -> Estimate | None:
-    """The best estimate so far, if it is better than the reference."""
+def incumbent(results: Sequence[TrialResult]) -> Estimate:
+    """The best estimate so far, the reference's own while nothing is better."""
     found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
     best = min(found, key=lambda e: e.ratio, default=None)
-    return best if best is not None and best.ratio < 1 else None
+    return best if best is not None and best.ratio < 1 else REFERENCE
 
 
 def _proof_cost_s(store: Store, results: Sequence[TrialResult], budget_s: float) -> float:

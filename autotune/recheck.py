@@ -46,7 +46,7 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
     store.append(session)
     try:
         plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
-        floor = pipeline._floor(store, bench, plan, view)
+        floor = pipeline.measure_floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
         bench.close()
         view.stage(STAGE, f"{winner.settings} in {store.spec.confirm.processes} fresh pairs of processes")

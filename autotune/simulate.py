@@ -84,9 +84,9 @@ class _Wander:
 
     def steps(self, count: int) -> Floats:
         kicks = self._kick_sd * self._rng.standard_normal((count, *self._shape))
-        for kick in kicks:
-            self._at = self._keep * self._at + kick
-            kick[...] = self._at
+        for step in range(count):
+            self._at = self._keep * self._at + kicks[step]
+            kicks[step] = self._at
         return np.moveaxis(kicks, 0, -1)
 
 
@@ -119,9 +119,9 @@ class Machine:
         leave = 1.0 / self.model.burst_steps
         enter = leave * self.model.burst_share / (1.0 - self.model.burst_share)
         on = np.empty((count, *self.shape))
-        for now, draw in zip(on, self.rng.random((count, *self.shape)), strict=True):
+        for step, draw in enumerate(self.rng.random((count, *self.shape))):
             self._in_burst = np.where(self._in_burst, draw >= leave, draw < enter)
-            now[...] = self._in_burst
+            on[step] = self._in_burst
         return np.moveaxis(on, 0, -1)
 
 

@@ -268,7 +268,7 @@ class StudySpec(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
-    baseline: Settings = FlagSet()
+    baseline: Settings = Field(default_factory=FlagSet)
     search: SearchSpec = SearchSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()

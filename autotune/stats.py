@@ -24,9 +24,6 @@ from statistics import NormalDist
 import numpy as np
 
 from autotune.intervals import Floats, hodges_lehmann, pocock_critical_value, student_quantile
-from autotune.traces import TraceCheck as TraceCheck
-from autotune.traces import compare_traces as compare_traces
-from autotune.traces import largest_drift as largest_drift
 
 DEFAULT_LEVEL = 0.95
 DEFAULT_SESOI = 0.005

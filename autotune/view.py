@@ -88,6 +88,8 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `pipeline.View`."""
         self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
+        for warning in result.comparison.warnings if result.comparison else ():
+            self.note(warning)
 
     def finalist(self, result: FinalistResult) -> None:
         """See `pipeline.View`."""

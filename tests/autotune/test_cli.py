@@ -233,8 +233,12 @@ def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     folder = edited(study, 'noise = "quiet"', 'noise = "quiet"\ndelay_s = 0.05')
     process = subprocess.Popen(
         [sys.executable, "-m", "autotune", "run", "typed.toml"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     records = folder / "runs/typed/records.jsonl"
     deadline = time.monotonic() + 60
     while not (records.exists() and '"floor"' in records.read_text()) and time.monotonic() < deadline:

@@ -26,6 +26,7 @@ from autotune.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.simulate import NOISE_MODELS
 from autotune.space import Parameter, SearchSpace
 from autotune.stats import Verdict
 from tests.autotune.conftest import Run, replay_study
@@ -50,6 +51,12 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert conclusion.settings is None
     assert "smallest effect of interest (0.5 %)" in conclusion.sentence
+
+
+@pytest.mark.parametrize("noise", list(NOISE_MODELS))
+def test_every_noise_model_can_be_replayed(run_replay: Run, noise: str) -> None:
+    _, store, _ = run_replay(replay_study(noise=noise), trials=1)
+    assert store.of(TrialResult)[0].comparison is not None
 
 
 def test_the_reported_figure_comes_from_runs_that_chose_nothing(run_replay: Run) -> None:
