@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test lint env clean
+.PHONY: quickstart test test-slow test-screen truth lint env clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
@@ -11,8 +11,16 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
-test-all: $(VENV)/.tested
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+# The rest: whole studies on real workers, kills, compilations for described GPUs (those skip where no plugin is).
+test-slow: $(VENV)/.tested
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu" --timeout 900
+
+# Wheels that compile for GPUs on a machine without one (about 570 MB), and the tests that need them.
+test-screen: $(VENV)/.screen
+	$(BIN)/python -m pytest -n 2 -m "aot and not slow" --timeout 900
+
+truth: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.truth
 
 lint: $(VENV)/.linted
 	$(BIN)/ruff check .
@@ -30,6 +38,10 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	touch $@
+
+$(VENV)/.screen: $(VENV)/.tested
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[screen]"
 	touch $@
 
 $(VENV)/.linted: $(VENV)/.tested
