@@ -253,19 +253,15 @@ def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
 
 
-def test_python_module_refuses_when_jax_is_imported_already() -> None:
+def test_python_module_refuses_when_jax_is_imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
     module: dict[str, Any] = {}
     exec(render_winner(make_winner({"NCCL_X": "1"}), Format.PYTHON), module)  # our own text
     environment: dict[str, str] = {}
-    sys.modules["jax"], saved = sys, sys.modules.get("jax")
-    try:
-        with pytest.raises(RuntimeError, match="before jax"):
-            module["apply"](environment)
-    finally:
-        del sys.modules["jax"]
-        if saved is not None:
-            sys.modules["jax"] = saved
+    monkeypatch.setitem(sys.modules, "jax", sys)
+    with pytest.raises(RuntimeError, match="before jax"):
+        module["apply"](environment)
     assert environment == {}
+    monkeypatch.delitem(sys.modules, "jax")
     module["apply"](environment)
     assert environment == {"NCCL_X": "1"}
 
