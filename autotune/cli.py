@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -76,7 +78,7 @@ def run(
     if as_json:
         _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
     else:
-        _print_results(store, conclusion, path)
+        _print_results(store, conclusion, path, study)
 
 
 def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None) -> StudySpec:
@@ -125,7 +127,7 @@ def _run(
         store.close()
 
 
-def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> None:
+def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
     from autotune.records import FinalistResult, FloorResult, Outcome, SpanRecord, TrialResult
     from autotune.units import format_seconds, format_share
@@ -145,15 +147,20 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path) -> No
     )
     console.print(f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)", highlight=False)
     console.print("\nnext:", highlight=False)
+    # Without an activated environment the command is found by the path it was called by.
+    me = (
+        "autotune" if shutil.which("autotune") or not sys.argv[0].endswith("autotune") else os.path.relpath(sys.argv[0])
+    )
     steps = [
-        f"autotune show {path}",
-        f"autotune run ... --trials {2 * conclusion.trial_count}   # goes on from here",
+        f"{me} show {path}",
+        f"{me} report {path} --html report.html",
+        f"{me} run {study} --run-dir {path} --trials {2 * conclusion.trial_count}   # goes on from here",
     ]
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps = [
-            f"autotune export {path} --format env -o winner.env",
-            f"autotune exec {path} -- python train.py",
-            f"autotune repro {path} {conclusion.trial}",
+            f"{me} export {path} --format env -o winner.env",
+            f"{me} exec {path} -- python train.py",
+            f"{me} repro {path} {conclusion.trial}",
             *steps,
         ]
     for step in steps:
