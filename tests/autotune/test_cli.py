@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -238,12 +239,14 @@ def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A job in the background of a shell ignores interrupts, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     records = folder / "runs/typed/records.jsonl"
     deadline = time.monotonic() + 60
     while not (records.exists() and '"floor"' in records.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "run the same command again to go on" in errors
