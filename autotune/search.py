@@ -163,7 +163,7 @@ class Proposer:
         values: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:
-            if parameter.holds(params.get(parameter.name, "")):
+            if parameter.name in params and parameter.holds(params[parameter.name]):
                 distribution = _distribution(parameter)
                 internal = _from_text(parameter, params[parameter.name])
                 if distribution._contains(distribution.to_internal_repr(internal)):

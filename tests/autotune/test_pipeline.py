@@ -161,6 +161,13 @@ def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "random", "random"]
 
 
+def test_a_set_from_outside_a_space_with_an_empty_value_is_told(run_replay: Run) -> None:
+    space = SearchSpace((Parameter(name="xla_list", choices=("(default)", "", "x")),))
+    first = (("recipe x", FlagSet({"xla_other": 7})),)
+    _, store, _ = run_replay(replay_study(), trials=3, first=first, space=space)
+    assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 3
+
+
 def test_the_time_budget_ends_the_search_and_counts_across_sessions(run_replay: Run) -> None:
     spec = replay_study(delay_s=0.002, noise={"white_sd": 0.2})
     _, store, diary = run_replay(spec, trials=500, budget_s=1.5)
