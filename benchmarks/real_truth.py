@@ -33,7 +33,7 @@ from autotune.evaluate import Bench
 from autotune.flags import FlagSet
 from autotune.pipeline import run_study
 from autotune.preflight import prepare
-from autotune.records import ConclusionRecord, FloorResult, TrialResult
+from autotune.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
 from autotune.spec import StudySpec, parse_study
 from autotune.stats import estimate_pairs
 from autotune.store import Store
@@ -148,6 +148,28 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
     return iterations
 
 
+def proof_of_slowdown(iterations: int, *, pairs: int) -> dict[str, Any]:
+    """Only the proof that the extra work is slower: five fresh pairs of processes, so many pairs of blocks in each."""
+    spec = study("proof", candidates=[{VARIABLE: str(iterations)}], baseline={})
+    spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update={"pairs": pairs})})
+    with tempfile.TemporaryDirectory() as folder:
+        ready = prepare(spec, storage=None, note=lambda text: None)
+        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
+        bench = ready.bench(store, LineView(Console(width=160, no_color=True, stderr=True), store.watch))
+        bench.loss_tolerance = 1e-3
+        found = prove(bench, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown", processes=5)[0]
+        runs = [r.log_ratio for r in store.of(ConfirmRun)]
+        bench.close()
+        store.close()
+    return {
+        "iterations": iterations,
+        "pairs": pairs,
+        "verdict": str(found.verdict),
+        "estimate": _interval(found.estimate),
+        "log_ratios": runs,
+    }
+
+
 def main() -> None:
     """Entry point; prints the tally and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -156,7 +178,15 @@ def main() -> None:
     parser.add_argument("--effect", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "real_truth.json")
+    parser.add_argument("--proof", type=int, metavar="PAIRS", help="only the proof of a slow-down")
+    parser.add_argument("--iterations", type=int, help="extra work, instead of calibrating it")
     arguments = parser.parse_args()
+    if arguments.proof:
+        iterations = arguments.iterations or calibrate(arguments.effect)
+        proof = {"effect": arguments.effect, **proof_of_slowdown(iterations, pairs=arguments.proof)}
+        arguments.out.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
+        print(proof)
+        return
     both = arguments.aa == arguments.planted
     result: dict[str, Any] = {"provenance": environment.provenance(), "effect": arguments.effect}
     with bursts(arguments.seed):
