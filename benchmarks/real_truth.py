@@ -148,8 +148,8 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
     return iterations
 
 
-def proof_of_slowdown(iterations: int, *, pairs: int) -> dict[str, Any]:
-    """Only the proof that the extra work is slower: five fresh pairs of processes, so many pairs of blocks in each."""
+def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[str, Any]:
+    """Only the proof that the extra work is slower: fresh pairs of processes, so many pairs of blocks in each."""
     spec = study("proof", candidates=[{VARIABLE: str(iterations)}], baseline={})
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update={"pairs": pairs})})
     with tempfile.TemporaryDirectory() as folder:
@@ -157,13 +157,14 @@ def proof_of_slowdown(iterations: int, *, pairs: int) -> dict[str, Any]:
         store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
         bench = ready.bench(store, LineView(Console(width=160, no_color=True, stderr=True), store.watch))
         bench.loss_tolerance = 1e-3
-        found = prove(bench, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown", processes=5)[0]
+        found = prove(bench, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown", processes=processes)[0]
         runs = [r.log_ratio for r in store.of(ConfirmRun)]
         bench.close()
         store.close()
     return {
         "iterations": iterations,
         "pairs": pairs,
+        "processes": processes,
         "verdict": str(found.verdict),
         "estimate": _interval(found.estimate),
         "log_ratios": runs,
@@ -179,11 +180,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "real_truth.json")
     parser.add_argument("--proof", type=int, metavar="PAIRS", help="only the proof of a slow-down")
+    parser.add_argument("--processes", type=int, default=5, help="fresh pairs of processes in that proof")
     parser.add_argument("--iterations", type=int, help="extra work, instead of calibrating it")
     arguments = parser.parse_args()
     if arguments.proof:
-        iterations = arguments.iterations or calibrate(arguments.effect)
-        proof = {"effect": arguments.effect, **proof_of_slowdown(iterations, pairs=arguments.proof)}
+        with bursts(arguments.seed):
+            iterations = arguments.iterations or calibrate(arguments.effect)
+            found = proof_of_slowdown(iterations, pairs=arguments.proof, processes=arguments.processes)
+        proof = {"provenance": environment.provenance(), "effect": arguments.effect, **found}
         arguments.out.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
         print(proof)
         return
