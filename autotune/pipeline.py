@@ -248,6 +248,11 @@ def _search(
         results.append(result)
         proposer.tell(result)
         view.trial_ends(result)
+        for text in proposer.news():
+            view.note(text)
+    proposer.finish()
+    for text in proposer.news():
+        view.note(text)
     return results
 
 

@@ -12,16 +12,13 @@ import math
 import random
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
-from autotune.errors import StudyFileError
 from autotune.flags import FlagSet
+from autotune.mirror import NUMBER_KEY, Mirror
 from autotune.records import TrialConfig, TrialResult
 from autotune.space import Parameter, SearchSpace
 from autotune.spec import StudySpec
@@ -31,7 +28,6 @@ CHANGES = 2
 
 FEW_REPEATS = 8
 
-NUMBER_KEY = "autotune:number"
 MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
@@ -67,10 +63,7 @@ class Proposer:
         self._worst = 0.0
         # Questions are asked of a study in memory, so that the storage holds finished trials only.
         self._study = optuna.create_study(direction="minimize")
-        self._mirror = _open_mirror(storage, f"{spec.name}-{spec.identity}") if storage else None
-        self._mirrored = (
-            {t.user_attrs.get(NUMBER_KEY) for t in self._mirror.get_trials(deepcopy=False)} if self._mirror else set()
-        )
+        self._mirror = Mirror(storage, f"{spec.name}-{spec.identity}") if storage else None
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
@@ -100,9 +93,17 @@ class Proposer:
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._study.add_trial(trial)
-        if self._mirror is not None and result.number not in self._mirrored:
-            self._mirror.add_trial(trial)
-            self._mirrored.add(result.number)
+        if self._mirror is not None:
+            self._mirror.add(result.number, trial)
+
+    def finish(self) -> None:
+        """Brings the mirror up to date, if it can be."""
+        if self._mirror is not None:
+            self._mirror.finish()
+
+    def news(self) -> list[str]:
+        """What the user should know of the mirror since the last call."""
+        return self._mirror.news() if self._mirror is not None else []
 
     def ask(self, number: int, known: Iterable[TrialResult]) -> TrialConfig | None:
         """The set to try as trial `number`, or None if everything that can be proposed is known.
@@ -234,24 +235,3 @@ def _from_text(parameter: Parameter, text: str) -> Any:
         return text
     value = int(text)
     return value.bit_length() - 1 if parameter.power_of_two else value
-
-
-def _open_mirror(url: str, name: str) -> optuna.Study:
-    """The study of an Optuna storage: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
-
-    Raises:
-        StudyFileError: If the storage cannot be opened.
-    """
-    storage: Any = url
-    try:
-        if url.startswith("journal:"):
-            # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
-            path = str(Path(url.removeprefix("journal:")).absolute())
-            backend = JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))
-            storage = JournalStorage(backend)
-        return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-    except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
-        raise StudyFileError(
-            "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
-            f"but {url}: {error}"
-        ) from error
