@@ -176,12 +176,13 @@ def _pair_alone(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dic
 def _figures(bench: Bench, pairs: Sequence[Pair]) -> dict[str, object]:
     estimate = estimate_pairs([measure.log_ratio(p) for p in pairs])
     sesoi = bench.spec.measure.smallest_effect
-    found = measure.compare(pairs, estimate, sesoi=sesoi, stopped="all pairs run")
+    found = measure.compare(pairs, estimate, sesoi=sesoi, stopped="all pairs run", meter=bench.meter)
     return {
         "log_ratio": math.log(found.estimate.ratio),
         "pair_count": found.pair_count,
         "reference_step_s": found.reference_step_s,
         "candidate_step_s": found.candidate_step_s,
+        "energy": found.energy,
     }
 
 
@@ -280,7 +281,9 @@ def _less_in_turns(
         stop = measure.sequential(plan, sesoi=sesoi, incumbent=None)
         pairs, stopped = bench.run_turns(whole, without, folder, name=label, stop=stop)
         estimate = plan.estimate([measure.log_ratio(p) for p in pairs])
-        return measure.compare(pairs, estimate, sesoi=sesoi, stopped=stopped, warnings=bench.gpus.warnings())
+        return measure.compare(
+            pairs, estimate, sesoi=sesoi, stopped=stopped, warnings=bench.gpus.warnings(), meter=bench.meter
+        )
     finally:
         without.close()
         whole.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune import environment, measure, sandwich
+from autotune.energy import open_meter
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
@@ -84,6 +85,7 @@ class Bench:
         if self.mode == "auto":
             self.mode = "turns" if store.spec.workload.takes_turns else "sandwich"
         self.gpus = open_watch(environment.caller()) if self.spec.device.platform == "cuda" else GpuWatch(None, None)
+        self.meter = open_meter(self.spec, self.gpus)
         self._launcher = launcher
         self._runtime_settings = runtime_settings
         self._reference: Worker | None = None
@@ -189,7 +191,7 @@ class Bench:
         file.unlink(missing_ok=True)  # what a killed session left of this measurement
 
         def keep(pair: Pair) -> None:
-            append_synced(file, pair.model_dump_json() + "\n", sync=False)
+            append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
             ratios.append(measure.log_ratio(pair))
             self.watcher.pair(ratios)
             self.gpus.look(folder)  # between two pairs, when nothing is timed
@@ -202,6 +204,7 @@ class Bench:
             stop=stop,
             on_pair=keep,
             clock=lambda: self.store.watch.total_s,
+            meter=self.meter,
         )
 
     def check_loss(self, reference: WorkerReport, candidate: WorkerReport) -> str | None:
@@ -326,8 +329,9 @@ def _attempt(
             return base.model_copy(update={"failure": _relative(bench, error.failure)})
         found = estimate([measure.log_ratio(p) for p in pairs])
         comparison = measure.compare(
-            pairs, found, sesoi=bench.spec.measure.smallest_effect, stopped=stopped, warnings=bench.gpus.warnings()
-        )
+            pairs, found, sesoi=bench.spec.measure.smallest_effect, stopped=stopped, warnings=bench.gpus.warnings(),
+            meter=bench.meter,
+        )  # fmt: skip
         return base.model_copy(update={"status": TrialStatus.MEASURED, "comparison": comparison})
     finally:
         candidate.close()

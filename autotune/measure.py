@@ -11,6 +11,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
+from autotune.energy import NO_METER, EnergyMeter
 from autotune.launch.base import Worker
 from autotune.records import Arm, Comparison, Pair
 from autotune.stats import Decision, Estimate, SequentialPlan, decide, estimate_pairs, judge
@@ -19,6 +20,9 @@ OnPair = Callable[[Pair], None]
 """Called with each finished pair: it is stored before the next one is run."""
 
 LONGEST_BLOCK_STEPS = 10_000
+
+TURNS = "turns"
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.sandwich.MODE`."""
 
 
 def block_steps(step_s: float, *, block_s: float, least: int) -> int:
@@ -52,6 +56,7 @@ def measure_pairs(
     stop: Callable[[list[float]], Decision | None],
     on_pair: OnPair,
     clock: Callable[[], float],
+    meter: EnergyMeter = NO_METER,
 ) -> tuple[list[Pair], str]:
     """Runs pairs of blocks until `stop` gives a decision that says so.
 
@@ -63,6 +68,7 @@ def measure_pairs(
         stop: Given the log ratios so far, whether to stop and why; None between looks.
         on_pair: Told of each pair.
         clock: Seconds since the study began.
+        meter: Counts the energy of each block.
 
     Returns:
         All pairs, and the reason for stopping in words.
@@ -76,17 +82,19 @@ def measure_pairs(
         first = Arm.REFERENCE if rng.random() < 0.5 else Arm.CANDIDATE
         at_s = clock()
         if first is Arm.REFERENCE:
-            reference_s = reference.run_block(steps)
-            candidate_s = candidate.run_block(steps)
+            reference_s, reference_j = meter.measure(lambda: reference.run_block(steps))
+            candidate_s, candidate_j = meter.measure(lambda: candidate.run_block(steps))
         else:
-            candidate_s = candidate.run_block(steps)
-            reference_s = reference.run_block(steps)
+            candidate_s, candidate_j = meter.measure(lambda: candidate.run_block(steps))
+            reference_s, reference_j = meter.measure(lambda: reference.run_block(steps))
         pair = Pair(
             index=len(pairs),
             first=first,
             reference_s=reference_s,
             candidate_s=candidate_s,
             at_s=round(at_s, 3),
+            reference_j=reference_j,
+            candidate_j=candidate_j,
         )
         on_pair(pair)
         pairs.append(pair)
@@ -132,10 +140,11 @@ def compare(
     *,
     sesoi: float,
     stopped: str,
-    mode: str = "turns",
+    mode: str = TURNS,
     warnings: tuple[str, ...] = (),
+    meter: EnergyMeter = NO_METER,
 ) -> Comparison:
-    """Puts a comparison's figures together."""
+    """Puts a comparison's figures together; `meter` is the one that counted the energy of the pairs."""
     return Comparison(
         estimate=estimate,
         verdict=judge(estimate, sesoi=sesoi),
@@ -145,4 +154,5 @@ def compare(
         mode=mode,
         stopped=stopped,
         warnings=warnings,
+        energy=meter.use_of(pairs, sandwiches=mode != TURNS),
     )

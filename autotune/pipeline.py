@@ -153,7 +153,12 @@ def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) 
             floor=noise_floor(ratios, [p.first == "candidate" for p in pairs], plan=plan, sesoi=sesoi),
             reference=reference.report,
             comparison=measure.compare(
-                pairs, estimate_pairs(ratios), sesoi=sesoi, stopped=stopped, warnings=bench.gpus.warnings()
+                pairs,
+                estimate_pairs(ratios),
+                sesoi=sesoi,
+                stopped=stopped,
+                warnings=bench.gpus.warnings(),
+                meter=bench.meter,
             ),
             provenance=environment.provenance(),
             loss_tolerance=max(

@@ -150,6 +150,8 @@ class Pair(Record):
         reference_s: Duration of each step of the reference's block, in seconds.
         candidate_s: Likewise of the candidate's block.
         at_s: Seconds since the study began, over all its sessions.
+        reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
+        candidate_j: Likewise during the candidate's block.
     """
 
     index: int
@@ -157,6 +159,8 @@ class Pair(Record):
     reference_s: tuple[float, ...]
     candidate_s: tuple[float, ...]
     at_s: float
+    reference_j: float | None = None
+    candidate_j: float | None = None
 
 
 class TrialStatus(StrEnum):
@@ -177,6 +181,22 @@ class TrialConfig(Record):
     params: dict[str, str] = Field(default_factory=dict)
 
 
+class EnergyUse(Record):
+    """Energy of the whole devices in the measured blocks, what they draw when idle included.
+
+    Attributes:
+        source: Who counted, in words.
+        reference_step_j: Mean energy of one step of the reference, in joules.
+        candidate_step_j: Likewise of the candidate.
+        estimate: Candidate over reference, with the ordinary 95 % interval.
+    """
+
+    source: str
+    reference_step_j: float
+    candidate_step_j: float
+    estimate: Estimate
+
+
 class Comparison(Record):
     """Candidate against reference: estimate, verdict, and what both arms took.
 
@@ -186,6 +206,7 @@ class Comparison(Record):
         mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
             run; two pairs with one candidate's run in common for each sandwich).
         warnings: What the machine did meanwhile that makes the figures doubtful, in words.
+        energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
     """
 
     estimate: Estimate
@@ -196,6 +217,7 @@ class Comparison(Record):
     mode: str
     stopped: str
     warnings: tuple[str, ...] = ()
+    energy: EnergyUse | None = None
 
 
 class TrialResult(Stamped):
@@ -214,6 +236,13 @@ class TrialResult(Stamped):
     program_key: str | None = None
     duration_s: float = 0.0
     directory: str | None = None
+
+    @property
+    def tokens_per_j(self) -> float | None:
+        """Tokens that one joule trains; None where energy or tokens are not known."""
+        tokens = self.worker.tokens_per_step if self.worker else None
+        energy = self.comparison.energy if self.comparison else None
+        return tokens / energy.candidate_step_j if tokens and energy else None
 
 
 class SessionRecord(Stamped):
@@ -266,6 +295,7 @@ class ConfirmRun(Stamped):
     failure: Failure | None = None
     reference_step_s: float | None = None
     candidate_step_s: float | None = None
+    energy: EnergyUse | None = None
     duration_s: float = 0.0
     directory: str | None = None
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autotune import measure
+from autotune.energy import EnergyMeter
 from autotune.flags import FlagSet
 from autotune.launch.base import Worker, WorkerFailed
 from autotune.records import Arm, Comparison, Pair, WorkerReport
@@ -23,6 +25,9 @@ from autotune.store import Store, append_synced
 from autotune.telemetry import GpuWatch
 
 MODE = "sandwich"
+
+LARGEST_GAP = 0.1
+"""Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
 
 
 class Watcher(Protocol):
@@ -38,6 +43,7 @@ class Bench(Protocol):
     store: Store
     spec: StudySpec
     gpus: GpuWatch
+    meter: EnergyMeter
 
     @property
     def watcher(self) -> Watcher:
@@ -62,13 +68,16 @@ class ReferenceFailed(Exception):
         self.error = error
 
 
-def run_alone(
-    bench: Bench, settings: FlagSet, folder: Path, inspect: Inspect | None = None
-) -> tuple[WorkerReport, tuple[float, ...]]:
-    """One fresh process: started, warmed up, measured, ended.
+class Run(NamedTuple):
+    """One fresh run: its report, the duration of each step in seconds, and the joules drawn if they are known."""
 
-    Returns:
-        Its report, and the duration of each measured step in seconds.
+    report: WorkerReport
+    times_s: tuple[float, ...]
+    joules: float | None
+
+
+def run_alone(bench: Bench, settings: FlagSet, folder: Path, inspect: Inspect | None = None) -> Run:
+    """One fresh process: started, warmed up, measured, ended.
 
     Raises:
         WorkerFailed: If it gave no number.
@@ -80,9 +89,14 @@ def run_alone(
         steps = bench.spec.measure.run_steps
         if bench.spec.workload.takes_turns:
             steps = max(steps, bench.steps_for(worker))
-        times = worker.run_block(steps)
+        begun = time.monotonic()
+        times, joules = bench.meter.measure(lambda: worker.run_block(steps))
+        if not bench.spec.workload.takes_turns:
+            # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
+            metered_s = time.monotonic() - begun
+            joules = joules if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         bench.gpus.look(folder)
-        return worker.report, times
+        return Run(worker.report, times, joules)
     finally:
         worker.close()
 
@@ -114,24 +128,24 @@ def run_sandwiches(
     file.unlink(missing_ok=True)  # what a killed session left of this measurement
     pairs: list[Pair] = []
 
-    def run_reference() -> tuple[WorkerReport, tuple[float, ...]]:
+    def run_reference() -> Run:
         try:
             return run_alone(bench, reference, beside)
         except WorkerFailed as error:
             raise ReferenceFailed(error) from error
 
-    def keep(first: Arm, reference_s: tuple[float, ...], candidate_s: tuple[float, ...]) -> None:
+    def keep(first: Arm, own: Run, other: Run) -> None:
         at_s = round(bench.store.watch.total_s, 3)
-        pairs.append(Pair(index=len(pairs), first=first, reference_s=reference_s, candidate_s=candidate_s, at_s=at_s))
-        append_synced(file, pairs[-1].model_dump_json() + "\n", sync=False)
+        pairs.append(_pair(len(pairs), first, own, other, at_s=at_s))
+        append_synced(file, pairs[-1].model_dump_json(exclude_none=True) + "\n", sync=False)
         bench.watcher.pair([measure.log_ratio(p) for p in pairs])
 
     for number in range(bench.spec.measure.sandwiches):
-        report, before_s = run_reference()
-        first_time = (lambda own, other=report: inspect(other, own)) if number == 0 else None
-        _, candidate_s = run_alone(bench, candidate, folder, first_time)
-        keep(Arm.REFERENCE, before_s, candidate_s)
-        keep(Arm.CANDIDATE, run_reference()[1], candidate_s)
+        before = run_reference()
+        first_time = (lambda own, other=before.report: inspect(other, own)) if number == 0 else None
+        middle = run_alone(bench, candidate, folder, first_time)
+        keep(Arm.REFERENCE, before, middle)
+        keep(Arm.CANDIDATE, run_reference(), middle)
     return pairs
 
 
@@ -148,24 +162,33 @@ def run_fresh_pair(
     order = [Arm.REFERENCE, Arm.CANDIDATE]
     if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
         order.reverse()
-    reports: dict[Arm, WorkerReport] = {}
-    times: dict[Arm, tuple[float, ...]] = {}
+    runs: dict[Arm, Run] = {}
     at_s = round(bench.store.watch.total_s, 3)
     for arm in order:
         try:
-            if arm is Arm.REFERENCE:
-                reports[arm], times[arm] = run_alone(bench, FlagSet(), beside)
-            else:
-                reports[arm], times[arm] = run_alone(bench, candidate, folder)
+            own = (FlagSet(), beside) if arm is Arm.REFERENCE else (candidate, folder)
+            runs[arm] = run_alone(bench, *own)
         except WorkerFailed as error:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-    inspect(reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
-    pair = Pair(index=0, first=order[0], reference_s=times[Arm.REFERENCE], candidate_s=times[Arm.CANDIDATE], at_s=at_s)
-    (folder / "pairs.jsonl").write_text(pair.model_dump_json() + "\n", encoding="utf-8")
+    inspect(runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
+    pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
+    (folder / "pairs.jsonl").write_text(pair.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")
     bench.watcher.pair([measure.log_ratio(pair)])
     return pair
+
+
+def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float) -> Pair:
+    return Pair(
+        index=index,
+        first=first,
+        reference_s=reference.times_s,
+        candidate_s=candidate.times_s,
+        at_s=at_s,
+        reference_j=reference.joules,
+        candidate_j=candidate.joules,
+    )
 
 
 # ---------------------------------------------------------------------- numbers
@@ -194,6 +217,7 @@ def compare(bench: Bench, pairs: Sequence[Pair]) -> Comparison:
         stopped=f"all {len(pairs) // 2} sandwiches run",
         mode=MODE,
         warnings=bench.gpus.warnings(),
+        meter=bench.meter,
     )
 
 

@@ -84,6 +84,22 @@ class GpuWatch:
                 stream.write(json.dumps(asdict(sample)) + "\n")
         self._next_s = time.monotonic() + EVERY_S
 
+    def energy_readers(self, count: int | None) -> list[Callable[[], float | None]]:
+        """For each of the first `count` GPUs (all, if None): what gives its energy counter, in joules.
+
+        A reader gives None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
+        """
+
+        def reader(handle: Any) -> Callable[[], float | None]:
+            return lambda: self._energy_j(handle)
+
+        return [reader(handle) for handle in list(self._handles.values())[:count]]
+
+    def _energy_j(self, handle: Any) -> float | None:
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+        return None
+
     def warnings(self) -> tuple[str, ...]:
         """What was doubtful since the last call, in words."""
         samples, self._samples, self._next_s = self._samples, [], 0.0
@@ -149,17 +165,19 @@ def describe(samples: Sequence[GpuSample]) -> tuple[str, ...]:
 
 
 def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
-    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, or of all."""
+    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, in its order, or of all."""
     count = nvml.nvmlDeviceGetCount()
     handles = {i: nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)}
     if visible is None:
         return list(handles.items())
-    wanted = [w.strip() for w in visible.split(",") if w.strip()]
-    return [
-        (i, h)
-        for i, h in handles.items()
-        if str(i) in wanted or any(str(nvml.nvmlDeviceGetUUID(h)).startswith(w) for w in wanted if not w.isdigit())
-    ]
+    uuids = {i: str(nvml.nvmlDeviceGetUUID(h)) for i, h in handles.items()}
+    found = []
+    for entry in (v.strip() for v in visible.split(",")):
+        index = next((i for i in handles if entry and (str(i) == entry or uuids[i].startswith(entry))), None)
+        if index is None:
+            break  # as CUDA reads it: the first that names nothing ends the list
+        found.append((index, handles[index]))
+    return found
 
 
 def _strangers(pids: Sequence[int]) -> int | None:
