@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,9 @@ app = typer.Typer(
 )
 
 RUNS = Path("runs")
+
+STOPPED = 75
+"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it again."""
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
@@ -67,18 +71,96 @@ def run(
 
     spec = load_study(study).at_effort(Effort(effort.value))
     spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
-    path = run_dir or RUNS / spec.name
+    _run_and_print(spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json)
+
+
+@app.command()
+def worker(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Run directory that all workers share; default runs/NAME.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="What this worker owns, such as 0-3: GPUs, or cores in a study on CPUs.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this worker; default: its machine and devices.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, over all workers.")] = None,
+    time_budget: Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
+    effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
+    as_json: JsonOption = False,
+) -> None:
+    """Joins a study that several workers share, on this machine and others, and stays until its conclusion.
+
+    Ends with status 75 if it was told to stop (SIGTERM, SIGUSR1) before; what it had begun is given to the others.
+    """
+    import socket
+
+    from autotune import environment
+    from autotune.slots import parse_devices, worker_name
+    from autotune.spec import Effort, load_study
+
+    spec = load_study(study).at_effort(Effort(effort.value))
+    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
+    own = parse_devices(devices) if devices else ()
+    if own and spec.replay is None:
+        environment.restrict(spec.device.platform, own)
+    called = name or worker_name(environment.caller(), socket.gethostname(), own)
+    _run_and_print(
+        spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
+    )
+
+
+def _run_and_print(
+    spec: StudySpec,
+    study: Path,
+    path: Path,
+    *,
+    storage: str | None,
+    as_json: bool,
+    worker: str | None = None,
+    devices: tuple[str, ...] = (),
+) -> None:
+    """Runs a study to its conclusion and prints that, or says how to go on."""
     try:
-        conclusion, store = _run(spec, study, path, storage=storage, as_json=as_json)
-    except KeyboardInterrupt:
+        with _stoppable():
+            conclusion, store = _run(
+                spec, study, path, storage=storage, as_json=as_json, worker=worker, devices=devices
+            )
+    except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED if isinstance(error, _Stopped) else 130) from None
     if as_json:
         _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
     else:
         _print_results(store, conclusion, path, study)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turns the signals of batch systems into a clean stop."""
+
+    def stop(number: int, frame: object) -> None:
+        for other in old:  # the second signal must not interrupt the cleaning up after the first
+            signal.signal(other, signal.SIG_IGN)
+        raise _Stopped
+
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None) -> StudySpec:
@@ -96,19 +178,29 @@ def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, s
 
 
 def _run(
-    spec: StudySpec, study: Path, path: Path, *, storage: str | None, as_json: bool
+    spec: StudySpec,
+    study: Path,
+    path: Path,
+    *,
+    storage: str | None,
+    as_json: bool,
+    worker: str | None,
+    devices: tuple[str, ...],
 ) -> tuple[ConclusionRecord, Store]:
     """Preflight, then all stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
     from autotune.pipeline import run_study
     from autotune.preflight import prepare
+    from autotune.slots import held
     from autotune.store import Stopwatch, Store
     from autotune.view import LineView, LiveView
 
     console = _console(stderr=as_json)
     early = LineView(console, Stopwatch())
     ready = prepare(spec, storage=storage, note=early.line)
-    store = Store.create_or_resume(path.resolve(), spec, study_dir=study.resolve().parent)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(spec.device.platform, _to_hold(spec, devices)))
+        store = Store.create_or_resume(path.resolve(), spec, study_dir=study.resolve().parent, worker=worker)
+        stack.callback(store.close)
         budget = spec.search.time_budget
         live = LiveView(console, store.watch, name=spec.name, budget_s=budget) if console.is_terminal else None
         view = live or LineView(console, store.watch)
@@ -123,8 +215,23 @@ def _run(
                 command=sys.argv,
             )
         return conclusion, store
-    finally:
-        store.close()
+
+
+def _to_hold(spec: StudySpec, devices: tuple[str, ...]) -> tuple[str, ...]:
+    """The devices that no other study of this machine may use meanwhile.
+
+    Two studies on the cores of one CPU disturb each other but are allowed, unless they named theirs. A SLURM job's
+    devices are its own already, and may be numbered from 0 in two jobs at once.
+    """
+    from autotune import environment
+    from autotune.slots import parse_devices
+
+    if spec.replay is not None or "SLURM_JOB_ID" in environment.caller():
+        return ()
+    if devices or spec.device.platform != "cuda":
+        return devices
+    visible = environment.visible_gpus()
+    return parse_devices(visible) if visible else ()
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
@@ -201,12 +308,32 @@ def status(
     for row in rows:
         table.add_row(*(str(row.get(k, "")) for k in ("run", "state", "trials", "failed", "time", "best", "sentence")))
     _console().print(table)
+    for row in rows:
+        for line in _worker_lines(row):
+            _console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _worker_lines(row: dict[str, Any]) -> list[str]:
+    """The workers of a shared study in words: who lives, whose node is slow."""
+    from autotune.units import format_change, format_ratio
+
+    nodes = {n["worker"]: n for n in row.get("nodes", ())}
+    lines = []
+    for worker in row.get("workers", ()):
+        line = f"{row['run']}: worker {worker['worker']} on {worker['host']}: {worker['state']}"
+        if (node := nodes.get(worker["worker"])) is not None:
+            line += f"; its reference takes {format_ratio(node['ratio'])} of the median node's"
+            line += f", a slow node ({format_change(node['ratio'])})" if node["is_slow"] else ""
+        lines.append(line)
+    return lines
 
 
 def _status_of(store: Store, path: Path) -> dict[str, Any]:
     """One run in plain figures."""
+    from autotune.claims import list_workers
+    from autotune.nodes import node_effects
     from autotune.pipeline import incumbent
-    from autotune.records import ConclusionRecord, SessionRecord, TrialResult
+    from autotune.records import ConclusionRecord, FloorResult, SessionRecord, TrialResult
     from autotune.store import is_held
     from autotune.units import format_interval, format_ratio, format_seconds
 
@@ -230,6 +357,11 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
         "best": f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
         if best.ratio < 1
         else "the default",
+        "workers": [{"worker": w.worker, "host": w.host, "state": w.state} for w in list_workers(path)],
+        "nodes": [
+            {"worker": n.worker, "host": n.host, "ratio": n.ratio, "low": n.low, "high": n.high, "is_slow": n.is_slow}
+            for n in node_effects(store.of(FloorResult), results)
+        ],
         "outcome": str(conclusion.outcome) if conclusion and ended else None,
         "sentence": conclusion.sentence if conclusion and ended else "",
     }

@@ -7,6 +7,7 @@ measured once more in processes of its own, and that figure, which nothing was s
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autotune import measure, sandwich
-from autotune.evaluate import Bench
+from autotune.claims import MOST_DEATHS, Unit, attempts, work_off
+from autotune.evaluate import Bench, node_lost
 from autotune.flags import FlagSet
 from autotune.launch.base import Worker, WorkerFailed
 from autotune.records import (
@@ -54,20 +56,33 @@ def prove(bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, proc
         stage: Under which name the runs are recorded; runs of another stage are never used.
         processes: Fresh pairs of processes for each set.
     """
-    out: dict[FlagSet, Failure] = {}
-    for repeat in range(processes):
-        for trial, settings in sets:
-            if settings in out:
-                continue
-            run = _recorded(bench, stage, settings, repeat) or _run_pair(bench, trial, settings, stage, repeat)
-            bench.watcher.proof(run, processes)
-            if run.failure is not None:
-                out[settings] = run.failure
+
+    def failed(settings: FlagSet) -> Failure | None:
+        runs = bench.store.of(ConfirmRun)
+        return next((r.failure for r in runs if r.stage == stage and r.settings == settings and r.failure), None)
+
+    def unit(trial: int, settings: FlagSet, repeat: int) -> Unit:
+        key = f"{stage}-{settings.digest}-{repeat:02d}"
+
+        def do(attempt: int) -> None:
+            run = _run_pair(bench, trial, settings, stage, repeat, key, attempt)
+            if run is not None:
+                bench.watcher.proof(run, processes)
+
+        return Unit(
+            key, lambda: failed(settings) is not None or _recorded(bench, stage, settings, repeat) is not None, do
+        )
+
+    for _, settings in sets:
+        for repeat in range(processes):
+            if (run := _recorded(bench, stage, settings, repeat)) is not None:
+                bench.watcher.proof(run, processes)
+    units = [unit(trial, settings, repeat) for repeat in range(processes) for trial, settings in sets]
+    work_off(bench.store.claims, units, waiting=bench.store.watch.waiting)
     results = []
     for trial, settings in sets:
-        result = _judge(bench, trial, settings, stage, family=len(sets), failure=out.get(settings))
-        if result not in [r.model_copy(update={"at_s": 0.0}) for r in bench.store.of(FinalistResult)]:
-            bench.store.append(result)
+        result = _judge(bench, trial, settings, stage, family=len(sets), failure=failed(settings))
+        bench.store.append_once(result, key=f"judge-{stage}-{settings.digest}-{result.process_count}-{len(sets)}")
         results.append(result)
     return results
 
@@ -100,11 +115,12 @@ def _recorded(bench: Bench, stage: str, settings: FlagSet, repeat: int) -> Confi
     return None
 
 
-def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: int) -> ConfirmRun:
-    """One fresh pair of processes: recorded, failed or not."""
+def _run_pair(
+    bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: int, name: str, attempt: int
+) -> ConfirmRun | None:
+    """One fresh pair of processes: recorded, failed or not; None if another worker took it over meanwhile."""
     started = time.monotonic()
-    name = f"{stage}-{settings.digest}-{repeat:02d}"
-    folder = bench.store.folder("confirm", name)
+    folder = bench.store.folder("confirm", attempts(name, attempt))
     base = ConfirmRun(
         stage=stage,
         settings=settings,
@@ -116,6 +132,9 @@ def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: i
     )
     alone = bench.mode == sandwich.MODE
     while True:
+        if (deaths := bench.store.claims.deaths(name)) >= MOST_DEATHS:
+            run = base.model_copy(update={"failure": node_lost(deaths)})
+            break
         try:
             update = (_pair_alone if alone else _pair_in_turns)(bench, settings, folder, name)
         except sandwich.ReferenceFailed as error:
@@ -129,6 +148,8 @@ def _run_pair(bench: Bench, trial: int, settings: FlagSet, stage: str, repeat: i
         run = base.model_copy(update=update)
         break
     run = run.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+    if not bench.store.claims.commit(name, attempt):
+        return None
     bench.store.append(run)
     return run
 
@@ -196,7 +217,11 @@ def start_both(bench: Bench, folder: Path, reference: FlagSet, candidate: FlagSe
     with ThreadPoolExecutor(max_workers=2) as pool:
         first = pool.submit(bench.start, reference, beside)
         second = pool.submit(bench.start, candidate, folder)
-        failed = first.exception() or second.exception()
+        try:
+            failed = first.exception() or second.exception()
+        except BaseException:  # interrupted: do not wait until both have compiled
+            bench.close()
+            raise
     if failed is None:
         return first.result(), second.result()
     for future in (first, second):
@@ -219,7 +244,16 @@ def minimise(bench: Bench, winner: FlagSet, *, plan: SequentialPlan) -> tuple[Fl
     for name in list(winner):
         if len(current) == 1:
             break
-        result = _recorded_ablation(bench, current, name) or _ablate(bench, current, name, plan)
+        key = f"minimise-{current.digest}-{name.lower()}"[:120]
+        recorded = functools.partial(_recorded_ablation, bench, current, name)
+        unit = Unit(
+            key,
+            lambda recorded=recorded: recorded() is not None,  # type: ignore[misc]
+            functools.partial(_ablate, bench, current, name, plan, key),
+        )
+        work_off(bench.store.claims, [unit], waiting=bench.store.watch.waiting)
+        result = recorded()
+        assert result is not None
         found.append(result)
         if not result.kept:
             current = current.without(name)
@@ -233,11 +267,11 @@ def _recorded_ablation(bench: Bench, settings: FlagSet, name: str) -> AblationRe
     return None
 
 
-def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan) -> AblationResult:
-    """Measures a set without one setting against the whole set."""
+def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan, key: str, attempt: int) -> None:
+    """Measures a set without one setting against the whole set, and records what was found."""
     started = time.monotonic()
     label = f"{settings.digest}-without-{name.lower()}"[:120]
-    folder = bench.store.folder("minimise", label)
+    folder = bench.store.folder("minimise", attempts(label, attempt))
     base = AblationResult(
         settings=settings,
         left_out=name,
@@ -259,9 +293,8 @@ def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan) ->
         if comparison is not None:
             kept, reason = _pays(comparison.verdict, comparison.estimate.ratio, bench.spec.measure.smallest_effect)
         result = base.model_copy(update={"comparison": comparison, "kept": kept, "reason": reason})
-    result = result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
-    bench.store.append(result)
-    return result
+    if bench.store.claims.commit(key, attempt):
+        bench.store.append(result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)}))
 
 
 def _less_in_turns(

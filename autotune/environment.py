@@ -6,6 +6,7 @@ trial: what a user sources from an exported file is what was measured. Only allo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,14 +14,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autotune.errors import SettingError
+from autotune.errors import LaunchError, SettingError
 from autotune.flags import FlagSet, kind_of
 
 STEERING = re.compile(
@@ -100,6 +101,33 @@ def child_environment(
     env["PYTHONUNBUFFERED"] = "1"
     env.update(settings.to_environment())
     return env
+
+
+def restrict(platform_name: str, devices: Sequence[str]) -> None:
+    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
+
+    Raises:
+        LaunchError: If this machine does not have those cores.
+    """
+    if platform_name == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return
+    try:
+        os.sched_setaffinity(0, {int(d) for d in devices})
+    except (ValueError, OSError) as error:
+        usable = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
+        raise LaunchError(
+            f"devices of a CPU must be cores that this process may use ({usable}) but got {','.join(devices)}"
+        ) from error
+
+
+def visible_gpus() -> str:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES gives them; empty if nothing is known of any."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return named
+    with contextlib.suppress(OSError):
+        return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
+    return ""
 
 
 def refuse_forbidden(settings: Mapping[str, str]) -> None:

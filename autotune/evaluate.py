@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune import environment, measure, sandwich
+from autotune.claims import attempts
 from autotune.energy import open_meter
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
@@ -135,12 +136,18 @@ class Bench:
             LaunchError: If it cannot be started: there is nothing to compare with.
         """
         if self._reference is None:
-            folder = self.store.folder("floor", "reference")
+            folder = self.store.folder(*self.own_floor, "reference")
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
                 raise LaunchError(reference_failed(self.spec.baseline, error)) from error
         return self._reference
+
+    @property
+    def own_floor(self) -> tuple[str, ...]:
+        """Where this worker's reference and noise floor lie, in parts: each compares with its own."""
+        worker = self.store.claims.worker
+        return ("floor",) if worker is None else ("floor", worker)
 
     def lose_reference(self, why: str) -> None:
         """Ends the reference, to be started anew when next asked for.
@@ -154,7 +161,7 @@ class Bench:
         if self._restarts > REFERENCE_RESTARTS:
             raise LaunchError(
                 f"the reference must stay alive but was lost {self._restarts} times; the last time: {why}. "
-                "Look at floor/reference/worker.log, then run the same command again"
+                f"Look at {'/'.join(self.own_floor)}/reference/worker.log, then run the same command again"
             )
 
     def release_reference(self) -> None:
@@ -242,6 +249,12 @@ def reference_failed(baseline: FlagSet, error: WorkerFailed) -> str:
     )
 
 
+def node_lost(deaths: int) -> Failure:
+    """What is recorded of work that is not given back again."""
+    message = f"{deaths} workers died over this, one after the other; it is not given to another"
+    return Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+
+
 def evaluate(
     bench: Bench,
     config: TrialConfig,
@@ -249,6 +262,7 @@ def evaluate(
     stop: Callable[[list[float]], Decision | None],
     estimate: Callable[[list[float]], Estimate],
     known: Iterable[TrialResult],
+    attempt: int = 1,
 ) -> TrialResult:
     """Measures one proposed set, unless it or its program is known already.
 
@@ -258,6 +272,7 @@ def evaluate(
         stop: The stopping rule.
         estimate: From log ratios to the estimate that is honest under that rule.
         known: Results so far.
+        attempt: Number of the attempt; workers that died made those before it.
 
     Raises:
         LaunchError: If the reference cannot be kept alive.
@@ -266,7 +281,7 @@ def evaluate(
     started = time.monotonic()
     known = list(known)
     same = next((r for r in known if r.settings == config.settings and r.status is not TrialStatus.SAME_SET), None)
-    folder = bench.store.folder("trials", f"{config.number:04d}")
+    folder = bench.store.folder("trials", attempts(f"{config.number:04d}", attempt))
     base = TrialResult(
         number=config.number,
         settings=config.settings,

@@ -6,6 +6,7 @@ the next session.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -43,12 +44,16 @@ class Mirror:
         name: Of the study in the storage.
         objectives: How many values a trial has, all minimised.
 
+    Attributes:
+        take: Gives the number of this worker's attempt at copying a trial, or None if a living worker does it.
+
     Raises:
         StudyFileError: If the storage cannot be opened now: a mistyped URL must not show after hours.
     """
 
     def __init__(self, url: str, name: str, *, objectives: int = 1) -> None:
         self._url, self._name, self._objectives = url, name, objectives
+        self.take: Callable[[int], int | None] = lambda number: 1
         self._study: optuna.Study | None = None
         self._copied: set[Any] = set()
         self._waiting: dict[int, FrozenTrial] = {}
@@ -57,7 +62,7 @@ class Mirror:
         self._call: threading.Thread | None = None
         self._news: list[str] = []
         try:
-            self._within_limit(self._open)
+            self._within_limit(self._copy)  # nothing yet, but a few attempts to open it
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
             raise StudyFileError(
                 "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
@@ -74,7 +79,7 @@ class Mirror:
     def finish(self) -> None:
         """Tries a last time to copy what waits."""
         self._flush()
-        if self._waiting:
+        if self._is_lost:
             count = len(self._waiting)
             self._news.append(
                 f"the Optuna storage lacks {count} trial{'s' if count > 1 else ''}; "
@@ -113,15 +118,21 @@ class Mirror:
                 study = self._study or self._open()
                 for number, trial in sorted(self._waiting.items()):
                     if number not in self._copied:  # an attempt that failed may have arrived all the same
-                        study.add_trial(trial)
-                        self._copied.add(number)
+                        if (turn := self.take(number)) is None:
+                            continue  # another worker's, and to be looked at again, for it may die
+                        if turn > 1:
+                            self._see(study)
+                        if number not in self._copied:
+                            study.add_trial(trial)
+                            self._copied.add(number)
                     del self._waiting[number]
                 return
             except Exception:  # as above
                 self._study = None
                 if attempt == ATTEMPTS - 1:
                     raise
-                time.sleep(PAUSE_S)
+                # Four workers that open an empty PostgreSQL at once: three fail, for each makes the tables.
+                time.sleep(PAUSE_S * (1 + random.random()))
 
     def _open(self) -> optuna.Study:
         """Opens the storage, and sees what it holds."""
@@ -133,9 +144,13 @@ class Mirror:
         study = optuna.create_study(
             storage=storage, study_name=self._name, directions=["minimize"] * self._objectives, load_if_exists=True
         )
-        self._copied = {t.user_attrs.get(NUMBER_KEY) for t in study.get_trials(deepcopy=False)}
+        self._see(study)
         self._study = study
         return study
+
+    def _see(self, study: optuna.Study) -> None:
+        """Learns which trials the storage has."""
+        self._copied = {t.user_attrs.get(NUMBER_KEY) for t in study.get_trials(deepcopy=False)}
 
     def _within_limit(self, work: Callable[[], T]) -> T:
         """Does something that may hang, in a thread that may be left behind.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from autotune import environment, measure, sandwich
+from autotune.claims import MOST_DEATHS, POLL_S, trial_key
 from autotune.confirm import choose_finalists, minimise, prove
 from autotune.errors import LaunchError
-from autotune.evaluate import Bench, Watcher, evaluate, reference_failed
+from autotune.evaluate import Bench, Watcher, evaluate, node_lost, reference_failed
 from autotune.flags import FlagSet
 from autotune.launch.base import WorkerFailed
+from autotune.nodes import refuse_strangers
 from autotune.records import (
     AblationResult,
     ConclusionRecord,
@@ -52,6 +55,9 @@ class View(Watcher, Protocol):
 
     def trial_ends(self, result: TrialResult) -> None:
         """A set has its result."""
+
+    def trial_of_other(self, result: TrialResult) -> None:
+        """Another worker has finished a trial."""
 
     def finalist(self, result: FinalistResult) -> None:
         """A finalist has its verdict."""
@@ -115,7 +121,9 @@ def run_study(
 
 def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) -> FloorResult:
     """The reference against a second process of itself, unless that was measured in an earlier session."""
-    if (known := store.last(FloorResult)) is not None:
+    mine = [f for f in store.of(FloorResult) if f.by == store.claims.worker]
+    if mine:
+        known = mine[-1]
         bench.mode = known.comparison.mode
         view.floor(known)
         return known
@@ -124,7 +132,7 @@ def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) 
         return _floor_alone(store, bench, view)
     for _ in range(3):
         reference = bench.reference()
-        folder = store.folder("floor")
+        folder = store.folder(*bench.own_floor)
         try:
             second = bench.start(FlagSet(), folder)
         except WorkerFailed as error:
@@ -167,17 +175,14 @@ def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) 
             ),
             directory=store.relative(folder),
         )
-        store.append(result)
-        view.floor(result)
-        for warning in (*reference.report.warnings, *result.comparison.warnings):
-            view.note(warning)
+        _keep_floor(store, result, view)
         return result
     raise LaunchError("two references must run in turns but failed three times; see floor/ in the run directory")
 
 
 def _floor_alone(store: Store, bench: Bench, view: View) -> FloorResult:
     """The reference against itself in fresh runs, one process at a time."""
-    folder = store.folder("floor")
+    folder = store.folder(*bench.own_floor)
     reports: list[WorkerReport] = []
     while True:
         try:
@@ -203,11 +208,21 @@ def _floor_alone(store: Store, bench: Bench, view: View) -> FloorResult:
         ),
         directory=store.relative(folder),
     )
+    _keep_floor(store, result, view)
+    return result
+
+
+def _keep_floor(store: Store, result: FloorResult, view: View) -> None:
+    """Records a floor and shows it.
+
+    Raises:
+        LaunchError: If another worker of the study has another kind of device or other versions.
+    """
+    refuse_strangers(result, store.of(FloorResult))
     store.append(result)
     view.floor(result)
-    for warning in (*first.warnings, *result.comparison.warnings):
+    for warning in (*result.reference.warnings, *result.comparison.warnings):
         view.note(warning)
-    return result
 
 
 def _alike(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -229,36 +244,101 @@ def _search(
     time_budget_s: float | None,
     view: View,
 ) -> list[TrialResult]:
-    """Tries sets until the asked number, the budget or the space is used up."""
-    results = store.of(TrialResult)
-    for result in results:
-        proposer.tell(result)
-    if len(results) < trials:
-        view.stage("search", f"{trials - len(results)} of {trials} trials to go")
-    while len(results) < trials:
-        if (
-            time_budget_s is not None
-            and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s
-        ):
-            view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
-            break
-        config = proposer.ask(len(results) + 1, results)
-        if config is None:
-            view.note(f"the whole space is tried: the search ends after {len(results)} of {trials} trials")
-            break
-        view.trial_starts(config, trials)
-        stop = measure.sequential(plan, sesoi=store.spec.measure.smallest_effect, incumbent=incumbent(results))
-        result = evaluate(bench, config, stop=stop, estimate=plan.estimate, known=results)
-        store.append(result)
-        results.append(result)
-        proposer.tell(result)
-        view.trial_ends(result)
+    """Tries sets until the asked number, the budget or the space is used up, by all workers together."""
+    claims = store.claims
+    proposer.share(claims)
+    told: set[int] = set()
+    has_begun = False
+    while True:
+        results = store.of(TrialResult)
+        for result in results:
+            if result.number not in told:
+                told.add(result.number)
+                proposer.tell(result)
+                if has_begun and result.by is not None and result.by != claims.worker:
+                    view.trial_of_other(result)
         for text in proposer.news():
             view.note(text)
+        if len(results) >= trials:
+            break
+        if not has_begun:
+            has_begun = True
+            view.stage("search", f"{trials - len(results)} of {trials} trials to go")
+        if (
+            time_budget_s is not None and not claims.search_is_over()
+            and store.watch.total_s + _proof_cost_s(store, results, time_budget_s) >= time_budget_s
+        ):  # fmt: skip
+            view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
+            claims.end_search()
+        begun = _begin_trial(store, proposer, results, trials, view)
+        if begun is not None:
+            _try(bench, plan, *begun, results=results, trials=trials, view=view)
+        elif not claims.search_is_over() or any(
+            claims.is_taken(trial_key(n)) for n in claims.sets() if n not in {r.number for r in results}
+        ):
+            with store.watch.waiting():  # others are at work on what is left
+                time.sleep(POLL_S)
+        else:
+            break
     proposer.finish()
     for text in proposer.news():
         view.note(text)
     return results
+
+
+def _begin_trial(
+    store: Store, proposer: Proposer, results: Sequence[TrialResult], trials: int, view: View
+) -> tuple[TrialConfig, int] | None:
+    """A trial that nobody else has, and the number of its attempt; None if there is none to begin now."""
+    claims = store.claims
+    if claims.search_is_over():
+        return None
+    for number in range(1, trials + 1):
+        if any(r.number == number for r in results) or (attempt := claims.take(trial_key(number))) is None:
+            continue
+        # Its last owner may have recorded it, and ended, since the results were read.
+        if attempt > 1 and any(r.number == number for r in store.of(TrialResult)):
+            continue
+        while True:
+            taken = claims.sets()
+            if number in taken:  # given back by a worker that died
+                return taken[number], attempt
+            config = proposer.ask(number, results, taken=[c.settings for c in taken.values()])
+            if config is None:
+                view.note(f"the whole space is tried: the search ends after {len(results)} of {trials} trials")
+                claims.end_search()
+                return None
+            if claims.take_set(config):
+                return config, attempt
+    return None
+
+
+def _try(
+    bench: Bench,
+    plan: SequentialPlan,
+    config: TrialConfig,
+    attempt: int,
+    *,
+    results: Sequence[TrialResult],
+    trials: int,
+    view: View,
+) -> None:
+    """Makes one trial and records it, unless another worker took it over, thinking this one dead."""
+    claims = bench.store.claims
+    view.trial_starts(config, trials)
+    if (deaths := claims.deaths(trial_key(config.number))) >= MOST_DEATHS:
+        result = TrialResult(
+            number=config.number, settings=config.settings, origin=config.origin, params=config.params,
+            status=TrialStatus.FAILED, failure=node_lost(deaths),
+        )  # fmt: skip
+    else:
+        stop = measure.sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=incumbent(results))
+        result = evaluate(bench, config, stop=stop, estimate=plan.estimate, known=results, attempt=attempt)
+    if not claims.commit(trial_key(config.number), attempt):
+        view.note(f"trial {config.number} was given to another worker, for this one gave no sign of life")
+        return
+    bench.store.append(result)
+    view.trial_ends(result)
 
 
 def incumbent(results: Sequence[TrialResult]) -> Estimate:
@@ -303,11 +383,7 @@ def _conclude(
             best = min(faster, key=lambda c: c.corrected.ratio if c.corrected else 1.0)
             proven = _minimise_and_prove(bench, best, plan, view)
     conclusion = _conclusion(store, results, proven)
-    last = store.last(ConclusionRecord)
-    if last is None or last.model_copy(update={"at_s": 0.0, "ended": conclusion.ended, "provenance": {}}) != (
-        conclusion.model_copy(update={"provenance": {}})
-    ):
-        store.append(conclusion)
+    store.append_once(conclusion, key=f"conclusion-{len(results)}")
     return conclusion
 
 

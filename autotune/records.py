@@ -55,9 +55,11 @@ class Stamped(Record):
 
     Attributes:
         at_s: Seconds since the study began, over all its sessions, when the record was written.
+        by: Name of the worker that wrote it, where several share the study.
     """
 
     at_s: float = 0.0
+    by: str | None = None
 
 
 class FailureKind(StrEnum):
@@ -73,6 +75,7 @@ class FailureKind(StrEnum):
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
     LAUNCH = "launch"
+    NODE_LOST = "node_lost"
 
 
 class Failure(Record):

@@ -17,6 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from autotune.claims import Claims
 from autotune.flags import FlagSet
 from autotune.mirror import NUMBER_KEY, Mirror
 from autotune.records import TrialConfig, TrialResult
@@ -96,6 +97,11 @@ class Proposer:
         if self._mirror is not None:
             self._mirror.add(result.number, trial)
 
+    def share(self, claims: Claims) -> None:
+        """Says with whom the mirror is shared: each trial is copied by one worker."""
+        if self._mirror is not None:
+            self._mirror.take = lambda number: claims.take(f"copy-{number:04d}")
+
     def finish(self) -> None:
         """Brings the mirror up to date, if it can be."""
         if self._mirror is not None:
@@ -105,14 +111,15 @@ class Proposer:
         """What the user should know of the mirror since the last call."""
         return self._mirror.news() if self._mirror is not None else []
 
-    def ask(self, number: int, known: Iterable[TrialResult]) -> TrialConfig | None:
+    def ask(self, number: int, known: Iterable[TrialResult], *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
         """The set to try as trial `number`, or None if everything that can be proposed is known.
 
         Args:
             number: Of the trial; equal numbers after equal histories give equal proposals.
             known: All results so far.
+            taken: Sets that other workers are trying now.
         """
-        seen = {r.settings for r in known} | {FlagSet()}
+        seen = {r.settings for r in known} | {*taken, FlagSet()}
         for origin, settings in self._first:
             if settings not in seen:
                 return TrialConfig(

@@ -4,7 +4,9 @@ Layout::
 
     study.json          the checked study, its identity, the schema version
     records.jsonl       one record a line (see `autotune.records`), in the order in which things happened
-    lock                held by the one driver that writes
+    lock                held by the one driver that writes, or shared by all workers
+    records/NAME.jsonl  instead of records.jsonl: what each of several workers recorded
+    workers/, claims/   who of them is alive and does what (see `autotune.claims`)
     trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
     confirm/..., floor/ likewise
 
@@ -20,6 +22,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +31,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from autotune.claims import CLAIMS, WORKERS, Claims, SharedClaims, SoleClaims, list_workers
 from autotune.errors import RunDirectoryError
-from autotune.records import RECORD, SCHEMA_VERSION, AnyRecord, Pair, Stamped
+from autotune.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, Stamped
 from autotune.spec import StudySpec
 
 R = TypeVar("R", bound=Stamped)
@@ -37,11 +41,12 @@ R = TypeVar("R", bound=Stamped)
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 LOCK = "lock"
+FOLDERS = ("trials", "confirm", "minimise", "floor")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Store:
-    """One run directory, open for reading, or for writing by exactly one driver.
+    """One run directory, open for reading, or for writing by exactly one driver or by one of several workers.
 
     Args:
         path: The run directory.
@@ -53,10 +58,12 @@ class Store:
         self.path = path
         self.spec = spec
         self.study_dir = study_dir
-        self._lock: int | None = None
-        self._records: list[AnyRecord] = []
-        self._offset = 0
+        self.claims: Claims = SoleClaims()
         self.watch = Stopwatch()
+        self._file = path / RECORDS
+        self._locks: list[int] = []
+        self._records: list[AnyRecord] = []
+        self._read: dict[Path, tuple[int, int]] = {}
 
     # ------------------------------------------------------------------ opening
 
@@ -90,8 +97,14 @@ class Store:
             raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
 
     @classmethod
-    def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path) -> Store:
+    def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, worker: str | None = None) -> Store:
         """Opens a run directory for writing, making it if needed, and locks it.
+
+        Args:
+            path: The run directory.
+            spec: The study.
+            study_dir: Folder of the study file.
+            worker: Name of this worker if several share the study; None is a driver that is alone.
 
         Raises:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
@@ -103,25 +116,30 @@ class Store:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        if not _lock(lock):
-            holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
+        elsewhere = [] if worker else [w for w in list_workers(path) if w.state == "alive"]
+        if elsewhere or not _lock(lock, fcntl.LOCK_SH if worker else fcntl.LOCK_EX):
+            holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            whose = f"process {holder}" if holder else ", ".join(f"worker {w.worker}" for w in list_workers(path))
             os.close(lock)
             raise RunDirectoryError(
-                f"only one driver may write {path} but another does (process {holder}); "
-                "wait for it, stop it, or name another folder with --run-dir"
+                f"only one driver may write {path} but another does ({whose or 'unknown'}); wait for it, stop it, "
+                "or name another folder with --run-dir; to share a study, start every driver as `autotune worker`"
             )
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        if worker is None:
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         try:
-            store = cls._prepare(path, spec, study_dir)
+            store = cls._prepare(path, spec, study_dir, is_shared=worker is not None)
+            store._locks = [lock]
+            if worker is not None:
+                store._join(worker)
         except BaseException:
             os.close(lock)
             raise
-        store._lock = lock
         return store
 
     @classmethod
-    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
+    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path, *, is_shared: bool) -> Store:
         if (path / STUDY).exists():
             old = cls.open(path)
             if old.spec.identity != spec.identity:
@@ -132,14 +150,16 @@ class Store:
                 )
             store = cls._open(path, spec)
         else:
-            strangers = [p.name for p in path.iterdir() if p.name != LOCK]
+            # Another worker may be making the same folder right now.
+            expected = {LOCK, *((*FOLDERS, "records", WORKERS, CLAIMS, STUDY) if is_shared else ())}
+            strangers = [p.name for p in path.iterdir() if p.name not in expected and not p.name.startswith(".study")]
             if strangers:
                 raise RunDirectoryError(
                     f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
                     "name another folder with --run-dir"
                 )
             store = cls(path, spec, study_dir=str(study_dir))
-        for folder in ("trials", "confirm", "minimise", "floor"):
+        for folder in FOLDERS:
             (path / folder).mkdir(exist_ok=True)
         body = {
             "schema_version": SCHEMA_VERSION,
@@ -148,54 +168,104 @@ class Store:
             "study": spec.model_dump(mode="json"),
         }
         write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
-        cut_torn_line(path / RECORDS)
+        if not is_shared:
+            cut_torn_line(path / RECORDS)
         # A killed session leaves no closing record: its time is known up to the last thing it wrote.
-        store.watch = Stopwatch(max((r.at_s for r in store.records()), default=0.0))
+        before_s = max((r.at_s for r in store.records()), default=0.0)
+        if any(w.state == "alive" for w in list_workers(path)):  # the study's time went on since then
+            before_s += max(0.0, time.time() - max((f.stat().st_mtime for f in store._files()), default=time.time()))
+        store.watch = Stopwatch(before_s)
         return store
 
+    def _join(self, worker: str) -> None:
+        """Takes a worker's own file of records, and its place among those that claim work.
+
+        Raises:
+            RunDirectoryError: If a living worker has that name.
+        """
+        refuse_path(worker)
+        self._file = self.folder("records") / f"{worker}.jsonl"
+        self._locks.append(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        same = [w for w in list_workers(self.path) if w.worker == worker and w.state == "alive"]
+        if same or not _lock(self._locks[-1], fcntl.LOCK_EX):
+            os.close(self._locks.pop())
+            where = f" on {same[0].host}" if same else ""
+            raise RunDirectoryError(
+                f"workers of one study must have names of their own but a living one is called {worker!r}{where}; "
+                "wait until it ended, or give this one other devices (--devices) or another name (--name)"
+            )
+        cut_torn_line(self._file)
+        self.claims = SharedClaims(self.path, worker)
+
     def close(self) -> None:
-        """Gives the lock back; reading goes on."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Gives the lock and every claim back; reading goes on."""
+        self.claims.close()
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
 
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record, stamped with the study's time, and waits until it is on disk.
+        """Appends one record, stamped with the study's time and the worker, and waits until it is on disk.
 
         Raises:
             RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
         """
-        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
+        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3), "by": self.claims.worker})
         line = stamped.model_dump_json(exclude_none=True) + "\n"
-        append_synced(self.path / RECORDS, line)
+        append_synced(self._file, line)
+
+    def append_once(self, record: R, *, key: str) -> None:
+        """Appends what any worker could: once, and not if the newest record of its kind says the same already.
+
+        Raises:
+            RunDirectoryError: If it cannot be written.
+        """
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        alike = [r.model_copy(update=bare) for r in self.of(type(record))]
+        if isinstance(record, ConclusionRecord):
+            alike = alike[-1:]
+        if record.model_copy(update=bare) not in alike and self.claims.take(key) is not None:
+            self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """All records so far; a torn last line is ignored.
+        """All records so far, of several workers in order of time; a torn last line is ignored.
 
         Raises:
             RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
         """
-        file = self.path / RECORDS
-        if not file.exists():
-            return []
-        with file.open("rb") as stream:
-            stream.seek(self._offset)
-            fresh = stream.read()
-        whole, newline, _ = fresh.rpartition(b"\n")
-        if newline:
-            first = len(self._records)
-            for i, line in enumerate(whole.split(b"\n")):
-                try:
-                    self._records.append(RECORD.validate_json(line))
-                except ValidationError as error:
-                    raise RunDirectoryError(
-                        f"{file} line {first + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
-                        f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
-                    ) from error
-            self._offset += len(whole) + 1
+        files = self._files()
+        fresh = [r for file in files for r in self._new_records(file)]
+        self._records += fresh
+        if fresh and len(files) > 1:
+            self._records.sort(key=lambda r: r.at_s)
         return list(self._records)
+
+    def _files(self) -> list[Path]:
+        """Every file of records, that of a sole driver first."""
+        return [f for f in (self.path / RECORDS, *sorted((self.path / "records").glob("*.jsonl"))) if f.exists()]
+
+    def _new_records(self, file: Path) -> list[AnyRecord]:
+        """What one file has gained since it was last read."""
+        offset, line_count = self._read.get(file, (0, 0))
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            whole, newline, _ = stream.read().rpartition(b"\n")
+        if not newline:
+            return []
+        found = []
+        lines = whole.split(b"\n")
+        for i, line in enumerate(lines):
+            try:
+                found.append(RECORD.validate_json(line))
+            except ValidationError as error:
+                raise RunDirectoryError(
+                    f"{file} line {line_count + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
+                    f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
+                ) from error
+        self._read[file] = (offset + len(whole) + 1, line_count + len(lines))
+        return found
 
     def of(self, kind: type[R]) -> list[R]:
         """All records of one type, in order."""
@@ -215,8 +285,7 @@ class Store:
             RunDirectoryError: If a part is not a plain name, or the folder cannot be made.
         """
         for part in parts:
-            if not _NAME.fullmatch(part):
-                raise RunDirectoryError(f"a folder inside a run must have a plain name but got {part!r}")
+            refuse_path(part)
         path = self.path.joinpath(*parts)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -235,6 +304,18 @@ class Store:
             return
         for line in file.read_bytes().split(b"\n")[:-1]:
             yield Pair.model_validate_json(line)
+
+
+def refuse_path(name: str) -> None:
+    """Refuses a name that could lead out of the run directory.
+
+    Raises:
+        RunDirectoryError: If it is not a plain name.
+    """
+    if not _NAME.fullmatch(name):
+        raise RunDirectoryError(
+            f"what lies inside a run must have a plain name (letters, digits, `.`, `_`, `-`) but got {name!r}"
+        )
 
 
 # ---------------------------------------------------------------------- writing that survives
@@ -273,7 +354,8 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         RunDirectoryError: If it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Workers on two machines may have one process number.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -356,11 +438,11 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     return [k for k in a if a[k] != b[k]]
 
 
-def _lock(descriptor: int) -> bool:
-    """Takes the lock; tries a little longer than `is_held` may hold it by asking."""
+def _lock(descriptor: int, how: int) -> bool:
+    """Takes a lock; tries a little longer than `is_held` may hold it by asking."""
     for _ in range(5):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             return True
         except OSError:
             time.sleep(0.05)
@@ -368,7 +450,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a driver is writing a run directory now."""
+    """Whether a driver, or a worker anywhere, is writing a run directory now."""
     try:
         descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -379,4 +461,4 @@ def is_held(path: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
-    return False
+    return any(w.state == "alive" for w in list_workers(path))

@@ -91,6 +91,11 @@ class LineView:
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
 
+    def trial_of_other(self, result: TrialResult) -> None:
+        """See `pipeline.View`."""
+        self.line(f"worker {result.by}, trial {result.number}: {shorten(result.settings)}")
+        self.line(f"  -> {describe_trial(result)}")
+
     def finalist(self, result: FinalistResult) -> None:
         """See `pipeline.View`."""
         self.line(f"  {result.stage} trial {result.trial}: {describe_finalist(result)}")

@@ -119,7 +119,7 @@ def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int) -> 
             "kills": killed,
             "orphans": orphans + _left_after(mark),
             "trials_after_each_kill": seen,
-            **_tally(run_dir),
+            **tally_of(run_dir),
         }
 
 
@@ -146,7 +146,7 @@ def _count(run_dir: Path) -> int:
     return len(Store.open(run_dir).of(TrialResult)) if (run_dir / "study.json").exists() else 0
 
 
-def _tally(run_dir: Path) -> dict[str, Any]:
+def tally_of(run_dir: Path) -> dict[str, Any]:
     """What a finished run directory holds, and whether it agrees with itself."""
     store = Store.open(run_dir)
     results = store.of(TrialResult)
