@@ -43,6 +43,12 @@ FORBIDDEN = frozenset(
 )
 """Variables that no study may set: they change which program runs, not how fast it is."""
 
+_OF_A_TASK = re.compile(
+    r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
+    r"|PMI_.*|PMIX_.*"
+)
+"""What says that the caller is one task of several: a trial's processes are none of them, and JAX would believe it."""
+
 _STORED = re.compile(
     STEERING.pattern
     + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
@@ -91,7 +97,7 @@ def child_environment(
         SettingError: If a setting would change which program runs.
     """
     refuse_forbidden(settings)
-    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n)}
+    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _OF_A_TASK.fullmatch(n)}
     env["JAX_PLATFORMS"] = platform_name
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)

@@ -18,6 +18,7 @@ from autotune.launch.base import Launcher
 from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher
+from autotune.launch.srun import SrunLauncher
 from autotune.probe import ProbeReport, probe
 from autotune.recipes import find_recipe
 from autotune.records import WorkerReport
@@ -114,11 +115,17 @@ def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, referenc
 
 
 def launcher_for(store: Store) -> Launcher:
-    """The launcher that a study asks for."""
+    """The launcher that a study asks for.
+
+    Raises:
+        LaunchError: If its trials span several nodes and there are none.
+    """
     spec = store.spec
     if spec.replay is not None:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
-    kind = CommandLauncher if spec.workload.command is not None else LocalLauncher
+    kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
+    if spec.device.node_count > 1:
+        kind = SrunLauncher
     return kind(spec, study_dir=store.study_dir, base=environment.caller(), watch=store.watch)
 
 

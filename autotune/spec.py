@@ -129,22 +129,36 @@ class DeviceSpec(_Section):
     Attributes:
         platform: ``cpu`` or ``cuda``.
         count: Devices for the workload; on CPU that many virtual ones are made. Default: all GPUs, one CPU.
-        process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all.
-        node_count: Machines; more than one needs a cluster launcher.
+            Of several nodes: all of them together.
+        process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all. Of several
+            nodes: all of them together, the same number on each; 1 is one for each node.
+        node_count: Machines that one trial spans; more than one needs SLURM or Kubernetes, see docs/cluster.md.
     """
 
     platform: Literal["cpu", "cuda"] = "cpu"
     count: Annotated[int, Field(ge=1, le=4096)] | None = None
-    process_count: Annotated[int, Field(ge=1, le=64)] = 1
+    process_count: Annotated[int, Field(ge=1, le=4096)] = 1
     node_count: Annotated[int, Field(ge=1, le=1024)] = 1
 
     @model_validator(mode="after")
     def _divides(self) -> DeviceSpec:
-        if self.count is not None and self.count % self.process_count:
+        if self.process_count > 1 and self.process_count % self.node_count:
             raise ValueError(
-                f"`count` must be a multiple of `process_count` but got {self.count} and {self.process_count}"
+                f"`process_count` must be a multiple of `node_count` (the same number on each node) but got "
+                f"{self.process_count} and {self.node_count}"
             )
+        if self.count is not None and self.count % self.rank_count:
+            raise ValueError(
+                f"`count` must be a multiple of `process_count` but got {self.count} and {self.rank_count}"
+            )
+        if self.process_count > 1 and self.count is None:
+            raise ValueError("`count` must be given with `process_count`, to share out the devices")
         return self
+
+    @property
+    def rank_count(self) -> int:
+        """Processes that a trial really has: at least one on each node."""
+        return max(self.process_count, self.node_count)
 
 
 class NamedSet(_Section):
@@ -289,8 +303,6 @@ class StudySpec(_Section):
             )
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
-        if self.device.process_count > 1 and self.device.platform == "cuda" and self.device.count is None:
-            raise ValueError("`device.count` must be given with `device.process_count`, to share out the GPUs")
         return self
 
     @property

@@ -27,6 +27,9 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
 
 _COMPILING = frozenset({"compile"})
 
+_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
+"""No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
+
 
 def classify(
     *,
@@ -74,10 +77,12 @@ def _judge(
         found = pattern.search(message if error_type and message else text)
         if found and (error_type is not None or exit_status != 0):
             return kind, _line_with(found, text)
+    if exit_status in _FROM_OUTSIDE:
+        return FailureKind.LAUNCH, f"ended from outside by {signal.Signals(-exit_status).name} in phase {phase}"
     if exit_status < 0:
         name = signal.Signals(-exit_status).name
         if exit_status == -signal.SIGKILL:
-            return FailureKind.OUT_OF_MEMORY if _killed_by_kernel(text) else FailureKind.CRASH, (
+            return FailureKind.OUT_OF_MEMORY if is_kernel_kill(text) else FailureKind.CRASH, (
                 f"killed by {name} in phase {phase}; if nobody killed it, the kernel did for want of memory"
             )
         return FailureKind.CRASH, f"died of {name} in phase {phase}"
@@ -99,7 +104,8 @@ def _judge(
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result"
 
 
-def _killed_by_kernel(text: str) -> bool:
+def is_kernel_kill(text: str) -> bool:
+    """Whether some output tells of a process that the kernel killed for want of memory."""
     return "oom-kill" in text or "oom_kill" in text
 
 

@@ -1,7 +1,7 @@
 """The guard: a small process between driver and worker that no worker outlives.
 
-Run as ``python -I -S guard.py LOG LOG_BYTES -- COMMAND ...`` by a launcher, here or through ``srun``. Standard library
-only, for it must start in milliseconds. It
+Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, here or through ``srun``.
+Standard library only, for it must start in milliseconds. It
 
 * starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
 * carries lines between its own stdin/stdout and that socket, so that the driver reaches a worker on another machine
@@ -10,6 +10,10 @@ only, for it must start in milliseconds. It
 * when its stdin ends (the driver stopped, however it stopped), or the command ends, kills every process that
   descends from the command, those that left its session included (it is their "child subreaper", see prctl(2));
 * says at the end, as its last line, how the command ended.
+
+With ``--remote`` it first takes one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
+environment but for the variables to keep, which the node itself sets (which GPUs are there). So nothing that lies
+between driver and node can change or show it. It answers with a line ``hello``: its node and step, and a free port.
 """
 
 from __future__ import annotations
@@ -148,8 +152,11 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
     os._exit(127)
 
 
-def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
-    """Runs one command to its end, or to the end of stdin; gives what the last line says."""
+def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
+    """Runs one command to its end, or to the end of stdin; gives what the last line says.
+
+    `received` is what of stdin was read already and is the command's.
+    """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
     out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -162,6 +169,7 @@ def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
     theirs.close()
     os.close(out_write)
     relay = Relay(ours)
+    ours.sendall(received)
     status: int | None = None
     stopped = False
     poll = select.poll()
@@ -266,14 +274,45 @@ def _lines(data: bytes, count: int) -> list[str]:
     return [line[:500] for line in text.splitlines() if line.strip()][-count:]
 
 
+def take_environment() -> bytes:
+    """Takes the command's environment from the first line of stdin and says hello; gives what came after that line.
+
+    Raises:
+        SystemExit: If stdin ended first.
+    """
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            raise SystemExit(1)
+        data += piece
+    line, _, rest = data.partition(b"\n")
+    message = json.loads(line)
+    own = {name: os.environ[name] for name in message["keep"] if name in os.environ}
+    node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
+    os.environ.clear()
+    os.environ.update({**message["environment"], **own})
+    with socket.socket() as probe:
+        probe.bind(("", 0))  # never listens: only asks the kernel which port is free
+        port = probe.getsockname()[1]
+    _write_all(json.dumps({"type": "hello", "node": node, "step": step, "port": port}).encode() + b"\n")
+    return rest
+
+
 def main(arguments: list[str]) -> int:
     """Entry point; see the module's first lines."""
-    path, limit, dashes, *command = arguments
+    path, limit, *rest = arguments
+    remote = rest[:1] == ["--remote"]
+    dashes, *command = rest[remote:]
     if dashes != "--" or not command:
-        raise SystemExit("usage: guard.py LOG LOG_BYTES -- COMMAND ...")
+        raise SystemExit("usage: guard.py LOG LOG_BYTES [--remote] -- COMMAND ...")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # A cluster tells a whole step with them that its time is nearly up; only the driver acts on that.
+        signal.signal(number, signal.SIG_IGN)
+    received = take_environment() if remote else b""
     log = BoundedLog(path, int(limit))
     try:
-        end = run(log, command)
+        end = run(log, command, received)
     finally:
         kill_all()
         log.close()

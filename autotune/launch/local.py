@@ -76,27 +76,29 @@ class LocalLauncher:
             virtual_devices=self._virtual_devices(),
         )
 
-    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
-        device = self._spec.device
+    def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
         env = self._environment(settings)
         # The user's own modules, and these packages when they run from a checkout.
         root = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [self._base.get("PYTHONPATH")])])
-        command = [environment.python(), "-m", "autotune.worker"]
+        return env
+
+    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
+        env = self._worker_environment(settings)
         return [
-            GuardedProcess(command, env, folder / _log_name(rank), self._spec.measure.log_bytes)
-            for rank in range(device.process_count)
+            GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
+            for rank in range(self._spec.device.rank_count)
         ]
 
     def _virtual_devices(self) -> int | None:
         device = self._spec.device
         if device.platform != "cpu":
             return None
-        return (device.count or 1) // device.process_count
+        return (device.count or device.rank_count) // device.rank_count
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         device, measure = self._spec.device, self._spec.measure
-        coordinator = f"127.0.0.1:{_free_port()}" if device.process_count > 1 else None
+        coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
         return [
             {
                 "type": "job",
@@ -110,10 +112,12 @@ class LocalLauncher:
                 "jax_options": [n for n in settings if kind_of(n) == "jax"],
                 "device_count": device.count,
                 "process_index": rank,
-                "process_count": device.process_count,
+                "process_count": device.rank_count,
+                "local_rank": rank,
                 "coordinator": coordinator,
+                "coordinator_bind": coordinator,  # loopback only: all ranks are here
             }
-            for rank in range(device.process_count)
+            for rank in range(device.rank_count)
         ]
 
 
@@ -126,13 +130,22 @@ class GuardedProcess:
         log: Where its output goes.
         log_bytes: How much of the output is kept.
         cwd: Folder to run in; default: the driver's.
+        through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
+            the command's goes to the guard as its first message.
     """
 
     def __init__(
-        self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int, cwd: str | None = None
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        log: Path,
+        log_bytes: int,
+        cwd: str | None = None,
+        through: Sequence[str] = (),
     ) -> None:
         self.log = log
-        full = [environment.python(), "-I", "-S", guard.__file__, str(log), str(log_bytes), "--", *command]
+        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
+        full = [*through, environment.python(), "-I", "-S", guard.__file__, *arguments]
         try:
             with log.with_suffix(".guard").open("wb") as errors:
                 self._process = subprocess.Popen(
@@ -155,6 +168,11 @@ class GuardedProcess:
     def descriptor(self) -> int:
         """What to wait on for messages."""
         return self._out.fileno()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the guard, or what carries it, is still there."""
+        return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one message; that nobody reads it is noticed by the next receive."""
@@ -374,7 +392,13 @@ def _message(line: bytes) -> dict[str, Any] | None:
     return message if isinstance(message, dict) and isinstance(message.get("type"), str) else None
 
 
-def _log_name(rank: int) -> str:
+def worker_command() -> list[str]:
+    """What a guard runs as one rank of an `entry`."""
+    return [environment.python(), "-m", "autotune.worker"]
+
+
+def log_name(rank: int) -> str:
+    """File name of a rank's log in the folder of its trial."""
     return "worker.log" if rank == 0 else f"worker.{rank}.log"
 
 

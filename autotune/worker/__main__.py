@@ -64,6 +64,8 @@ class Job:
                 num_processes=job["process_count"],
                 process_id=job["process_index"],
                 local_device_ids=_own_gpus(job),
+                cluster_detection_method="deactivate",  # the driver has said all there is to know
+                coordinator_bind_address=job["coordinator_bind"],
             )
         tell("build")
         devices = jax.devices()
@@ -218,7 +220,7 @@ def _own_gpus(job: dict[str, Any]) -> list[int] | None:
     if os.environ.get("JAX_PLATFORMS") != "cuda":
         return None
     each = job["device_count"] // job["process_count"]
-    first = job["process_index"] * each
+    first = job["local_rank"] * each
     return list(range(first, first + each))
 
 

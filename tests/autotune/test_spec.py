@@ -43,6 +43,8 @@ def test_misspelt_key_inside_a_section() -> None:
         ({"search": {"time_budget": "-3s"}}, "search.time_budget"),
         ({"device": {"platform": "tpu"}}, "device.platform"),
         ({"device": {"count": 3, "process_count": 2}}, "must be a multiple"),
+        ({"device": {"count": 3, "node_count": 2}}, "must be a multiple of `process_count` but got 3 and 2"),
+        ({"device": {"count": 6, "process_count": 3, "node_count": 2}}, "multiple of `node_count`"),
         ({"measure": {"smallest_effect": 0}}, "measure.smallest_effect"),
         ({"baseline": {"--xla_gpu_x": 1}}, "without dashes"),
         ({"baseline": {"xla_gpu_x": [1]}}, "baseline"),

@@ -99,7 +99,7 @@ def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any]
         ),
         (
             {"workload": {"entry": "llama"}, "device": {"platform": "cuda", "process_count": 2}},
-            "`device.count` must be given",
+            "`count` must be given with `process_count`",
         ),
     ],
 )

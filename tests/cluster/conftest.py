@@ -1,0 +1,76 @@
+"""One real SLURM cluster for all tests of this folder; they skip with a reason where it is not installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.sandbox import Slurm, missing_slurm
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Three virtual nodes with eight fake GPUs each."""
+    if missing := missing_slurm():
+        pytest.skip(f"SLURM is not installed here ({', '.join(missing)}); `make test-cluster` as root installs it")
+    # Short: SLURM's sockets have paths of at most 108 characters.
+    root = tmp_path_factory.mktemp("slurm")
+    with Slurm(root) as cluster:
+        yield cluster
+
+
+Allocate = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def allocate(slurm: Slurm) -> Iterator[Allocate]:
+    """Gives the environment of a job of some nodes; the job ends with the test."""
+    jobs: list[str] = []
+
+    def begin(nodes: int, *arguments: str) -> dict[str, str]:
+        command = ["salloc", "--no-shell", f"--nodes={nodes}", "--gres=gpu:8", "--no-kill", *arguments]
+        done = subprocess.run(command, env=slurm.env, capture_output=True, text=True, check=True, timeout=60)
+        job = next(w for w in done.stderr.split() if w.isdigit())
+        jobs.append(job)
+        listed = slurm.call("squeue", "-h", "-j", job, "-o", "%N").strip()
+        return {**slurm.env, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": listed, "SLURM_JOB_NUM_NODES": str(nodes)}
+
+    yield begin
+    for job in jobs:
+        slurm.call("scancel", job)
+
+
+def autotune(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it."""
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=170,
+    )  # fmt: skip
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes whose environment or command holds some text."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = f"{process.environ()} {process.cmdline()}"
+            if mark in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def copy_programs(folder: Path) -> None:
+    """Puts the workloads that go wrong on demand beside a study."""
+    source = ROOT / "tests/autotune/launch/programs/faulty.py"
+    shutil.copy(source, folder / source.name)

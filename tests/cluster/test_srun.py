@@ -1,0 +1,218 @@
+"""Trials over two nodes of a real SLURM: ranks as steps, and what happens when a rank, a step or a node is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.errors import LaunchError
+from autotune.flags import FlagSet
+from autotune.launch.base import WorkerFailed
+from autotune.launch.local import LocalWorker
+from autotune.launch.srun import SrunLauncher
+from autotune.records import FailureKind
+from autotune.spec import StudySpec, parse_study
+from autotune.store import Stopwatch
+from tests.cluster.conftest import ROOT, Allocate, marked
+from tests.cluster.sandbox import Slurm, wait_for
+
+pytestmark = pytest.mark.cluster
+
+PROGRAMS = ROOT / "tests/autotune/launch/programs"
+QUICK = {"check_steps": 2, "warmup_steps": 2, "start_limit_s": 120, "block_limit_s": 30}
+
+
+def two_nodes(
+    *, process_count: int = 2, count: int = 4, measure: dict[str, Any] | None = None, **options: object
+) -> StudySpec:
+    return parse_study(
+        {
+            "name": "spans",
+            "workload": {"entry": "faulty:build", "options": options},
+            "device": {"count": count, "process_count": process_count, "node_count": 2},
+            "measure": {**QUICK, **(measure or {})},
+        }
+    )
+
+
+Start = Callable[..., LocalWorker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    launchers = []
+
+    def begin(spec: StudySpec, base: dict[str, str], settings: dict[str, Any] | None = None) -> LocalWorker:
+        launcher = SrunLauncher(spec, study_dir=str(PROGRAMS), base=base, watch=Stopwatch())
+        launchers.append(launcher)
+        return launcher.start(FlagSet(settings or {}), tmp_path, progress=lambda phase: None)
+
+    yield begin
+    for launcher in launchers:
+        launcher.close()
+    wait_for(lambda: not marked(str(tmp_path)), "no process of a trial is left", limit_s=20)
+
+
+def ranks() -> dict[str, psutil.Process]:
+    """The ranks that are alive, by the node on which they run."""
+    found = [p for p in marked("'SLURMD_NODENAME'") if "autotune.worker" in p.cmdline() and "-I" not in p.cmdline()]
+    return {p.environ()["SLURMD_NODENAME"]: p for p in found}
+
+
+def step_processes(pattern: str) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if pattern in " ".join(_cmdline(p))]
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_settings(
+    allocate: Allocate, start: Start, tmp_path: Path
+) -> None:
+    base = {
+        **allocate(2),
+        "SLURM_NTASKS": "7",
+        "SLURM_EXPORT_ENV": "NONE",
+        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
+    }
+    worker = start(two_nodes(), base, {"xla_cpu_prefer_vector_width": 256})
+    assert (worker.report.process_count, worker.report.device_count) == (2, 4)
+    assert len(worker.run_block(5)) == 5
+    seen = ranks()
+    assert sorted(seen) == ["127.0.0.1", "127.0.0.2"]
+    for env in [p.environ() for p in seen.values()]:
+        assert env["XLA_FLAGS"] == "--xla_cpu_prefer_vector_width=256"
+        assert env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"  # the node's own
+        assert not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST", "SLURM_LOCALID"} & set(env)
+    worker.close()
+    assert sorted(p.name for p in tmp_path.glob("*.log")) == ["worker.1.log", "worker.log"]
+
+
+def test_several_ranks_on_each_node_know_their_place(allocate: Allocate, start: Start) -> None:
+    worker = start(two_nodes(process_count=4, count=4), allocate(2))
+    assert (worker.report.process_count, worker.report.device_count) == (4, 4)
+    assert len(worker.run_block(3)) == 3
+
+
+def test_two_trials_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
+    base = allocate(2)
+    reference, candidate = start(two_nodes(), base), start(two_nodes(), base, {"xla_cpu_enable_fast_math": True})
+    for _ in range(3):
+        assert len(reference.run_block(2)) == len(candidate.run_block(2)) == 2
+    assert reference.report.losses == pytest.approx(candidate.report.losses)
+
+
+def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start) -> None:
+    base = allocate(2)
+    with pytest.raises(WorkerFailed) as unknown:
+        start(two_nodes(), base, {"xla_no_such_flag": "1"})
+    assert (unknown.value.failure.kind, unknown.value.infrastructure) == (FailureKind.UNKNOWN_FLAG, False)
+    worker = start(two_nodes(fault="crash", at=6), base)
+    with pytest.raises(WorkerFailed) as crash:
+        worker.run_block(9)
+    assert (crash.value.failure.kind, crash.value.infrastructure) == (FailureKind.CRASH, False)
+    assert crash.value.failure.signal == "SIGABRT"
+    worker = start(two_nodes(fault="hang", at=6, measure={"block_limit_s": 4}), base)
+    with pytest.raises(WorkerFailed) as hang:
+        worker.run_block(9)
+    assert (hang.value.failure.kind, hang.value.infrastructure) == (FailureKind.HANG, False)
+
+
+@pytest.mark.parametrize("victim", ["driver", "srun", "guard"])
+def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Path, victim: str) -> None:
+    code = f"""
+        import os, time
+        from pathlib import Path
+        from autotune.flags import FlagSet
+        from autotune.launch.srun import SrunLauncher
+        from autotune.store import Stopwatch
+        from tests.cluster.test_srun import PROGRAMS, two_nodes
+        launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())
+        worker = launcher.start(FlagSet(), Path({str(tmp_path)!r}), progress=lambda phase: None)
+        Path({str(tmp_path / "ready")!r}).touch()
+        while True:
+            worker.run_block(100)
+    """
+    env = {**allocate(2), "PYTHONPATH": str(ROOT), "MARK": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.DEVNULL)
+    try:
+        wait_for((tmp_path / "ready").exists, "the trial runs")
+        both = list(ranks().values())
+        assert len(both) == 2
+        if victim == "driver":
+            driver.kill()
+        else:
+            name = "srun --jobid" if victim == "srun" else "-I -S"
+            for process in step_processes(name):
+                if str(tmp_path) in " ".join(_cmdline(process)) and (victim == "srun") == (
+                    _cmdline(process)[0] == "srun"
+                ):
+                    process.kill()
+        wait_for(lambda: not any(p.is_running() for p in both), "no rank is left", limit_s=30)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def test_a_node_that_loses_power_is_no_fault_of_the_settings(slurm: Slurm, allocate: Allocate, start: Start) -> None:
+    worker = start(two_nodes(measure={"block_limit_s": 5}), allocate(2))
+    worker.run_block(2)
+    try:
+        slurm.kill_node("127.0.0.2")
+        with pytest.raises(WorkerFailed) as error:
+            worker.run_block(50)
+        assert error.value.failure.kind is FailureKind.LAUNCH
+        assert error.value.infrastructure
+        assert "127.0.0.2" in error.value.failure.message
+    finally:
+        slurm.start_node("127.0.0.2")
+        slurm.wait_until_back("127.0.0.2")
+
+
+def test_a_node_taken_down_by_its_administrator_is_named(slurm: Slurm, allocate: Allocate, start: Start) -> None:
+    base = allocate(2)
+    worker = start(two_nodes(measure={"block_limit_s": 20}), base)
+    try:
+        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=down", "reason=test")
+        with pytest.raises(WorkerFailed, match=r"lost a node \(127\.0\.0\.2") as error:
+            worker.run_block(200_000)
+        assert error.value.infrastructure
+        with pytest.raises(WorkerFailed, match=r"127\.0\.0\.2") as again:
+            start(two_nodes(), base)
+        assert (again.value.failure.kind, again.value.infrastructure) == (FailureKind.LAUNCH, True)
+    finally:
+        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=resume", check=False)
+        slurm.wait_until_back("127.0.0.2")
+
+
+def test_a_job_that_is_over_refuses_steps_in_srun_s_own_words(slurm: Slurm, allocate: Allocate, start: Start) -> None:
+    base = allocate(2)
+    slurm.call("scancel", base["SLURM_JOB_ID"])
+    with pytest.raises(WorkerFailed) as error:
+        start(two_nodes(), base)
+    assert (error.value.failure.kind, error.value.infrastructure) == (FailureKind.LAUNCH, True)
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ({}, "autotune submit"),
+        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.1"}, r"this job has 1 \(127\.0\.0\.1\)"),
+        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.[1-2]", "AUTOTUNE_SRUN": "'"}, "AUTOTUNE_SRUN must be"),
+        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.[x]"}, "this job has 0"),
+    ],
+)
+def test_a_place_without_nodes_says_what_to_do(slurm: Slurm, base: dict[str, str], words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        SrunLauncher(two_nodes(), study_dir=".", base={**slurm.env, **base}, watch=Stopwatch())
