@@ -3,21 +3,26 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-screen truth lint env clean
+.PHONY: quickstart test test-slow test-screen test-cluster truth lint env clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
 
 test: $(VENV)/.tested
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
 
 # The rest: whole studies on real workers, kills, compilations for described GPUs (those skip where no plugin is).
 test-slow: $(VENV)/.tested
-	$(BIN)/python -m pytest -n 2 -m "slow and not gpu" --timeout 900
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not cluster" --timeout 900
 
 # Wheels that compile for GPUs on a machine without one (about 570 MB), and the tests that need them.
 test-screen: $(VENV)/.screen
 	$(BIN)/python -m pytest -n 2 -m "aot and not slow" --timeout 900
+
+# Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL. Root on Debian installs what is missing.
+test-cluster: $(VENV)/.tested
+	sh .ci/cluster_packages.sh
+	$(BIN)/python -m pytest tests/cluster -m cluster --timeout 300
 
 truth: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.truth
