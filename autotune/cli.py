@@ -64,13 +64,14 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
+    soak: Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
     from autotune.spec import Effort, load_study
 
     spec = load_study(study).at_effort(Effort(effort.value))
-    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
+    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed, soak=soak)
     _run_and_print(spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json)
 
 
@@ -92,6 +93,7 @@ def worker(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
+    soak: Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Joins a study that several workers share, on this machine and others, and stays until its conclusion.
@@ -105,7 +107,7 @@ def worker(
     from autotune.spec import Effort, load_study
 
     spec = load_study(study).at_effort(Effort(effort.value))
-    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed)
+    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed, soak=soak)
     own = parse_devices(devices) if devices else ()
     if own and spec.replay is None:
         environment.restrict(spec.device.platform, own)
@@ -163,7 +165,9 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None) -> StudySpec:
+def _override(
+    spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None, soak: bool = True
+) -> StudySpec:
     """The study with what the command line says instead of the file, checked like the file."""
     from autotune.spec import parse_study
 
@@ -174,6 +178,8 @@ def _override(spec: StudySpec, *, trials: int | None, time_budget: str | None, s
         data["search"]["time_budget"] = time_budget
     if seed is not None:
         data["seed"] = seed
+    if not soak:
+        data["confirm"]["soak"] = 0
     return parse_study(data, source="the study with the options of the command line")
 
 

@@ -136,6 +136,12 @@ def visible_gpus() -> str:
     return ""
 
 
+def data_dir() -> Path:
+    """Where what studies of this user learn for later ones is kept (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "autotune"
+
+
 def refuse_forbidden(settings: Mapping[str, str]) -> None:
     """Refuses settings that would change which program runs.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from autotune import environment, measure, sandwich
+from autotune.blame import minimise_failure, next_case, remember, remembered
 from autotune.claims import MOST_DEATHS, POLL_S, trial_key
 from autotune.confirm import choose_finalists, minimise, prove
 from autotune.errors import LaunchError
@@ -19,11 +20,13 @@ from autotune.launch.base import WorkerFailed
 from autotune.nodes import refuse_strangers
 from autotune.records import (
     AblationResult,
+    BlameRecord,
     ConclusionRecord,
     FinalistResult,
     FloorResult,
     Outcome,
     SessionRecord,
+    SoakRecord,
     SpanRecord,
     TrialConfig,
     TrialResult,
@@ -31,10 +34,11 @@ from autotune.records import (
     WorkerReport,
 )
 from autotune.search import Proposer
+from autotune.soak import describe, soak
 from autotune.stats import REFERENCE, Estimate, SequentialPlan, Verdict, estimate_pairs, noise_floor
 from autotune.store import Store
 from autotune.traces import largest_drift
-from autotune.units import format_change, format_interval, format_ratio, format_share
+from autotune.units import format_change, format_interval, format_ratio, format_seconds, format_share
 
 FLOOR_PAIRS_LEAST = 16
 BUDGET_SHARE_FOR_PROOF = 0.5
@@ -108,7 +112,17 @@ def run_study(
         floor = measure_floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
         proposer = make_proposer(floor.reference)
-        results = _search(store, bench, proposer, plan, trials=trials, time_budget_s=time_budget_s, view=view)
+        if store.spec.search.known_failures and store.spec.replay is None:
+            proposer.bad = remembered(floor.reference)
+            if proposer.bad:
+                view.note(
+                    f"left out: {len(proposer.bad)} combinations that crashed or hung in earlier studies on this build "
+                    "and device (search.known_failures = false tries them again)"
+                )
+        results = _search(
+            store, bench, proposer, plan,
+            trials=trials, time_budget_s=time_budget_s, view=view, reference=floor.reference,
+        )  # fmt: skip
         bench.close()  # proofs start fresh processes of both arms
         return _conclude(store, bench, plan, results, view)
     finally:
@@ -243,6 +257,7 @@ def _search(
     trials: int,
     time_budget_s: float | None,
     view: View,
+    reference: WorkerReport,
 ) -> list[TrialResult]:
     """Tries sets until the asked number, the budget or the space is used up, by all workers together."""
     claims = store.claims
@@ -250,13 +265,7 @@ def _search(
     told: set[int] = set()
     has_begun = False
     while True:
-        results = store.of(TrialResult)
-        for result in results:
-            if result.number not in told:
-                told.add(result.number)
-                proposer.tell(result)
-                if has_begun and result.by is not None and result.by != claims.worker:
-                    view.trial_of_other(result)
+        results = _take_in(store, proposer, told, view if has_begun else None)
         for text in proposer.news():
             view.note(text)
         if len(results) >= trials:
@@ -270,6 +279,8 @@ def _search(
         ):  # fmt: skip
             view.note(f"time budget used: the search ends after {len(results)} of {trials} trials")
             claims.end_search()
+        if _find_cause(store, bench, proposer, results, view, reference):
+            continue
         begun = _begin_trial(store, proposer, results, trials, view)
         if begun is not None:
             _try(bench, plan, *begun, results=results, trials=trials, view=view)
@@ -284,6 +295,46 @@ def _search(
     for text in proposer.news():
         view.note(text)
     return results
+
+
+def _take_in(store: Store, proposer: Proposer, told: set[int], view: View | None) -> list[TrialResult]:
+    """All results so far; what is new of them is told to the proposer, and what others did to the user."""
+    results = store.of(TrialResult)
+    for result in results:
+        if result.number not in told:
+            told.add(result.number)
+            proposer.tell(result)
+            if view is not None and result.by != store.claims.worker:
+                view.trial_of_other(result)
+    return results
+
+
+def _find_cause(
+    store: Store,
+    bench: Bench,
+    proposer: Proposer,
+    results: Sequence[TrialResult],
+    view: View,
+    reference: WorkerReport,
+) -> bool:
+    """Looks for the smallest failing part of one set that crashed or hung; whether there was one to look for.
+
+    What was found, by whomever, is kept from the sampler.
+    """
+    known = store.of(BlameRecord)
+    proposer.bad += [b.smallest for b in known if b.smallest not in proposer.bad]
+    trial = next_case(results, known)
+    if trial is None or (attempt := store.claims.take(key := f"blame-{trial.number:04d}")) is None:
+        return False
+    record = minimise_failure(bench, trial, results)
+    if not store.claims.commit(key, attempt):
+        return False
+    store.append(record)
+    what = "cause" if record.is_minimal else "smallest failing part found"
+    view.note(f"trial {trial.number}: the {what} of the {record.failure_kind} is {record.smallest}")
+    if store.spec.replay is None:
+        remember(record, reference)
+    return True
 
 
 def _begin_trial(
@@ -382,7 +433,14 @@ def _conclude(
         if faster:
             best = min(faster, key=lambda c: c.corrected.ratio if c.corrected else 1.0)
             proven = _minimise_and_prove(bench, best, plan, view)
+    soaked = [s for s in store.of(SoakRecord) if proven is not None and s.settings == proven.settings]
     conclusion = _conclusion(store, results, proven)
+    if soaked and spec.confirm.soak:
+        conclusion = conclusion.model_copy(update={"soaked_s": soaked[-1].steps_s})
+    elif failed := [s for s in store.of(SoakRecord) if proven is None and s.failure is not None]:
+        least = min(failed, key=lambda s: len(s.settings))
+        sentence = f"{conclusion.sentence}; {least.settings} was faster but {describe(least)}"
+        conclusion = conclusion.model_copy(update={"sentence": sentence})
     store.append_once(conclusion, key=f"conclusion-{len(results)}")
     return conclusion
 
@@ -403,9 +461,20 @@ def _minimise_and_prove(bench: Bench, best: FinalistResult, plan: SequentialPlan
         view.stage("final", f"{what}, proven once more in {bench.spec.confirm.processes} fresh pairs of processes")
         result = prove(bench, [(best.trial, settings)], stage=stage, processes=bench.spec.confirm.processes)[0]
         view.finalist(result)
-        if result.verdict is Verdict.FASTER:
+        if result.verdict is Verdict.FASTER and _survives(bench, settings, view):
             return result
     return None
+
+
+def _survives(bench: Bench, settings: FlagSet, view: View) -> bool:
+    """Whether a proven set runs for as long as the study asks without a fault."""
+    least_s, least_steps = bench.spec.confirm.soak, bench.spec.confirm.soak_steps
+    if not least_s:
+        return True
+    view.stage("soak", f"the winner alone for {format_seconds(least_s)} of steps: does it hang or diverge later?")
+    record = soak(bench, settings, least_s=least_s, least_steps=least_steps)
+    view.note(describe(record))
+    return record.failure is None
 
 
 def _conclusion(store: Store, results: Sequence[TrialResult], proven: FinalistResult | None) -> ConclusionRecord:

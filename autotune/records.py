@@ -359,6 +359,52 @@ class ConclusionRecord(Stamped):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
 
+class SoakRecord(Stamped):
+    """The winner's long run under a watchdog.
+
+    Attributes:
+        asked_s: Seconds of steps that were asked for.
+        asked_steps: Fewest steps that were asked for.
+        steps_s: Seconds of steps that were run.
+        starts: Processes that it took; more than one where a program ends by itself.
+        drift: Median step of the last quarter over that of the first.
+        failure: What ended it early; a winner that fails here is none.
+    """
+
+    kind: Literal["soak"] = "soak"
+    settings: Settings
+    asked_s: float
+    asked_steps: int
+    steps_s: float
+    step_count: int
+    starts: int
+    drift: float | None = None
+    failure: Failure | None = None
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class BlameRecord(Stamped):
+    """The smallest part of a failing set that still fails in the same way.
+
+    Attributes:
+        settings: The whole set of the trial.
+        smallest: Its part.
+        is_minimal: Whether no setting of it can be left out, as far as single starts tell.
+        starts: Processes that were started to find it.
+    """
+
+    kind: Literal["blame"] = "blame"
+    trial: int
+    failure_kind: FailureKind
+    settings: Settings
+    smallest: Settings
+    is_minimal: bool
+    starts: int
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
 class IncidentRecord(Stamped):
     """Something that happened to the tuner, not to a trial: the reference died and was started again."""
 
@@ -375,6 +421,8 @@ AnyRecord = Annotated[
     | FinalistResult
     | AblationResult
     | ConclusionRecord
+    | SoakRecord
+    | BlameRecord
     | IncidentRecord,
     Field(discriminator="kind"),
 ]

@@ -17,6 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from autotune.blame import walks_into
 from autotune.claims import Claims
 from autotune.flags import FlagSet
 from autotune.mirror import NUMBER_KEY, Mirror
@@ -62,6 +63,8 @@ class Proposer:
         self._space = space
         self._first = list(first)
         self._worst = 0.0
+        self.bad: list[FlagSet] = []
+        """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
         # Questions are asked of a study in memory, so that the storage holds finished trials only.
         self._study = optuna.create_study(direction="minimize")
         self._mirror = Mirror(storage, f"{spec.name}-{spec.identity}") if storage else None
@@ -129,7 +132,7 @@ class Proposer:
             return None
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat)
-            if settings not in seen:
+            if settings not in seen and not walks_into(settings, self.bad):
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None

@@ -178,6 +178,7 @@ class SearchSpec(_Section):
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
+        known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
     """
 
@@ -191,6 +192,7 @@ class SearchSpec(_Section):
     use_environment: bool = True
     sampler: Literal["tpe", "random"] = "tpe"
     startup_trials: Annotated[int, Field(ge=1)] = 8
+    known_failures: bool = True
 
 
 class MeasureSpec(_Section):
@@ -233,12 +235,16 @@ class ConfirmSpec(_Section):
         processes: Fresh pairs of processes for each finalist, and again for the minimal set.
         minimise: Drop each setting that does not pay for itself.
         pairs: Pairs of blocks in each pair of processes.
+        soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
+        soak_steps: Fewest steps of that run.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
     processes: Annotated[int, Field(ge=3, le=100)] = 5
     pairs: Annotated[int, Field(ge=4, le=1000)] = 20
     minimise: bool = True
+    soak: Literal[0] | Seconds = 60.0
+    soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
 
 
 class ReplaySpec(_Section):
@@ -247,7 +253,7 @@ class ReplaySpec(_Section):
     Attributes:
         step_s: Step time of the reference, seconds.
         effects: ``"name=value"`` to the factor by which it multiplies the step time.
-        failures: ``"name=value"`` to the failure it causes.
+        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
         inert: ``"name=value"`` entries that change nothing in the program.
         noise: A named noise model of `autotune.simulate`, or a table of its parameters.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
@@ -327,7 +333,7 @@ class StudySpec(_Section):
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
-        """The same study with its measuring scaled: `quick` about halves it, `full` doubles it."""
+        """The same study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks for longer."""
         if effort is Effort.STANDARD:
             return self
         factor = 0.5 if effort is Effort.QUICK else 2.0
@@ -341,6 +347,7 @@ class StudySpec(_Section):
             update={
                 "finalists": max(1, min(20, round(self.confirm.finalists * factor))),
                 "processes": max(4, round(self.confirm.processes * factor)),
+                "soak": self.confirm.soak * (0.25 if effort is Effort.QUICK else 10.0),
             }
         )
         return self.model_copy(update={"measure": measure, "confirm": confirm})

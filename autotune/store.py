@@ -8,7 +8,7 @@ Layout::
     records/NAME.jsonl  instead of records.jsonl: what each of several workers recorded
     workers/, claims/   who of them is alive and does what (see `autotune.claims`)
     trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
-    confirm/..., floor/ likewise
+    confirm/..., minimise/, soak/, blame/, floor/ likewise
 
 A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
 is ignored by readers and cut off by the next writer.
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Stamped)
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 LOCK = "lock"
-FOLDERS = ("trials", "confirm", "minimise", "floor")
+FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

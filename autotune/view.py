@@ -29,7 +29,7 @@ from autotune.stats import Estimate, Verdict
 from autotune.store import Stopwatch
 from autotune.units import format_bytes, format_interval, format_ratio, format_seconds, format_share
 
-STAGES = ("floor", "search", "confirm", "minimise", "final")
+STAGES = ("floor", "search", "confirm", "minimise", "final", "soak")
 _PHASE_WORDS = {
     "import": "importing jax",
     "build": "building the workload",

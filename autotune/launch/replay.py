@@ -40,8 +40,8 @@ class ReplayLauncher:
         time.sleep(self._replay.delay_s)
         entries = [f"{n}={v}" for n, v in settings.items()]
         losses: tuple[float, ...] = LOSSES
-        for entry in entries:
-            if (kind := self._replay.failures.get(entry)) is not None:
+        for entry, kind in self._replay.failures.items():
+            if all(e in entries for e in entry.split()):
                 if kind is FailureKind.WRONG_LOSS:
                     losses = tuple(x * 1.5 for x in LOSSES)
                     continue

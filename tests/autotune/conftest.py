@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,14 @@ def replay_study(**replay: Any) -> StudySpec:
     """A study of `SPACE` on a formula; the rest of the study under the key `study`."""
     more = replay.pop("study", {})
     return parse_study({"name": "replayed", "workload": {"entry": "llama"}, "replay": replay, **more})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What studies learn for later ones stays in the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 Run = Callable[..., tuple[ConclusionRecord, Store, Diary]]
