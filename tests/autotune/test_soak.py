@@ -62,9 +62,9 @@ def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay
     assert conclusion.settings is None
     assert "xla_a=1 was faster but failed after" in conclusion.sentence
     assert "hang: no answer within 120 s" in conclusion.sentence
-    (record,) = store.of(SoakRecord)
-    assert record.failure is not None
-    assert record.step_count <= 400
+    for record in store.of(SoakRecord):  # of the minimal set, and of the whole one that came second
+        assert record.failure is not None
+        assert record.step_count <= 400
 
 
 def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -> None:
