@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from autotune.evaluate import REFERENCE_NUMBER
 from autotune.flags import FlagSet
 from autotune.records import (
+    REFERENCE_NUMBER,
     AblationResult,
     ConfirmRun,
     FinalistResult,
@@ -55,6 +55,8 @@ _TRIAL_COLUMNS = (
     "duration_s",
     "at_s",
     "settings",
+    "predicted_ratio",
+    "predicted_step_s",
 )
 _STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s")
 _EFFECT_COLUMNS = (
@@ -77,7 +79,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     Returns:
         Columns trial, origin, status, verdict, ratio, low, high, pair_count, reference_step_s,
         candidate_step_s, tokens_per_s, compile_s, start_s, peak_bytes, failure, message, same_as, duration_s,
-        at_s, settings.
+        at_s, settings, predicted_ratio, predicted_step_s (a model's; then nothing in the other columns is of a step).
     """
     return pd.DataFrame([_trial_row(r) for r in store.of(TrialResult)], columns=list(_TRIAL_COLUMNS))
 
@@ -107,6 +109,8 @@ def _trial_row(result: TrialResult) -> dict[str, Any]:
         "duration_s": result.duration_s,
         "at_s": result.at_s,
         "settings": str(result.settings),
+        "predicted_ratio": result.prediction.ratio if result.prediction else math.nan,
+        "predicted_step_s": result.prediction.step_s if result.prediction else math.nan,
     }
 
 

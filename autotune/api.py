@@ -11,7 +11,7 @@ import pandas as pd
 
 from autotune import analysis, comparison
 from autotune.errors import AutotuneError
-from autotune.records import ConclusionRecord
+from autotune.records import PREDICTED, ConclusionRecord, Outcome
 from autotune.store import Store
 from autotune.winner import Winner, winner_of
 
@@ -33,7 +33,8 @@ class Study:
         self.store = Store.open(Path(path))
 
     def __repr__(self) -> str:
-        return f"<Study {self.name}: {len(self.trials)} trials; {self.verdict}>"
+        label = f"{PREDICTED}; " if self.is_predicted else ""
+        return f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>"
 
     @property
     def name(self) -> str:
@@ -50,7 +51,12 @@ class Study:
     def winner(self) -> Winner | None:
         """The proven winner with its evidence; None if nothing beats the default or the study has not ended."""
         conclusion = self.store.last(ConclusionRecord)
-        return winner_of(self.store) if conclusion is not None and conclusion.settings else None
+        return winner_of(self.store) if conclusion is not None and conclusion.outcome is Outcome.WINNER else None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether nothing was measured: see the columns ``predicted_ratio`` and ``predicted_step_s`` of `trials`."""
+        return self.store.spec.is_predicted
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
@@ -89,8 +95,10 @@ class Study:
         return Plots(self)
 
     def _repr_html_(self) -> str:
-        columns = ["trial", "ratio", "low", "high", "verdict", "failure", "settings"]
-        table: str = self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
+        ratio = "predicted_ratio" if self.is_predicted else "ratio"
+        figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "verdict"]
+        columns = ["trial", *figures, "failure", "settings"]
+        table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
         return f"<p><b>{_escape(self.name)}</b>: {_escape(self.verdict)}</p>{table}"
 
 

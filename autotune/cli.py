@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -20,6 +21,8 @@ from autotune import cli_flags, cli_results, cli_screen
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.pipeline import View
+    from autotune.preflight import Preflight
     from autotune.records import ConclusionRecord
     from autotune.spec import StudySpec
     from autotune.store import Store
@@ -50,6 +53,13 @@ class EffortChoice(StrEnum):
     full = "full"
 
 
+class ObjectiveChoice(StrEnum):
+    """What a study goes by; see `autotune.spec.SearchSpec`."""
+
+    measured = "measured"
+    predicted = "predicted"
+
+
 @app.command()
 def run(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
@@ -65,13 +75,25 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
     soak: Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")] = True,
+    screen: Annotated[
+        bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
+    ] = None,
+    objective: Annotated[
+        ObjectiveChoice | None, typer.Option(help="predicted: compile only, nothing is measured, no GPU needed.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`).")] = None,
+    topology: Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
     from autotune.spec import Effort, load_study
 
-    spec = load_study(study).at_effort(Effort(effort.value))
-    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed, soak=soak)
+    given: dict[str, dict[str, Any]] = {
+        "search": {"trials": trials, "time_budget": time_budget, "objective": objective and objective.value},
+        "screen": {"enabled": screen, "target": target, "topology": topology},
+        "confirm": {"soak": None if soak else 0},
+    }
+    spec = _override(load_study(study).at_effort(Effort(effort.value)), given, seed=seed)
     _run_and_print(spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json)
 
 
@@ -103,11 +125,17 @@ def worker(
     import socket
 
     from autotune import environment
+    from autotune.errors import StudyFileError
     from autotune.slots import parse_devices, worker_name
     from autotune.spec import Effort, load_study
 
-    spec = load_study(study).at_effort(Effort(effort.value))
-    spec = _override(spec, trials=trials, time_budget=time_budget, seed=seed, soak=soak)
+    given: dict[str, dict[str, Any]] = {
+        "search": {"trials": trials, "time_budget": time_budget},
+        "confirm": {"soak": None if soak else 0},
+    }
+    spec = _override(load_study(study).at_effort(Effort(effort.value)), given, seed=seed)
+    if spec.is_predicted:
+        raise StudyFileError("several workers share a study that is measured but this one is predicted; autotune run")
     own = parse_devices(devices) if devices else ()
     if own and spec.replay is None:
         environment.restrict(spec.device.platform, own)
@@ -165,21 +193,15 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _override(
-    spec: StudySpec, *, trials: int | None, time_budget: str | None, seed: int | None, soak: bool = True
-) -> StudySpec:
-    """The study with what the command line says instead of the file, checked like the file."""
+def _override(spec: StudySpec, given: dict[str, dict[str, Any]], *, seed: int | None) -> StudySpec:
+    """The study with what the command line gives instead of the file (None gives nothing), checked like the file."""
     from autotune.spec import parse_study
 
     data = spec.model_dump()
-    if trials is not None:
-        data["search"]["trials"] = trials
-    if time_budget is not None:
-        data["search"]["time_budget"] = time_budget
+    for section, values in given.items():
+        data[section].update({key: value for key, value in values.items() if value is not None})
     if seed is not None:
         data["seed"] = seed
-    if not soak:
-        data["confirm"]["soak"] = 0
     return parse_study(data, source="the study with the options of the command line")
 
 
@@ -194,7 +216,7 @@ def _run(
     devices: tuple[str, ...],
 ) -> tuple[ConclusionRecord, Store]:
     """Preflight, then all stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
-    from autotune.pipeline import run_study
+    from autotune.predicted import moved
     from autotune.preflight import prepare
     from autotune.slots import held
     from autotune.store import Stopwatch, Store
@@ -202,7 +224,7 @@ def _run(
 
     console = _console(stderr=as_json)
     early = LineView(console, Stopwatch())
-    ready = prepare(spec, storage=storage, note=early.line)
+    ready = prepare(moved(spec) if spec.is_predicted else spec, storage=storage, note=early.line)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(spec.device.platform, _to_hold(spec, devices)))
         store = Store.create_or_resume(path.resolve(), spec, study_dir=study.resolve().parent, worker=worker)
@@ -211,15 +233,7 @@ def _run(
         live = LiveView(console, store.watch, name=spec.name, budget_s=budget) if console.is_terminal else None
         view = live or LineView(console, store.watch)
         with live or contextlib.nullcontext():
-            conclusion = run_study(
-                store,
-                ready.bench(store, view),
-                ready.proposer,
-                trials=spec.search.trials,
-                time_budget_s=budget,
-                view=view,
-                command=sys.argv,
-            )
+            conclusion = (_all_predicted if spec.is_predicted else _all_stages)(store, ready, view)
         return conclusion, store
 
 
@@ -232,12 +246,48 @@ def _to_hold(spec: StudySpec, devices: tuple[str, ...]) -> tuple[str, ...]:
     from autotune import environment
     from autotune.slots import parse_devices
 
-    if spec.replay is not None or "SLURM_JOB_ID" in environment.caller():
+    if spec.replay is not None or spec.is_predicted or "SLURM_JOB_ID" in environment.caller():
         return ()
     if devices or spec.device.platform != "cuda":
         return devices
     visible = environment.visible_gpus()
     return parse_devices(visible) if visible else ()
+
+
+def _all_stages(store: Store, ready: Preflight, view: View) -> ConclusionRecord:
+    """Everything that a measured study does."""
+    from functools import partial
+
+    from autotune.pipeline import run_study
+    from autotune.screening import screening
+
+    with screening(store, view) as screen:
+        return run_study(
+            store,
+            ready.bench(store, view, screen),
+            partial(ready.proposer, screening=screen),
+            trials=store.spec.search.trials,
+            time_budget_s=store.spec.search.time_budget,
+            view=view,
+            command=sys.argv,
+        )
+
+
+def _all_predicted(store: Store, ready: Preflight, view: View) -> ConclusionRecord:
+    """Everything that a study does of which nothing is measured."""
+    from autotune.predicted import run_predicted
+    from autotune.screening import Screening
+
+    with contextlib.closing(Screening(store, view)) as screen:
+        return run_predicted(
+            store,
+            screen,
+            ready.predicted_proposer,
+            trials=store.spec.search.trials,
+            time_budget_s=store.spec.search.time_budget,
+            view=view,
+            command=sys.argv,
+        )
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
@@ -264,11 +314,19 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     me = (
         "autotune" if shutil.which("autotune") or not sys.argv[0].endswith("autotune") else os.path.relpath(sys.argv[0])
     )
+    again = f"{me} run {study} --run-dir {path}"
+    if store.spec.is_predicted:
+        cluster = {"--target": store.spec.screen.target, "--topology": store.spec.screen.topology}
+        where = " ".join(f"{name} {value}" for name, value in cluster.items() if value)
+        again += f" --objective predicted {where}"
     steps = [
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
-        f"{me} run {study} --run-dir {path} --trials {2 * conclusion.trial_count}   # goes on from here",
+        f"{again} --trials {2 * conclusion.trial_count}   # goes on from here",
     ]
+    if store.spec.is_predicted and conclusion.settings:
+        chosen = shlex.quote(cli_screen.format_set(conclusion.settings))
+        steps.insert(0, f"{me} explain {study} {where} --set {chosen}")
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps = [
             f"{me} export {path} --format env -o winner.env",
@@ -339,7 +397,7 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     from autotune.claims import list_workers
     from autotune.nodes import node_effects
     from autotune.pipeline import incumbent
-    from autotune.records import ConclusionRecord, FloorResult, SessionRecord, TrialResult
+    from autotune.records import PREDICTED, ConclusionRecord, FloorResult, SessionRecord, TrialResult
     from autotune.store import is_held
     from autotune.units import format_interval, format_ratio, format_seconds
 
@@ -352,6 +410,11 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     running = is_held(store.path)
     records = store.records()
     ended = conclusion is not None and not any(isinstance(r, TrialResult) and r.at_s > conclusion.at_s for r in records)
+    steps = [r.prediction for r in results if r.prediction is not None and r.failure is None]
+    predicted = min(steps, key=lambda p: p.ratio, default=None)
+    shown = f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}" if best.ratio < 1 else "the default"
+    if predicted is not None:
+        shown = f"{format_ratio(predicted.ratio)} {PREDICTED}"
     return {
         "run": str(path),
         "name": store.spec.name,
@@ -360,9 +423,8 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
         "failed": sum(r.failure is not None for r in results),
         "elapsed_s": max((r.at_s for r in records), default=0.0),
         "time": format_seconds(max((r.at_s for r in records), default=0.0)),
-        "best": f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
-        if best.ratio < 1
-        else "the default",
+        "best": shown,
+        "is_predicted": store.spec.is_predicted,
         "workers": [{"worker": w.worker, "host": w.host, "state": w.state} for w in list_workers(path)],
         "nodes": [
             {"worker": n.worker, "host": n.host, "ratio": n.ratio, "low": n.low, "high": n.high, "is_slow": n.is_slow}
@@ -382,7 +444,7 @@ def show(
     """Shows a study's results, or all that is known of one trial."""
     from autotune.records import ConclusionRecord, FinalistResult, FloorResult, TrialResult
     from autotune.store import Store
-    from autotune.view import conclusion_style, describe_floor, results_table
+    from autotune.view import conclusion_style, describe_begin, results_table
 
     store = Store.open(run_path)
     if trial is not None:
@@ -393,7 +455,7 @@ def show(
         return
     console = _console()
     floor, conclusion = store.last(FloorResult), store.last(ConclusionRecord)
-    for line in describe_floor(floor) if floor else ["the noise floor is not measured yet"]:
+    for line in describe_begin(store):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(results_table(floor, store.of(TrialResult), _latest(store.of(FinalistResult))))
     if conclusion is not None:
@@ -450,8 +512,6 @@ def repro(
     as_json: JsonOption = False,
 ) -> None:
     """Prints the environment and command that run one trial's program by hand."""
-    import shlex
-
     from autotune import environment
     from autotune.store import Store
 

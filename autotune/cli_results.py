@@ -85,6 +85,9 @@ def export(
         typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, toml, python or maxtext."),
     ] = "env",
     output: OutputOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
+    ] = False,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.errors import AutotuneError, close_matches
@@ -94,7 +97,7 @@ def export(
     if form not in set(Format):
         legal = ", ".join(Format)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, Format)}")
-    text = render(Store.open(run_path), Format(form))
+    text = render(Store.open(run_path), Format(form), even_predicted=force)
     _write(text, output, hint=f"use it: {USE[Format(form)].format(file=output)}")
 
 
@@ -128,12 +131,15 @@ def _check(file: Path, winner: Winner, study: Path | None) -> tuple[list[Differe
     from datetime import UTC, datetime
 
     from autotune.export import is_unchanged
+    from autotune.records import PREDICTED
     from autotune.spec import load_study
     from autotune.winner import Difference, differences, this_machine
 
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload)
     found, notes = differences(winner.conditions, here), []
+    if winner.is_predicted:
+        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
     if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
         found.append(Difference(field="file", proven="its text as exported", here="changed since"))
     if workload is None:

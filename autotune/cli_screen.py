@@ -175,6 +175,13 @@ def parse_set(text: str) -> FlagSet:
     return found
 
 
+def format_set(settings: FlagSet) -> str:
+    """A set as `parse_set` reads it."""
+    from autotune.flags import quote_token
+
+    return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())
+
+
 def _target_facts(target: Target) -> dict[str, Any]:
     import dataclasses
 

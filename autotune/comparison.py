@@ -14,7 +14,7 @@ import pandas as pd
 
 from autotune import analysis
 from autotune.errors import NotComparableError, close_matches
-from autotune.records import ConclusionRecord, FloorResult, Outcome, TrialResult
+from autotune.records import PREDICTED, ConclusionRecord, FloorResult, Outcome, TrialResult
 from autotune.report import templates
 from autotune.store import Store
 from autotune.units import format_interval, format_ratio, format_seconds, format_share
@@ -117,6 +117,10 @@ def compare(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTab
 def _facts(store: Store) -> dict[str, str]:
     """The fields of one run, as text."""
     floor = store.last(FloorResult)
+    if store.spec.is_predicted:
+        raise NotComparableError(
+            f"runs that are compared must be measured but {store.path} is {PREDICTED}; `autotune show` lists it"
+        )
     if floor is None:
         raise NotComparableError(
             f"a run must have measured its reference to be compared but {store.path} has not; finish it first"

@@ -282,7 +282,9 @@ def _ablate(bench: Bench, settings: FlagSet, name: str, plan: SequentialPlan, ke
     )
     less = settings.without(name)
     try:
-        if bench.mode == sandwich.MODE:
+        if bench.is_same_program(settings, less):
+            comparison = None
+        elif bench.mode == sandwich.MODE:
             comparison = _less_alone(bench, settings, less, folder)
         else:
             comparison = _less_in_turns(bench, settings, less, folder, label, plan)

@@ -20,6 +20,7 @@ from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
 from autotune.records import (
+    REFERENCE_NUMBER,
     ConfirmRun,
     Failure,
     FailureKind,
@@ -30,6 +31,7 @@ from autotune.records import (
     TrialStatus,
     WorkerReport,
 )
+from autotune.screening import Screening, settle
 from autotune.stats import Decision, Estimate
 from autotune.store import Store, append_synced, write_atomically
 from autotune.telemetry import GpuWatch, open_watch
@@ -40,9 +42,6 @@ REFERENCE_RESTARTS = 3
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 SHARED_FRACTION = "0.45"
 """What each of two processes takes of a GPU's memory while they take turns, unless the study says otherwise."""
-
-REFERENCE_NUMBER = 0
-"""`same_as` of a trial whose program is the reference's own."""
 
 
 class Watcher(Protocol):
@@ -67,6 +66,7 @@ class Bench:
         runtime_settings: Tells which of some settings are read when the program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
         watcher: The live view.
+        screening: Compiles sets before they are launched; None measures whatever comes.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Bench:
         *,
         runtime_settings: Callable[[FlagSet], FlagSet],
         watcher: Watcher,
+        screening: Screening | None = None,
     ) -> None:
+        self.screening = screening
         self.store = store
         self.spec = store.spec
         self.watcher = watcher
@@ -174,6 +176,13 @@ class Bench:
         """Ends every worker."""
         self._launcher.close()
         self._reference = None
+
+    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
+        """Whether the screen knows, without starting anything, that one measurement serves two sets."""
+        if self.screening is None:
+            return False
+        key = self.screening.look(one).key
+        return key is not None and key == self.screening.look(other).key
 
     # ------------------------------------------------------------------ comparing
 
@@ -297,6 +306,11 @@ def evaluate(
                 "failure": same.failure, "program_key": same.program_key, "directory": None,
             }
         )  # fmt: skip
+    if bench.screening is not None:
+        found = bench.screening.look(config.settings)
+        if (early := settle(found, base, known, bench.screening.look(FlagSet()))) is not None:
+            return early.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+        base = base.model_copy(update={"compiled_key": found.key})
     write_atomically(folder / "request.json", _request(bench, config))
     alone = bench.mode == sandwich.MODE
     while True:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from autotune.errors import AutotuneError
+from autotune.records import PREDICTED
 from autotune.store import Store
 from autotune.winner import Winner, comment_line, evidence, winner_of
 
@@ -47,13 +48,18 @@ LONGEST_DOCKER_LINE = 65_535
 """Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
 
 
-def render(store: Store, form: Format) -> str:
+def render(store: Store, form: Format, *, even_predicted: bool = False) -> str:
     """The winner of a run as text in one format.
+
+    Args:
+        store: The run directory.
+        form: The format.
+        even_predicted: Write the favourite of a study in which nothing was measured; the text says so.
 
     Raises:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
-    return render_winner(winner_of(store), form)
+    return render_winner(winner_of(store, even_predicted=even_predicted), form)
 
 
 def render_winner(winner: Winner, form: Format) -> str:
@@ -81,7 +87,7 @@ def is_unchanged(text: str, winner: Winner) -> bool:
     return False
 
 
-_PYTHON_HEAD = '''"""Settings proven by autotune: import this before jax and call `apply()`."""
+_PYTHON_HEAD = '''"""Settings {how} by autotune: import this before jax and call `apply()`."""
 
 import os
 import sys
@@ -179,7 +185,8 @@ def _toml(winner: Winner) -> str:
 def _python(winner: Winner) -> str:
     """A module without dependencies."""
     items = "".join(f"    {name!a}: {value!a},\n" for name, value in winner.environment.items())
-    return f"{_comments(winner)}{_PYTHON_HEAD}ENVIRONMENT = {{\n{items}}}\n{_PYTHON_TAIL}"
+    head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
+    return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{_PYTHON_TAIL}"
 
 
 def _maxtext(winner: Winner) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError
 from autotune.export import Format, render_winner
+from autotune.records import PREDICTED
 from autotune.store import write_atomically
 from autotune.units import format_ratio
 from autotune.winner import Winner, parse_winner
@@ -74,9 +75,11 @@ def add(winner: Winner, folder: Path) -> Path:
         The file written.
 
     Raises:
-        AutotuneError: If the file there is of a later proof.
+        AutotuneError: If the file there is of a later proof, or the winner was never measured.
         RunDirectoryError: If it cannot be written.
     """
+    if winner.is_predicted:
+        raise AutotuneError(f"a library must hold proven winners but this one is {PREDICTED}; measure it first")
     entry = Entry(path=folder, winner=winner)
     c = winner.conditions
     name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{c.workload}.json"

@@ -283,6 +283,7 @@ def _search(
             continue
         begun = _begin_trial(store, proposer, results, trials, view)
         if begun is not None:
+            _compile_ahead(bench, proposer, begun[0], results)
             _try(bench, plan, *begun, results=results, trials=trials, view=view)
         elif not claims.search_is_over() or any(
             claims.is_taken(trial_key(n)) for n in claims.sets() if n not in {r.number for r in results}
@@ -390,6 +391,17 @@ def _try(
         return
     bench.store.append(result)
     view.trial_ends(result)
+
+
+def _compile_ahead(bench: Bench, proposer: Proposer, config: TrialConfig, results: Sequence[TrialResult]) -> None:
+    """Has the screen compile what would be proposed after this set, were it to tell nothing new."""
+
+    def guess() -> FlagSet | None:
+        following = proposer.ask(config.number + 1, results, taken=[config.settings])
+        return following.settings if following is not None else None
+
+    if bench.screening is not None:
+        bench.screening.ahead(guess)
 
 
 def incumbent(results: Sequence[TrialResult]) -> Estimate:

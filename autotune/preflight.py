@@ -19,9 +19,11 @@ from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher
 from autotune.launch.srun import SrunLauncher
+from autotune.predicted import Facts, Narrow
 from autotune.probe import ProbeReport, probe
 from autotune.recipes import find_recipe
 from autotune.records import WorkerReport
+from autotune.screening import Screening
 from autotune.search import Proposer
 from autotune.space import SearchSpace, build_space
 from autotune.spec import StudySpec
@@ -47,20 +49,30 @@ class Preflight:
     first: tuple[tuple[str, FlagSet], ...]
     storage: str | None
 
-    def bench(self, store: Store, watcher: Watcher) -> Bench:
+    def bench(self, store: Store, watcher: Watcher, screening: Screening | None = None) -> Bench:
         """The place where this study's comparisons are made."""
-        return Bench(store, launcher_for(store), runtime_settings=self.runtime_settings, watcher=watcher)
+        return Bench(
+            store, launcher_for(store), runtime_settings=self.runtime_settings, watcher=watcher, screening=screening
+        )
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
         known = self.catalog
         return FlagSet({n: v for n, v in settings.items() if n not in known or known[n].stage is not Stage.PROGRAM})
 
-    def proposer(self, reference: WorkerReport) -> Proposer:
-        """Who proposes, once the reference has told the workload's layer sizes and mesh."""
-        return Proposer(self.spec, self.space(reference), first=self.first, storage=self.storage)
+    def proposer(self, reference: WorkerReport, screening: Screening | None = None) -> Proposer:
+        """Who proposes, once the reference has told the workload's layer sizes and mesh and the space is screened."""
+        space = self.space(reference)
+        if screening is not None:
+            space = screening.narrow(space, dict(self.first), reference)
+        return Proposer(self.spec, space, first=self.first, storage=self.storage)
 
-    def space(self, reference: WorkerReport | None) -> SearchSpace:
+    def predicted_proposer(self, facts: Facts, narrow: Narrow) -> Proposer:
+        """Who proposes in a study that predicts, once the compiled reference has told its layer sizes and mesh."""
+        space = narrow(self.space(facts), dict(self.first))
+        return Proposer(self.spec, space, first=self.first, storage=self.storage)
+
+    def space(self, reference: WorkerReport | Facts | None) -> SearchSpace:
         """The search space of this study on this build."""
         return study_space(self.spec, self.report, self.catalog, reference)
 
@@ -95,8 +107,10 @@ def program_python(spec: StudySpec) -> str:
     return environment.python()
 
 
-def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | None) -> SearchSpace:
-    """The search space of a study, as it is known before (None) or after the reference ran."""
+def study_space(
+    spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkerReport | Facts | None
+) -> SearchSpace:
+    """The search space of a study, as it is known before (None) or after the reference ran or was compiled."""
     search = spec.search
     return build_space(
         settings=search.settings,

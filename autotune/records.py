@@ -26,6 +26,12 @@ from autotune.stats import Estimate, NoiseFloor, Verdict
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
 
+REFERENCE_NUMBER = 0
+"""`same_as` of a trial whose program is the reference's own."""
+
+PREDICTED = "PREDICTED, NOT MEASURED"
+"""Stands wherever a figure of a model is shown in the place of a measurement."""
+
 
 def _settings(value: object) -> FlagSet:
     """Settings from what JSON or TOML holds: a table of names and plain values."""
@@ -172,6 +178,7 @@ class TrialStatus(StrEnum):
     MEASURED = "measured"
     SAME_SET = "same_set"
     SAME_PROGRAM = "same_program"
+    PREDICTED = "predicted"
     FAILED = "failed"
 
 
@@ -223,8 +230,40 @@ class Comparison(Record):
     energy: EnergyUse | None = None
 
 
+class PredictedStep(Record):
+    """What a model says that a compiled program would take on GPUs that are not here. Never a measurement.
+
+    Attributes:
+        ratio: Predicted step time over the reference's, both from the same model.
+        exposed_s: Communication that computing waits for.
+        idle_s: The GPU has nothing to do and waits for no collective.
+        mfu: Model FLOPs over the peak of the matrix units.
+        scale: Factor from measured trials that the times were calibrated with; 1 without.
+    """
+
+    target: str
+    topology: str
+    ratio: float
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    compile_s: float | None = None
+    scale: float = 1.0
+
+
 class TrialResult(Stamped):
-    """What became of one trial; the raw samples lie beside it in `directory`."""
+    """What became of one trial; the raw samples lie beside it in `directory`.
+
+    Attributes:
+        compiled_key: Names what would run, as the screen compiled it without a device: the program and the settings
+            that are read at run time. Sets with one key need one measurement.
+        prediction: In place of `comparison` where the study predicts.
+    """
 
     kind: Literal["trial"] = "trial"
     number: int
@@ -237,6 +276,8 @@ class TrialResult(Stamped):
     failure: Failure | None = None
     worker: WorkerReport | None = None
     program_key: str | None = None
+    compiled_key: str | None = None
+    prediction: PredictedStep | None = None
     duration_s: float = 0.0
     directory: str | None = None
 
@@ -246,6 +287,25 @@ class TrialResult(Stamped):
         tokens = self.worker.tokens_per_step if self.worker else None
         energy = self.comparison.energy if self.comparison else None
         return tokens / energy.candidate_step_j if tokens and energy else None
+
+
+class ScreenRecord(Stamped):
+    """What compiling alone said before anything was measured, or why the study is not screened.
+
+    Attributes:
+        report: An `autotune.screen.classify.ScreenReport` as plain data; None if nothing could be compiled.
+        reason: Why there is no report.
+        prediction: Of the reference, where the study predicts.
+    """
+
+    kind: Literal["screen"] = "screen"
+    target: str
+    topology: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    report: dict[str, Any] | None = None
+    reason: str = ""
+    prediction: PredictedStep | None = None
+    duration_s: float = 0.0
 
 
 class SessionRecord(Stamped):
@@ -337,11 +397,12 @@ class AblationResult(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended."""
+    """How a study ended; ``predicted``: nothing was measured, whatever the model says."""
 
     WINNER = "winner"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
     NOTHING_RAN = "nothing_ran"
+    PREDICTED = "predicted"
 
 
 class ConclusionRecord(Stamped):
@@ -353,6 +414,7 @@ class ConclusionRecord(Stamped):
     settings: Settings | None = None
     trial: int | None = None
     estimate: Estimate | None = None
+    prediction: PredictedStep | None = None
     soaked_s: float | None = None
     trial_count: int
     ended: str
@@ -414,6 +476,7 @@ class IncidentRecord(Stamped):
 
 AnyRecord = Annotated[
     TrialResult
+    | ScreenRecord
     | SessionRecord
     | SpanRecord
     | FloorResult

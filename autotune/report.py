@@ -14,12 +14,14 @@ import jinja2
 from autotune import analysis, charts
 from autotune.errors import AutotuneError
 from autotune.records import (
+    PREDICTED,
     AblationResult,
     ConclusionRecord,
     FinalistResult,
     FloorResult,
     IncidentRecord,
     Outcome,
+    ScreenRecord,
     SessionRecord,
     SpanRecord,
     TrialResult,
@@ -38,6 +40,7 @@ from autotune.report_parts import (
     traces,
     trial_row,
 )
+from autotune.screening import describe_record
 from autotune.store import Store, is_held
 from autotune.units import (
     format_bytes,
@@ -75,6 +78,7 @@ class Report:
     figures: Sequence[tuple[str, str]]
     finalists: Sequence[dict[str, str]]
     floor: Sequence[str]
+    screen: Sequence[str]
     forest: str
     history: str
     traces: Sequence[Chart]
@@ -123,6 +127,7 @@ def build(store: Store) -> Report:
         RunDirectoryError: If its records are damaged.
     """
     results = store.of(TrialResult)
+    is_predicted, sesoi = store.spec.is_predicted, store.spec.measure.smallest_effect
     state, verdict, tone = _verdict(store, results)
     floor = store.last(FloorResult)
     importance = analysis.importance_frame(store)
@@ -138,8 +143,10 @@ def build(store: Store) -> Report:
         figures=_figures(store, results, floor),
         finalists=[_finalist_row(f) for f in analysis.finalists(store)],
         floor=describe_floor(floor) if floor else [],
-        forest=charts.forest(forest_rows(store, ordered), band=store.spec.measure.smallest_effect),
-        history=history(results),
+        screen=[line for record in store.of(ScreenRecord)[-1:] for line in describe_record(record)],
+        # The charts are of measurements: a model's figures stand in the table, where each is marked.
+        forest="" if is_predicted else charts.forest(forest_rows(store, ordered), band=sesoi),
+        history="" if is_predicted else history(results),
         traces=traces(store, results),
         effects=[effect_row(row) for row in analysis.effects_frame(store).to_dict("records")],
         importance=charts.bars(
@@ -172,7 +179,9 @@ def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, st
     newest = max((r.at_s for r in results), default=0.0)
     running = is_held(store.path)
     if conclusion is not None and newest <= conclusion.at_s and not running:
-        tone = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none"}.get(conclusion.outcome, "default")
+        tone = {Outcome.PREDICTED: "none", Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none"}.get(
+            conclusion.outcome, "default"
+        )
         return "finished", conclusion.sentence, tone
     session = store.last(SessionRecord)
     asked = session.asked_trials if session else store.spec.search.trials
@@ -180,6 +189,8 @@ def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, st
     if not results:
         what = "no trial has ended yet" if session else "it was never started"
         return state, f"nothing is known yet: {what}", "none"
+    if store.spec.is_predicted:
+        return state, f"{state} after {len(results)} of {asked} trials: {PREDICTED}", "none"
     found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
     best = min(found, key=lambda e: e.ratio, default=None)
     sofar = "nothing beats the default so far"
@@ -197,6 +208,9 @@ def _figures(store: Store, results: Sequence[TrialResult], floor: FloorResult | 
         ("not measured twice", str(sum(r.same_as is not None for r in results))),
         ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
     ]
+    if (step := next((r.prediction for r in store.of(ScreenRecord) if r.prediction), None)) is not None:
+        rows.append((f"default's step, {PREDICTED}", format_seconds(step.step_s)))
+        rows.append(("predicted for", f"{step.topology} {step.target}"))
     if conclusion is not None and conclusion.estimate is not None:
         e = conclusion.estimate
         rows.insert(0, ("step time ratio", f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"))
@@ -254,6 +268,8 @@ def _failures(results: Sequence[TrialResult]) -> list[dict[str, Any]]:
 def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult | None) -> list[str]:
     """What a reader should know before believing a figure: each once."""
     found = [r.what for r in store.of(IncidentRecord)]
+    if store.spec.is_predicted:
+        found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if floor.comparison.mode != "turns":

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from autotune import charts
-from autotune.records import ConfirmRun, FloorResult, TrialResult, TrialStatus
+from autotune.records import PREDICTED, ConfirmRun, FloorResult, TrialResult, TrialStatus
 from autotune.stats import Estimate
 from autotune.store import Store
 from autotune.units import format_bytes, format_change, format_interval, format_ratio, format_seconds
@@ -39,6 +39,8 @@ def rank(result: TrialResult) -> tuple[int, float]:
     """Best first; then what changes nothing, then failures."""
     if result.failure is not None:
         return (2, result.number)
+    if result.prediction is not None:
+        return (0, result.prediction.ratio)
     if result.comparison is None:
         return (1, result.number)
     return (0, result.comparison.estimate.ratio)
@@ -51,7 +53,15 @@ def _style(result: TrialResult) -> str:
 
 
 def trial_row(r: TrialResult) -> dict[str, str]:
-    """A row of the table of trials."""
+    """A row of the table of trials; a model's figures carry their mark in the cell."""
+    if (p := r.prediction) is not None and r.failure is None:
+        return {
+            "trial": str(r.number), "settings": str(r.settings), "origin": r.origin,
+            "ratio": f"{format_ratio(p.ratio)} (predicted)", "interval": "",
+            "verdict": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
+            "style": "same", "step": f"{format_seconds(p.step_s)} (predicted)",
+            "compile": format_seconds(p.compile_s), "memory": format_bytes(p.peak_bytes),
+        }  # fmt: skip
     e = r.comparison.estimate if r.comparison else None
     w = r.worker
     return {

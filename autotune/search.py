@@ -75,6 +75,8 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         ratio = result.comparison.estimate.ratio if result.comparison is not None else None
+        if result.prediction is not None:
+            ratio = result.prediction.ratio
         if result.failure is None and ratio is None:
             ratio = 1.0  # the reference's own program
         if ratio is not None:

@@ -180,6 +180,8 @@ class SearchSpec(_Section):
         symptoms: Symptoms whose groups are searched.
         known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
+        objective: ``measured`` step time, or the ``predicted`` one of compiled programs: no GPU is needed, nothing is
+            measured and nothing proven.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -190,9 +192,30 @@ class SearchSpec(_Section):
     symptoms: tuple[str, ...] = ()
     first: tuple[NamedSet, ...] = ()
     use_environment: bool = True
+    objective: Literal["measured", "predicted"] = "measured"
     sampler: Literal["tpe", "random"] = "tpe"
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
+
+
+class ScreenSpec(_Section):
+    """What is compiled before anything is measured.
+
+    Attributes:
+        enabled: ``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there.
+        target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
+        topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
+        cache: Take from and add to the cache of compiled programs.
+        time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
+        compile_limit: Longest time for one compilation.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    target: str | None = None
+    topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
+    cache: bool = True
+    time_budget: Seconds | None = None
+    compile_limit: Seconds = 900.0
 
 
 class MeasureSpec(_Section):
@@ -290,6 +313,7 @@ class StudySpec(_Section):
     device: DeviceSpec = DeviceSpec()
     baseline: Settings = Field(default_factory=FlagSet)
     search: SearchSpec = SearchSpec()
+    screen: ScreenSpec = ScreenSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     replay: ReplaySpec | None = None
@@ -309,7 +333,14 @@ class StudySpec(_Section):
             )
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
+        if self.is_predicted and (self.workload.entry is None or self.replay is not None):
+            raise ValueError('`search.objective = "predicted"` needs a `workload.entry` to compile, and no [replay]')
         return self
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether nothing is measured: a model says what compiled programs would take."""
+        return self.search.objective == "predicted"
 
     @property
     def workload_hash(self) -> str:
@@ -328,6 +359,11 @@ class StudySpec(_Section):
             data.pop(key)
         for key in ("trials", "time_budget"):
             data["search"].pop(key)
+        screen = data.pop("screen")
+        if self.is_predicted:  # then the cluster is what the results are of
+            data["screen"] = {key: screen[key] for key in ("target", "topology")}
+        else:
+            data["search"].pop("objective")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
         return data

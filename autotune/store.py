@@ -435,7 +435,7 @@ def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
 def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     """Names of the sections in which two studies differ for good."""
     a, b = old.lasting(), new.lasting()
-    return [k for k in a if a[k] != b[k]]
+    return [k for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
 def _lock(descriptor: int, how: int) -> bool:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.analysis import ABSENT, is_the_default, settings_frame
 from autotune.errors import AutotuneError
-from autotune.records import FailureKind, FloorResult, SessionRecord, TrialResult
+from autotune.records import PREDICTED, FailureKind, FloorResult, SessionRecord, TrialResult
 from autotune.store import Store
 from autotune.winner import workload_name
 
@@ -135,8 +135,10 @@ def render(store: Store) -> str:
     """All trials of a run as a T4 file, step by step.
 
     Raises:
-        AutotuneError: If it has no trial.
+        AutotuneError: If it has no trial, or was not measured.
     """
+    if store.spec.is_predicted:
+        raise AutotuneError(f"a T4 file must hold measurements but {store.path} is {PREDICTED}")
     results = store.of(TrialResult)
     if not results:
         raise AutotuneError(f"a run must have trials to be exported but {store.path} has none yet")

@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from autotune.evaluate import REFERENCE_NUMBER
 from autotune.flags import FlagSet
 from autotune.records import (
+    PREDICTED,
+    REFERENCE_NUMBER,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
@@ -21,15 +22,18 @@ from autotune.records import (
     FinalistResult,
     FloorResult,
     Outcome,
+    PredictedStep,
+    ScreenRecord,
     TrialConfig,
     TrialResult,
     TrialStatus,
 )
+from autotune.screening import describe_record
 from autotune.stats import Estimate, Verdict
-from autotune.store import Stopwatch
+from autotune.store import Stopwatch, Store
 from autotune.units import format_bytes, format_interval, format_ratio, format_seconds, format_share
 
-STAGES = ("floor", "search", "confirm", "minimise", "final", "soak")
+STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
 _PHASE_WORDS = {
     "import": "importing jax",
     "build": "building the workload",
@@ -148,7 +152,8 @@ class LiveView(LineView):
 
     def phase(self, what: str) -> None:
         """See `pipeline.View`."""
-        self._doing = f"a worker is {_PHASE_WORDS.get(what, what)}"
+        is_screen = what.startswith("screening")
+        self._doing = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
 
     def pair(self, ratios: list[float]) -> None:
         """See `pipeline.View`."""
@@ -172,6 +177,9 @@ class LiveView(LineView):
         """See `pipeline.View`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
+        if (told := result.prediction) is not None and told.ratio < self._best_ratio and result.failure is None:
+            self._best_ratio = told.ratio
+            self._best = f"trial {result.number}: {format_ratio(told.ratio)}, {PREDICTED}"
         found = result.comparison.estimate if result.comparison else None
         if found is not None and found.ratio < self._best_ratio and result.failure is None:
             self._best_ratio = found.ratio
@@ -217,6 +225,21 @@ def shorten(settings: FlagSet, *, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def describe_begin(store: Store) -> list[str]:
+    """What was found before the first trial: the noise floor, or what a model says of the reference; the screen."""
+    floor, lines = store.last(FloorResult), []
+    if floor is not None:
+        lines += describe_floor(floor)
+    elif not store.spec.is_predicted:
+        lines.append("the noise floor is not measured yet")
+    for record in store.of(ScreenRecord):
+        if (step := record.prediction) is not None:
+            place = f"{step.topology} {step.target}"
+            lines.append(f"{PREDICTED}: every figure is a model's, for {place}; reference {describe_prediction(step)}")
+        lines += describe_record(record)
+    return list(dict.fromkeys(lines))
+
+
 def describe_floor(result: FloorResult) -> list[str]:
     """The noise floor in words."""
     floor = result.floor
@@ -244,9 +267,19 @@ def describe_trial(result: TrialResult) -> str:
     if result.same_as is not None:
         what = "set" if result.status is TrialStatus.SAME_SET else "program"
         suffix = f" (the same {what} as trial {result.same_as}, not measured again)"
+    if result.prediction is not None:
+        return f"{describe_prediction(result.prediction)}{suffix.replace(', not measured again', '')}"
     if result.comparison is None:
         return f"no number{suffix}"
     return f"{_estimate(result.comparison.estimate)} {result.comparison.verdict}, {result.comparison.stopped}{suffix}"
+
+
+def describe_prediction(step: PredictedStep) -> str:
+    """What a model says of a program, marked as such."""
+    return (
+        f"{format_ratio(step.ratio)}, {format_seconds(step.step_s)} a step of which {format_seconds(step.exposed_s)} "
+        f"exposed communication: {PREDICTED}"
+    )
 
 
 def describe_finalist(result: FinalistResult) -> str:
@@ -273,6 +306,8 @@ def results_table(
     floor: FloorResult | None, results: Sequence[TrialResult], finalists: Sequence[FinalistResult]
 ) -> Table:
     """Every trial's ratio with interval and verdict, best first, the reference on top."""
+    if any(r.prediction is not None for r in results):
+        return _predicted_table(results)
     table = Table(title="step time over the default's (below 1 is faster)", title_justify="left")
     for name, justify in (
         ("trial", "right"),
@@ -318,6 +353,32 @@ def results_table(
         else:
             shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
         table.add_row(str(f.trial), shorten(f.settings, limit=120), *shown, verdict)
+    return table
+
+
+def _predicted_table(results: Sequence[TrialResult]) -> Table:
+    """Every trial with what a model says of it, best first."""
+    steps = [r.prediction for r in results if r.prediction is not None]
+    place = f"{steps[0].topology} {steps[0].target}"
+    table = Table(title=f"{PREDICTED}: a model's step time over the default's on {place}", title_justify="left")
+    for name in ("trial", "settings", "predicted ratio", "predicted step", "exposed", "peak memory", ""):
+        table.add_column(name, justify="left" if name in ("settings", "") else "right", overflow="fold")
+
+    def key(result: TrialResult) -> tuple[bool, float]:
+        return (result.prediction is None, result.prediction.ratio if result.prediction else result.number)
+
+    for r in sorted(results, key=key):
+        p = r.prediction
+        figures = ["-"] * 4
+        if p is not None:
+            exposed, peak = format_seconds(p.exposed_s), format_bytes(p.peak_bytes)
+            figures = [format_ratio(p.ratio), format_seconds(p.step_s), exposed, peak]
+        said = Text("predicted", style="cyan")
+        if r.failure is not None:
+            said = Text(_words(r.failure.kind), style="magenta")
+        elif r.same_as is not None:
+            said = Text("same program as " + (f"trial {r.same_as}" if r.same_as else "the default"), style="dim")
+        table.add_row(str(r.number), shorten(r.settings, limit=120), *figures, said)
     return table
 
 

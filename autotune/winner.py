@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from autotune import environment
 from autotune.errors import AutotuneError
-from autotune.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, Record, Settings
+from autotune.records import PREDICTED, ConclusionRecord, ConfirmRun, FloorResult, Outcome, Record, Settings
 from autotune.spec import StudySpec
 from autotune.stats import Estimate
 from autotune.store import Store
@@ -72,6 +72,7 @@ class Winner(Record):
         step_s: Median step of the winner in its final proof, seconds; None where it was not kept.
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
+        is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
     """
 
     winner_version: Annotated[int, Field(ge=WINNER_VERSION, le=WINNER_VERSION)] = WINNER_VERSION
@@ -91,6 +92,7 @@ class Winner(Record):
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
+    is_predicted: bool = False
 
     @property
     def recheck_by(self) -> str:
@@ -118,6 +120,11 @@ def proven_winner(store: Store) -> ConclusionRecord:
             f"a run must have ended to be exported but {store.path} has not; "
             "run the same `autotune run` command again to finish it"
         )
+    if store.spec.is_predicted:
+        raise AutotuneError(
+            f"only a proven winner is exported but {store.path} is {PREDICTED}; run the study on its GPUs, or write "
+            "what the model favours all the same with --force"
+        )
     if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
         raise AutotuneError(
             f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; "
@@ -126,13 +133,31 @@ def proven_winner(store: Store) -> ConclusionRecord:
     return conclusion
 
 
-def winner_of(store: Store) -> Winner:
+def favourite(store: Store) -> ConclusionRecord:
+    """The conclusion of a run that predicts, if its model favours a set.
+
+    Raises:
+        AutotuneError: If the run is not finished, or the model favours the default.
+    """
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None or not conclusion.settings:
+        said = conclusion.sentence if conclusion else "it has not ended"
+        raise AutotuneError(f"a run must favour a set to be written but of {store.path}: {said}")
+    return conclusion
+
+
+def winner_of(store: Store, *, even_predicted: bool = False) -> Winner:
     """The winner of a run directory.
+
+    Args:
+        store: The run directory.
+        even_predicted: Take the favourite of a study in which nothing was measured, marked as what it is.
 
     Raises:
         AutotuneError: If it has none.
     """
-    conclusion = proven_winner(store)
+    is_predicted = even_predicted and store.spec.is_predicted
+    conclusion = favourite(store) if is_predicted else proven_winner(store)
     assert conclusion.settings is not None
     floor, facts, spec = store.last(FloorResult), conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
@@ -155,6 +180,7 @@ def winner_of(store: Store) -> Winner:
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
+        is_predicted=is_predicted,
     )
 
 
@@ -321,6 +347,8 @@ def evidence(winner: Winner) -> list[str]:
     """What was proven, where, with what and when, one fact a line."""
     c, estimate = winner.conditions, winner.estimate
     lines = [f"autotune study {winner.study}, {winner.ended}"]
+    if winner.is_predicted:
+        lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
     if estimate is not None:
         lines.append(
             f"step time over the default's: {format_ratio(estimate.ratio)} "

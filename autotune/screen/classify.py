@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from autotune.catalog import Catalog, Stage
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.records import Record, Settings
-from autotune.screen.compiler import Compiler
+from autotune.screen.compiler import Compiler, jax_settings
 from autotune.screen.describe import changes
 from autotune.screen.program import CompiledProgram, CompileResult
 
@@ -92,6 +92,7 @@ class ScreenReport(Record):
     Attributes:
         limit_bytes: Device memory at the study's memory fraction; None for the CPU.
         compiled_count: Programs compiled now, and `cached_count` taken from the cache.
+        skipped: Settings and sets that nothing is said of, for the time was up.
     """
 
     target: str
@@ -104,6 +105,7 @@ class ScreenReport(Record):
     compiled_count: int
     cached_count: int
     duration_s: float
+    skipped: tuple[str, ...] = ()
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """The settings with one effect."""
@@ -126,34 +128,61 @@ class Screen:
         self._catalog = catalog
         self._results: dict[FlagSet, CompileResult] = {}
 
-    def run(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> ScreenReport:
-        """Screens settings one at a time, then those without effect among the live ones, and named sets.
+    def run(
+        self,
+        domains: Mapping[str, Sequence[str]],
+        named: Mapping[str, FlagSet],
+        *,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> ScreenReport:
+        """Screens named sets, settings one at a time, then those without effect among the live ones.
 
         Args:
             domains: Setting to the values that are tried.
             named: Name to set, without the baseline.
+            progress: Told how many of how many programs are compiled.
+            is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
 
         Raises:
             LaunchError: If the reference itself does not compile.
         """
-        reference = self._reference()
+        reference = self.reference()
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        singles = [FlagSet({n: v}) for n, values in judged.items() for v in values]
-        self._compile([*singles, *named.values()])
-        settings = [self._setting(n, tuple(v), reference) for n, v in domains.items()]
-        settings = list(self._again_together(settings, judged))
+        wanted = [*named.values(), *(FlagSet({n: v}) for n, values in judged.items() for v in values)]
+        # Sets that differ in what JAX itself reads need workers of their own: one after the other, not in turns.
+        wanted.sort(key=lambda s: str(jax_settings(self.baseline.merge(s))))
+        for i, settings in enumerate(wanted):
+            if not self._is_known(settings) and is_over():
+                break
+            self.result(settings)
+            progress(i + 1, len(wanted))
+        skipped = {n for n, values in judged.items() if not all(self._is_known(FlagSet({n: v})) for v in values)}
+        found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
+        found, alone = self._again_together(found, is_over)
+        skipped |= alone
         return ScreenReport(
-            target=self.job.target.name if self.job.target else "cpu",
+            target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=self._set_report("reference", FlagSet(), reference, {}),
-            settings=tuple(settings),
-            sets=tuple(self._sets(named, reference)),
+            settings=tuple(found),
+            sets=tuple(self._sets({n: s for n, s in named.items() if self._is_known(s)}, reference)),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=sum(not r.from_cache for r in self._results.values()),
             cached_count=sum(r.from_cache for r in self._results.values()),
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
+            skipped=(*sorted(skipped), *(n for n, s in named.items() if not self._is_known(s))),
         )
+
+    @property
+    def target_name(self) -> str:
+        """Name of the target; ``cpu`` without one."""
+        return self.job.target.name if self.job.target else "cpu"
+
+    def abort(self) -> None:
+        """Stops for good what is being compiled; from any thread."""
+        self._compiler.abort()
 
     def stage(self, name: str) -> Stage:
         """Where a setting acts; one that the catalogue does not know must be measured."""
@@ -186,22 +215,30 @@ class Screen:
         """What became of a set (without the baseline); compiled now if it was not yet."""
         merged = self.baseline.merge(settings)
         if merged not in self._results:
-            self._compile([settings])
+            for result in self._compiler.compile([merged]):
+                self._results[result.settings] = result
         return self._results[merged]
 
-    def _reference(self) -> CompiledProgram:
+    def fits(self, settings: FlagSet) -> bool | None:
+        """Whether a set's step fits into device memory; None if it does not compile or that is not known."""
+        program = self.result(settings).program
+        return self._fits(program, settings) if program is not None else None
+
+    def _is_known(self, settings: FlagSet) -> bool:
+        return self.baseline.merge(settings) in self._results
+
+    def reference(self) -> CompiledProgram:
+        """The reference's program.
+
+        Raises:
+            LaunchError: If it does not compile.
+        """
         result = self.result(FlagSet())
         if result.program is None:
             failure = result.failure
             words = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
             raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}")
         return result.program
-
-    def _compile(self, sets: Sequence[FlagSet]) -> None:
-        merged = [self.baseline.merge(s) for s in sets]
-        new = [s for s in merged if s not in self._results]
-        for result in self._compiler.compile(new):
-            self._results[result.settings] = result
 
     def _setting(self, name: str, values: tuple[str, ...], reference: CompiledProgram) -> SettingReport:
         stage = self.stage(name)
@@ -237,24 +274,26 @@ class Screen:
         return program.memory.peak_bytes <= limit if limit is not None and program.memory else None
 
     def _again_together(
-        self, settings: Sequence[SettingReport], judged: Mapping[str, Sequence[str]]
-    ) -> Iterator[SettingReport]:
+        self, settings: Sequence[SettingReport], is_over: Callable[[], bool]
+    ) -> tuple[list[SettingReport], set[str]]:
         """Settings that are dead alone, tried on top of all live ones: what acts only in company is not dead.
 
         Many are tried at once; only where their program differs are they taken apart.
+
+        Returns:
+            The settings, and the names of those that nothing is said of because the time was up.
         """
         context = self._live_context(settings)
         dead = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD}
         awake: set[str] = set()
         if context and dead:
             for round_ in range(max(len(v) for v in dead.values())):
+                if is_over():
+                    return [s for s in settings if s.name not in dead or s.name in awake], set(dead) - awake
                 tried = {n: v[round_] for n, v in dead.items() if round_ < len(v) and n not in awake}
                 awake |= self._awake(context, tried)
-        for setting in settings:
-            if setting.name in awake:
-                yield setting.model_copy(update={"effect": Effect.LIVE, "together": True})
-            else:
-                yield setting
+        live = {"effect": Effect.LIVE, "together": True}
+        return [s.model_copy(update=live) if s.name in awake else s for s in settings], set()
 
     def _live_context(self, settings: Sequence[SettingReport]) -> FlagSet:
         """The first live value of every live setting, as far as they compile together."""

@@ -8,7 +8,6 @@ import os
 import re
 import select
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from autotune.screen import plugin, schedule
 from autotune.screen.cache import Cache
 from autotune.screen.hlo import parse_module
 from autotune.screen.program import CompiledProgram, CompileResult, Memory
+from autotune.screen.scratch import Scratch
 from autotune.screen.targets import Target, Topology
 
 START_LIMIT_S = 900.0
@@ -127,6 +127,7 @@ class Compiler:
         self._limit_s = limit_s
         self._progress = progress
         self._worker: _Worker | None = None
+        self._is_stopped = False
 
     def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
         """Compiles each distinct set; one that fails is a result like any other.
@@ -157,6 +158,8 @@ class Compiler:
         """Compiles one set; a worker that dies of it is started again some times."""
         shared = jax_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
+            if self._is_stopped:
+                raise LaunchError("compiling was stopped")
             if self._worker is None or self._worker.shared != shared:
                 self.close()
                 self._worker = _Worker(self.job, shared, self._limit_s, self._progress)
@@ -171,6 +174,12 @@ class Compiler:
             self.close()
         failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
         return CompileResult(settings=settings, failure=failure)
+
+    def abort(self) -> None:
+        """Stops for good, from any thread: what is being compiled ends with a `LaunchError`."""
+        self._is_stopped = True
+        if (worker := self._worker) is not None:
+            worker.abort()
 
     def close(self) -> None:
         """Ends the worker; the next compilation starts one."""
@@ -198,7 +207,8 @@ class _Worker:
         self.shared = shared
         self._limit_s = limit_s
         self._count = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="autotune-screen-"))
+        self._scratch = Scratch()
+        self._folder = self._scratch.path
         is_cpu = job.target is None
         env = environment.child_environment(
             job.base,
@@ -208,6 +218,7 @@ class _Worker:
         )
         root = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [job.base.get("PYTHONPATH")])])
+        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: those that are here are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
@@ -321,7 +332,11 @@ class _Worker:
     def close(self) -> None:
         """Ends the process and removes its folder."""
         self._process.close(STOP_PATIENCE_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
+
+    def abort(self) -> None:
+        """Ends the process from another thread; whoever waits for it is told that it is gone."""
+        self._process.abort()
 
 
 def read_program(folder: Path, found: Mapping[str, Any], *, device_count: int, gpus_per_node: int) -> CompiledProgram:
@@ -342,6 +357,8 @@ def read_program(folder: Path, found: Mapping[str, Any], *, device_count: int, g
         custom_calls=custom_calls,
         flops_per_step=found.get("flops_per_step"),
         tokens_per_step=found.get("tokens_per_step"),
+        mesh=found.get("mesh", {}),
+        layer_bytes=found.get("layer_bytes", {}),
     )
 
 

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from autotune.records import Failure, Record, Settings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# 2: mesh and layer_bytes of the workload.
 
 
 class OpKind(StrEnum):
@@ -106,6 +107,8 @@ class CompiledProgram(Record):
         custom_calls: Calls of library kernels by target.
         flops_per_step: Of the model, over all GPUs, if the workload says so.
         tokens_per_step: Likewise.
+        mesh: Axes of the workload's mesh, if it says so.
+        layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -118,6 +121,8 @@ class CompiledProgram(Record):
     custom_calls: dict[str, int] = Field(default_factory=dict)
     flops_per_step: float | None = None
     tokens_per_step: int | None = None
+    mesh: dict[str, int] = Field(default_factory=dict)
+    layer_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class CompileResult(Record):

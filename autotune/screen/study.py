@@ -115,7 +115,7 @@ def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
             fixed[parameter.name] = parameter.default_choice
             continue
         left = {n: v for n, v in condition.items() if n not in fixed} or None
-        refused = _refused_values(found.get(parameter.name), is_cpu=report.limit_bytes is None)
+        refused = _refused_values(found.get(parameter.name), report)
         choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
             reasons[parameter.name] = "no value of it compiles and fits here"
@@ -129,10 +129,11 @@ def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:
     return f"dead here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
 
 
-def _refused_values(setting: SettingReport | None, *, is_cpu: bool) -> set[str]:
-    """Values that must not be launched."""
+def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
+    """Values that must not be launched; where not even the reference is said to fit, memory is not believed."""
     values = setting.values if setting else ()
-    return {v.value for v in values if v.fits is False or (is_cpu and v.message)}
+    is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
+    return {v.value for v in values if (v.fits is False and believed) or (is_cpu and v.message)}
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

@@ -196,6 +196,19 @@ def load_target(name: str) -> Target:
     )
 
 
+def target_of(device_kind: str) -> Target | None:
+    """The target of a GPU by the name that JAX gives it, such as ``NVIDIA H200``; None if none or several fit."""
+    kind = device_kind.strip()
+    names = {
+        re.search(r'device_description_str: "([^"]*)"', t.config_text): t for t in map(load_target, target_names())
+    }
+    known = {match[1]: t for match, t in names.items() if match}
+    if kind in known:
+        return known[kind]
+    alike = [t for name, t in known.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")]
+    return alike[0] if len(alike) == 1 else None
+
+
 def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
     """A nested mapping as protobuf text; upper-case words are enum values, other texts are quoted."""
     lines = []
