@@ -1,14 +1,21 @@
-"""Kills the driver with SIGKILL at random moments and counts what is left: trials, samples, processes.
+"""Kills drivers, workers, their children and the database at random moments and counts what is left.
 
-    python benchmarks/kill_tally.py [--kills 20] [--real-kills 3] [--out FILE]
+    python -m benchmarks.kill_tally [--kills 40] [--worker-kills 50] [--child-kills 6] [--real-kills 4] [--out FILE]
 
-Each study is started by the real command, killed after a random time, started again, and at last left to finish. Then
-every trial must be there exactly once, every raw sample must be whole, and no process may live on.
+Each study is started by the real command, something of it is killed with SIGKILL after a random time and started
+again, and at last it is left to finish. Then every trial must be there exactly once, in the run directory and in the
+Optuna storage that mirrors it, every raw sample must be whole, and no process may live on.
+
+* driver: the only driver of a replayed study, and of one with real worker processes;
+* worker: one of four that share a replayed study and, if PostgreSQL is installed, a database;
+* database: all its processes, meanwhile;
+* child: a process that measures, reference or candidate, of a real study.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,9 +29,12 @@ from typing import Any
 
 import psutil
 
+from autotune import environment
 from autotune.measure import log_ratio
+from autotune.mirror import NUMBER_KEY
 from autotune.records import ConclusionRecord, ConfirmRun, TrialResult, TrialStatus
 from autotune.store import Store
+from tests.cluster.sandbox import Postgres
 
 ROOT = Path(__file__).parents[1]
 MARK = "KILL_TALLY_RUN"
@@ -40,6 +50,8 @@ use_environment = false
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]
 xla_cpu_multi_thread_eigen = [true, false]
+xla_cpu_enable_fast_math = [true, false]
+xla_cpu_enable_fast_min_max = [true, false]
 [measure]
 pairs_cap = 12
 [confirm]
@@ -47,7 +59,7 @@ processes = 3
 finalists = 2
 pairs = 6
 [replay]
-delay_s = 0.005
+delay_s = {delay_s}
 noise = "drift"
 effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_width=512" = 0.95 }}
 failures = {{ "xla_backend_optimization_level=0" = "crash" }}
@@ -86,13 +98,13 @@ def survivors(mark: str) -> list[int]:
     return found
 
 
-def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int) -> dict[str, Any]:
+def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int, delay_s: float = 0.005) -> dict[str, Any]:
     """Kills one study so often, lets it finish, and gives the tally."""
     rng = random.Random(seed)
     mark = f"{os.getpid()}-{rng.random()}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "study.toml"
-        file.write_text(study.format(trials=trials), encoding="utf-8")
+        file.write_text(study.format(trials=trials, delay_s=delay_s), encoding="utf-8")
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "autotune", "run", str(file), "--run-dir", str(run_dir)]
         env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
@@ -121,6 +133,133 @@ def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int) -> 
             "trials_after_each_kill": seen,
             **tally_of(run_dir),
         }
+
+
+class Crew:
+    """Four workers of one replayed study.
+
+    Args:
+        folder: Where the study, its run directory and the workers' output lie.
+        trials: Trials in all.
+        database: That mirrors the study, or None.
+    """
+
+    def __init__(self, folder: Path, *, trials: int, database: Postgres | None) -> None:
+        self.run_dir = folder / "run"
+        self.mark = f"{os.getpid()}-{folder.name}"
+        self.asked = trials
+        self._folder = folder
+        self._storage = ["--storage", database.url] if database else []
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "study.toml").write_text(REPLAYED.format(trials=trials, delay_s=0.02), encoding="utf-8")
+        self.start_all()
+
+    def start_all(self) -> None:
+        """Starts the four."""
+        for i in range(4):
+            self._start(f"w{i}")
+
+    def _start(self, name: str) -> None:
+        command = [sys.executable, "-m", "autotune", "worker", "study.toml", "--run-dir", str(self.run_dir)]
+        command += ["--name", name, "--trials", str(self.asked), *self._storage]
+        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._workers[name] = subprocess.Popen(
+                command, cwd=self._folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def kill_one(self, rng: random.Random) -> bool:
+        """Kills one that lives and starts it again; False if none does."""
+        running = [n for n, p in self._workers.items() if p.poll() is None]
+        if running:
+            victim = rng.choice(running)
+            self._workers[victim].kill()
+            self._workers[victim].wait()
+            self._start(victim)
+        return bool(running)
+
+    def have_ended(self) -> bool:
+        """Whether all ended of themselves.
+
+        Raises:
+            RuntimeError: If one ended with an error, with its output.
+        """
+        for name, process in self._workers.items():
+            if process.poll() not in (None, 0):
+                raise RuntimeError((self._folder / f"{name}.log").read_text())
+        return all(p.poll() == 0 for p in self._workers.values())
+
+    def wait(self) -> None:
+        """Waits until the study is concluded."""
+        for process in self._workers.values():
+            process.wait(timeout=600)
+        self.have_ended()
+
+    def kill(self) -> None:
+        """Ends all, however they are."""
+        for process in self._workers.values():
+            process.kill()
+
+
+def run_workers(*, trials: int, kills: int, longest_s: float, seed: int, database: Postgres | None) -> dict[str, Any]:
+    """Four workers share a study; one of them, or the database, is killed so often."""
+    rng = random.Random(seed)
+    tally = {"worker": 0, "database": 0}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        crew = Crew(Path(folder), trials=trials, database=database)
+        stack.callback(crew.kill)
+        while sum(tally.values()) < kills:
+            time.sleep(rng.uniform(0.0, longest_s))
+            if crew.have_ended():  # they were faster than the kills
+                crew.asked += 20
+                crew.start_all()
+            if database is not None and rng.random() < 0.15:
+                kill_server(database)
+                time.sleep(rng.uniform(0.0, longest_s))
+                database.start()
+                tally["database"] += 1
+            else:
+                tally["worker"] += crew.kill_one(rng)
+        crew.wait()
+        found = {"kills": tally, "asked": crew.asked, "orphans": _left_after(crew.mark), **tally_of(crew.run_dir)}
+        if database is not None:
+            found["in_database"] = tally_in(database, crew.asked)
+        return found
+
+
+def run_children(*, trials: int, kills: int, longest_s: float, seed: int) -> dict[str, Any]:
+    """A study with real processes, of which one that measures is killed so often."""
+    rng = random.Random(seed)
+    mark = f"{os.getpid()}-{rng.random()}"
+    killed, starts = 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        file, run_dir = Path(folder) / "study.toml", Path(folder) / "run"
+        file.write_text(REAL.format(trials=trials), encoding="utf-8")
+        command = [sys.executable, "-m", "autotune", "run", str(file), "--run-dir", str(run_dir)]
+        env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": folder}
+        while True:
+            starts += 1
+            with (Path(folder) / "log").open("wb") as log:
+                process = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            while process.poll() is None:
+                time.sleep(rng.uniform(0.5, longest_s) if killed < kills else 0.2)
+                children = [p for p in survivors(mark) if _measures(p)] if killed < kills else []
+                if children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rng.choice(children), signal.SIGKILL)
+                        killed += 1
+            if process.returncode == 0:
+                return {"kills": killed, "starts": starts, "orphans": _left_after(mark), **tally_of(run_dir)}
+            if process.returncode != 2 or starts > kills:  # 2: the reference was killed too often; run it again
+                raise RuntimeError((Path(folder) / "log").read_text())
+
+
+def _measures(pid: int) -> bool:
+    """Whether a process is one that measures, not its guard or driver."""
+    try:
+        return psutil.Process(pid).cmdline()[1:3] == ["-m", "autotune.worker"]
+    except psutil.Error:
+        return False
 
 
 def _wait_for_growth(run_dir: Path, process: subprocess.Popen[bytes], *, lines: int, patience_s: float = 90.0) -> None:
@@ -172,21 +311,55 @@ def tally_of(run_dir: Path) -> dict[str, Any]:
     }
 
 
+def kill_server(database: Postgres) -> None:
+    """Kills a database server and all its children."""
+    first = int((database.root / "data" / "postmaster.pid").read_text().split()[0])
+    server = psutil.Process(first)
+    for process in [server, *server.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs([server], timeout=10)
+
+
+def tally_in(database: Postgres, asked: int) -> dict[str, int]:
+    """What the one study of a database holds."""
+    import optuna
+
+    storage = optuna.storages.RDBStorage(database.url)
+    (study,) = optuna.get_all_study_names(storage)
+    numbers = [t.user_attrs[NUMBER_KEY] for t in optuna.load_study(study_name=study, storage=storage).trials]
+    storage.engine.dispose()
+    return {
+        "trials": len(numbers),
+        "lost": len(set(range(1, asked + 1)) - set(numbers)),
+        "doubled": len(numbers) - len(set(numbers)),
+    }
+
+
 def main() -> None:
     """Entry point; prints the tally and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--real-kills", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=40, help="of the only driver of a replayed study")
+    parser.add_argument("--worker-kills", type=int, default=50, help="of one of four workers, or of the database")
+    parser.add_argument("--child-kills", type=int, default=6, help="of a measuring process of a real study")
+    parser.add_argument("--real-kills", type=int, default=4, help="of the only driver of a real study")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    tally = {
-        "replayed": run(REPLAYED, trials=23, kills=arguments.kills, longest_s=0.6, seed=arguments.seed),
-        "real": run(REAL, trials=5, kills=arguments.real_kills, longest_s=12.0, seed=arguments.seed),
-    }
-    print(json.dumps(tally, indent=1))
+    seed = arguments.seed
+    result: dict[str, Any] = {"provenance": environment.provenance()}
+    # Slow enough that the study is on its way at every kill.
+    result["driver"] = run(REPLAYED, trials=23, kills=arguments.kills, longest_s=1.5, seed=seed, delay_s=0.05)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        database = stack.enter_context(Postgres(Path(folder))) if Postgres.programs() else None
+        result["workers"] = run_workers(
+            trials=40, kills=arguments.worker_kills, longest_s=1.5, seed=seed, database=database
+        )
+    result["child"] = run_children(trials=6, kills=arguments.child_kills, longest_s=8.0, seed=seed)
+    result["real_driver"] = run(REAL, trials=5, kills=arguments.real_kills, longest_s=12.0, seed=seed)
+    print(json.dumps(result, indent=1))
     if arguments.out:
-        arguments.out.write_text(json.dumps(tally, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ def start(study: Path, run: Path, name: str) -> subprocess.Popen[str]:
 
 def write_study(folder: Path, *, trials: int, delay_s: float = 0.005) -> Path:
     file = folder / "study.toml"
-    text = REPLAYED.format(trials=trials).replace("delay_s = 0.005", f"delay_s = {delay_s}")
-    file.write_text(text, encoding="utf-8")
+    file.write_text(REPLAYED.format(trials=trials, delay_s=delay_s), encoding="utf-8")
     return file
 
 
