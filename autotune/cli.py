@@ -386,7 +386,7 @@ def _worker_lines(row: dict[str, Any]) -> list[str]:
     for worker in row.get("workers", ()):
         line = f"{row['run']}: worker {worker['worker']} on {worker['host']}: {worker['state']}"
         if (node := nodes.get(worker["worker"])) is not None:
-            line += f"; its reference takes {format_ratio(node['ratio'])} of the median node's"
+            line += f"; a step of its reference takes {format_ratio(node['ratio'])} times the median node's"
             line += f", a slow node ({format_change(node['ratio'])})" if node["is_slow"] else ""
         lines.append(line)
     return lines

@@ -26,8 +26,8 @@ class NodeEffect:
 
     Attributes:
         ratio: Median step time of its reference over the median of all workers.
-        low: Smallest of the ratios seen in its measurements.
-        high: Largest of them.
+        low: Lower decile of the ratios seen in its measurements.
+        high: Upper decile of them.
         step_s: Median step time of its reference, in seconds.
         measurement_count: Measurements (noise floor and trials) behind the figures.
     """
@@ -42,7 +42,7 @@ class NodeEffect:
 
     @property
     def is_slow(self) -> bool:
-        """Whether every measurement says that it is slower than the others, and the median clearly so."""
+        """Whether nearly every measurement says that it is slower than the others, and the median clearly so."""
         return self.ratio > 1 + SLOW and self.low > 1
 
 
@@ -63,13 +63,20 @@ def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -
     return sorted(
         (
             NodeEffect(
-                worker=worker, host=hosts[worker], ratio=statistics.median(s) / middle, low=min(s) / middle,
-                high=max(s) / middle, step_s=statistics.median(s), measurement_count=len(s),
+                worker=worker, host=hosts[worker], ratio=statistics.median(s) / middle, low=_decile(s, 1) / middle,
+                high=_decile(s, 9) / middle, step_s=statistics.median(s), measurement_count=len(s),
             )
             for worker, s in steps.items()
         ),
         key=lambda n: -n.ratio if math.isfinite(n.ratio) else 0.0,
     )  # fmt: skip
+
+
+def _decile(values: list[float], which: int) -> float:
+    """A decile, rounded outwards to a value that was seen."""
+    last = len(values) - 1
+    place = last * which // 10 if which < 5 else -(-last * which // 10)
+    return sorted(values)[place]
 
 
 def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:

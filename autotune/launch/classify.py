@@ -8,6 +8,8 @@ import signal
 from autotune.records import Failure, FailureKind
 
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
+    # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
+    (FailureKind.LAUNCH, re.compile(r"Failed to start RPC server|Failed to add port to server|Address already in use")),
     # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
     (
         FailureKind.UNKNOWN_FLAG,
