@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from autotune import front, objectives
 from autotune.flags import FlagSet
 from autotune.records import (
     REFERENCE_NUMBER,
@@ -22,6 +23,7 @@ from autotune.records import (
     ConfirmRun,
     FinalistResult,
     FloorResult,
+    Objective,
     TrialResult,
     TrialStatus,
 )
@@ -30,6 +32,9 @@ from autotune.store import Store
 
 ABSENT = "(default)"
 """Stands for a setting that a trial does not set."""
+
+_RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
+_ENDS = (("", "ratio"), ("_low", "low"), ("_high", "high"))
 
 LEAST_TRIALS = 8
 """Trials with a ratio below which no importance is given: a handful explains anything."""
@@ -49,6 +54,12 @@ _TRIAL_COLUMNS = (
     "compile_s",
     "start_s",
     "peak_bytes",
+    "mode",
+    "step_j",
+    "energy_ratio",
+    "energy_low",
+    "energy_high",
+    "tokens_per_j",
     "failure",
     "message",
     "same_as",
@@ -78,8 +89,10 @@ def trials_frame(store: Store) -> pd.DataFrame:
 
     Returns:
         Columns trial, origin, status, verdict, ratio, low, high, pair_count, reference_step_s,
-        candidate_step_s, tokens_per_s, compile_s, start_s, peak_bytes, failure, message, same_as, duration_s,
-        at_s, settings, predicted_ratio, predicted_step_s (a model's; then nothing in the other columns is of a step).
+        candidate_step_s, tokens_per_s, compile_s, start_s, peak_bytes, mode, step_j, energy_ratio, energy_low,
+        energy_high, tokens_per_j, failure, message, same_as, duration_s, at_s, settings, predicted_ratio,
+        predicted_step_s (a model's; then nothing in the other columns is of a step). Energy is NaN where nothing
+        counted it.
     """
     return pd.DataFrame([_trial_row(r) for r in store.of(TrialResult)], columns=list(_TRIAL_COLUMNS))
 
@@ -88,12 +101,13 @@ def _trial_row(result: TrialResult) -> dict[str, Any]:
     found, worker = result.comparison, result.worker
     estimate = found.estimate if found else None
     tokens = worker.tokens_per_step if worker else None
+    energy = found.energy if found else None
     return {
         "trial": result.number,
         "origin": result.origin,
         "status": str(result.status),
         "verdict": str(found.verdict) if found else None,
-        "ratio": estimate.ratio if estimate else 1.0 if is_the_default(result) else math.nan,
+        "ratio": estimate.ratio if estimate else 1.0 if result.is_the_default else math.nan,
         "low": estimate.low if estimate else math.nan,
         "high": estimate.high if estimate else math.nan,
         "pair_count": estimate.pair_count if estimate else 0,
@@ -103,6 +117,12 @@ def _trial_row(result: TrialResult) -> dict[str, Any]:
         "compile_s": _number(worker.compile_s if worker else None),
         "start_s": _number(worker.start_s if worker else None),
         "peak_bytes": _number(worker.peak_bytes if worker else None),
+        "mode": found.mode if found else None,
+        "step_j": energy.candidate_step_j if energy else math.nan,
+        "energy_ratio": energy.estimate.ratio if energy else math.nan,
+        "energy_low": energy.estimate.low if energy else math.nan,
+        "energy_high": energy.estimate.high if energy else math.nan,
+        "tokens_per_j": _number(result.tokens_per_j),
         "failure": str(result.failure.kind) if result.failure else None,
         "message": result.failure.message if result.failure else None,
         "same_as": result.same_as,
@@ -116,11 +136,6 @@ def _trial_row(result: TrialResult) -> dict[str, Any]:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def is_the_default(result: TrialResult) -> bool:
-    """Whether a trial's program turned out to be the reference's own."""
-    return result.status is TrialStatus.SAME_PROGRAM and result.same_as == REFERENCE_NUMBER
 
 
 def settings_frame(store: Store) -> pd.DataFrame:
@@ -209,7 +224,7 @@ def _effect(
         "how": "",
         "trials": len(having),
         "failed": sum(r.failure is not None for r in having),
-        "is_dead": any(is_the_default(r) for r in having),
+        "is_dead": any(r.is_the_default for r in having),
         "reason": "",
     }
     if ablation is not None and ablation.settings.get(name) == value:
@@ -242,7 +257,7 @@ def _inverse(x: float) -> float:
 
 
 def _log_ratio(result: TrialResult) -> float | None:
-    if is_the_default(result):
+    if result.is_the_default:
         return 0.0
     return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
 
@@ -338,16 +353,56 @@ def _fanova(settings: dict[str, list[str]], logs: Sequence[float]) -> dict[str, 
 def pareto_frame(store: Store) -> pd.DataFrame:
     """The trials that no other beats in step time, peak memory and compile time at once.
 
-    Energy is not among them: no record holds it yet.
+    Energy counts where it is known.
 
     Returns:
-        Columns trial, ratio, peak_bytes, compile_s, settings; fastest first. Objectives that no trial
-        recorded are left out of the comparison.
+        Columns trial, ratio, peak_bytes, compile_s, energy_ratio, settings; fastest first. Objectives that no
+        trial recorded are left out of the comparison.
     """
     frame = trials_frame(store)
     frame = frame[(frame["status"] == str(TrialStatus.MEASURED))]
-    objectives = [c for c in ("ratio", "peak_bytes", "compile_s") if frame[c].notna().any()]
-    points = frame[objectives].fillna(math.inf).to_numpy(dtype=float)
+    known = [c for c in _RESOURCES if frame[c].notna().any()]
+    points = frame[known].fillna(math.inf).to_numpy(dtype=float)
     best = [not np.any(np.all(points <= p, axis=1) & np.any(points < p, axis=1)) for p in points]
-    shown = frame.loc[best, ["trial", "ratio", "peak_bytes", "compile_s", "settings"]]
+    shown = frame.loc[best, ["trial", *_RESOURCES, "settings"]]
     return shown.sort_values("ratio").reset_index(drop=True)
+
+
+def front_frame(store: Store) -> pd.DataFrame:
+    """The sets that better the default in one of the study's objectives and that no other beats in all, fastest first.
+
+    Those that fresh processes proved have intervals widened for all that were proven together. The others are figures
+    of the search: they were not measured again (yet).
+
+    Returns:
+        Columns trial, settings, is_proven; then for each objective its ratio over the default, under its name
+        (step_time, memory, compile_time, energy), and `<name>_low`, `<name>_high`.
+    """
+    wanted, sesoi = store.spec.search.objectives, store.spec.measure.smallest_effect
+    columns = ["trial", "settings", "is_proven", *(f"{o}{end}" for o in wanted for end in ("", "_low", "_high"))]
+    floor = store.last(FloorResult)
+    if floor is None:
+        return pd.DataFrame(columns=columns)
+    judged = [f for f in finalists(store) if f.stage == "confirm"]
+    rows = []
+    for member in front.proven(judged, wanted, sesoi=sesoi):
+        row = {"trial": member.trial, "settings": str(member.settings), "is_proven": True}
+        rows.append(row | _ratios(front.estimates(member, wanted) or {}))
+    tried = {f.trial for f in judged}
+    for point in objectives.front(store.of(TrialResult), wanted, floor.reference, tolerance=sesoi):
+        if point.result.number in tried:
+            continue
+        found = point.result.comparison
+        known = {Objective.STEP_TIME: found.estimate} if found else {}
+        if found and found.energy:
+            known[Objective.ENERGY] = found.energy.estimate
+        row = {"trial": point.result.number, "settings": str(point.result.settings), "is_proven": False}
+        row |= {str(o): math.exp(v) for o, v in zip(wanted, point.values, strict=True)}
+        rows.append(row | _ratios({o: e for o, e in known.items() if o in wanted}))
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.sort_values(["is_proven", "step_time"], ascending=[False, True], ignore_index=True)
+
+
+def _ratios(estimates: Mapping[Objective, Estimate]) -> dict[str, float]:
+    named = {(o, end): getattr(e, name) for o, e in estimates.items() for end, name in _ENDS}
+    return {f"{o}{end}": value for (o, end), value in named.items()}

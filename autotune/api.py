@@ -49,7 +49,10 @@ class Study:
 
     @property
     def winner(self) -> Winner | None:
-        """The proven winner with its evidence; None if nothing beats the default or the study has not ended."""
+        """The proven winner with its evidence; None if nothing beats the default or the study has not ended.
+
+        Of a study by several objectives: the fastest of its front, None if none is faster than the default.
+        """
         conclusion = self.store.last(ConclusionRecord)
         return winner_of(self.store) if conclusion is not None and conclusion.outcome is Outcome.WINNER else None
 
@@ -86,8 +89,13 @@ class Study:
         return analysis.interactions_frame(self.store)
 
     def pareto(self) -> pd.DataFrame:
-        """Trials that no other beats in time, memory and compile time; see `analysis.pareto_frame`."""
+        """Trials that no other beats in time, memory, compile time and energy; see `analysis.pareto_frame`."""
         return analysis.pareto_frame(self.store)
+
+    @functools.cached_property
+    def front(self) -> pd.DataFrame:
+        """The sets that no other beats in all of the study's objectives; see `analysis.front_frame`."""
+        return analysis.front_frame(self.store)
 
     @property
     def plot(self) -> Plots:
@@ -153,6 +161,25 @@ class Plots:
         ax.set_ylabel("step time over the default's")
         return ax
 
+    def front(self, against: str, ax: Axes | None = None) -> Axes:
+        """The front with its intervals: step time over the objective `against`, proven sets filled."""
+        frame = self._study.front
+        if against not in frame or against == "step_time":
+            wanted = ", ".join(o for o in self._study.store.spec.search.objectives if o != "step_time")
+            raise AutotuneError(f"another objective of the study must be named ({wanted or 'it has none'}): {against}")
+        ax = _axes(ax, height=4.0)
+        for is_proven, part in frame.groupby("is_proven"):
+            x, y = (_with_errors(part, name) for name in (against, "step_time"))
+            face = "tab:blue" if is_proven else "none"
+            ax.errorbar(x[0], y[0], xerr=x[1], yerr=y[1], fmt="o", color="tab:blue", markerfacecolor=face)
+        for row in frame.to_dict("records"):
+            ax.annotate(str(row["trial"]), (row[against], row["step_time"]), (5, 5), textcoords="offset points")
+        ax.axhline(1, color="0.3", linewidth=0.8, linestyle="--")
+        ax.axvline(1, color="0.3", linewidth=0.8, linestyle="--")
+        ax.set_xlabel(f"{against.replace('_', ' ')} over the default's")
+        ax.set_ylabel("step time over the default's")
+        return ax
+
     def importance(self, ax: Axes | None = None) -> Axes:
         """How much of the spread of ratios each setting explains."""
         frame = self._study.importance().head(20).iloc[::-1]
@@ -179,6 +206,13 @@ def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) ->
     """
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare(stores, by=by)
+
+
+def _with_errors(frame: pd.DataFrame, name: str) -> tuple[pd.Series[float], list[pd.Series[float]]]:
+    """Values of an objective, and how far their intervals reach down and up; 0 where there is none."""
+    values = frame[name]
+    low, high = (frame[f"{name}{end}"].fillna(values) for end in ("_low", "_high"))
+    return values, [values - low, high - values]
 
 
 def _axes(ax: Axes | None, *, height: float) -> Axes:

@@ -45,6 +45,17 @@ class Point:
     style: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cross:
+    """One set in a plane of two ratios, each with its interval; NaN where there is none."""
+
+    x: tuple[float, float, float]
+    y: tuple[float, float, float]
+    label: str
+    detail: str
+    style: str
+
+
 class _Scale:
     """Maps numbers to pixels; `log` keeps equal factors equally far apart."""
 
@@ -135,6 +146,34 @@ def scatter(points: Sequence[Point], *, x_title: str, x_format: Format) -> str:
     parts.append(_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"))
     parts += [_dot(x(p.x), y(p.y), p) for p in points]
     return _svg(parts, height, f"ratio against {x_title}")
+
+
+def plane(crosses: Sequence[Cross], others: Sequence[Point], *, x_title: str) -> str:
+    """Step time over another objective, both as ratios over the default's; the lower left is better in both.
+
+    Args:
+        crosses: The front, each a ratio with the ends of its interval.
+        others: All other trials.
+        x_title: Name of the other objective.
+    """
+    if not crosses:
+        return ""
+    height = 300.0
+    xs, ys = ([v for c in crosses for v in getattr(c, name) if 0.0 < v < math.inf] for name in ("x", "y"))
+    x = _Scale(*_trimmed([*xs, *(p.x for p in others), 0.995, 1.005]), LEFT, WIDTH - RIGHT, log=True)
+    y = _Scale(*_trimmed([*ys, *(p.y for p in others), 0.995, 1.005]), height - BOTTOM, TOP, log=True)
+    parts = _axes(x, y, height, f"{x_title} over the default's", format_ratio, format_ratio)
+    parts += [_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"), _line(x(1), TOP, x(1), height - BOTTOM, "unit")]
+    parts += [_dot(x(p.x), y(p.y), p) for p in others]
+    for c in crosses:
+        bars = ""
+        if not math.isnan(c.x[1]):
+            bars += _line(x(c.x[1]), y(c.y[0]), x(min(c.x[2], x.high)), y(c.y[0]), f"bar {c.style}")
+        if not math.isnan(c.y[1]):
+            bars += _line(x(c.x[0]), y(c.y[1]), x(c.x[0]), y(min(c.y[2], y.high)), f"bar {c.style}")
+        label = _text(x(c.x[0]) + 8, y(c.y[0]) - 7, c.label, "label", anchor="start")
+        parts.append(f"<g>{_title(c.detail)}{bars}{_mark(x(c.x[0]), y(c.y[0]), c.style, 4.5)}{label}</g>")
+    return _svg(parts, height, f"front of step time and {x_title}")
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Format) -> str:

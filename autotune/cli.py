@@ -292,13 +292,15 @@ def _all_predicted(store: Store, ready: Preflight, view: View) -> ConclusionReco
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
-    from autotune.records import FinalistResult, FloorResult, Outcome, SpanRecord, TrialResult
+    from autotune.records import Outcome, SpanRecord
+    from autotune.tables import study_tables
     from autotune.units import format_seconds, format_share
-    from autotune.view import conclusion_style, results_table
+    from autotune.view import conclusion_style
 
     console = _console()
     console.print()
-    console.print(results_table(store.last(FloorResult), store.of(TrialResult), _latest(store.of(FinalistResult))))
+    for results in study_tables(store):
+        console.print(results)
     console.print()
     console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
     spans = store.of(SpanRecord)
@@ -327,7 +329,9 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     if store.spec.is_predicted and conclusion.settings:
         chosen = shlex.quote(cli_screen.format_set(conclusion.settings))
         steps.insert(0, f"{me} explain {study} {where} --set {chosen}")
-    if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
+    if conclusion.outcome is Outcome.FRONT and conclusion.front:
+        steps.insert(0, f"{me} export {path} --trial {conclusion.front[-1]} -o chosen.env   # a set of the front")
+    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT) and conclusion.trial is not None:
         steps = [
             f"{me} export {path} --format env -o winner.env",
             f"{me} exec {path} -- python train.py",
@@ -442,9 +446,10 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.records import ConclusionRecord, FinalistResult, FloorResult, TrialResult
+    from autotune.records import ConclusionRecord
     from autotune.store import Store
-    from autotune.view import conclusion_style, describe_begin, results_table
+    from autotune.tables import study_tables
+    from autotune.view import conclusion_style, describe_begin
 
     store = Store.open(run_path)
     if trial is not None:
@@ -454,10 +459,11 @@ def show(
         _print_json([json.loads(r.model_dump_json(exclude_none=True)) for r in store.records()])
         return
     console = _console()
-    floor, conclusion = store.last(FloorResult), store.last(ConclusionRecord)
+    conclusion = store.last(ConclusionRecord)
     for line in describe_begin(store):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(results_table(floor, store.of(TrialResult), _latest(store.of(FinalistResult))))
+    for results in study_tables(store):
+        console.print(results)
     if conclusion is not None:
         console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
 
@@ -466,7 +472,7 @@ def _show_trial(store: Store, number: int, *, as_json: bool) -> None:
     """One trial: settings, result, figures, raw pairs, the end of its log."""
     from autotune.measure import block_step_s, log_ratio
     from autotune.units import format_bytes, format_seconds
-    from autotune.view import describe_trial
+    from autotune.view import describe_energy, describe_trial
 
     result = _trial(store, number)
     pairs = list(store.pairs(result.directory)) if result.directory else []
@@ -482,7 +488,8 @@ def _show_trial(store: Store, number: int, *, as_json: bool) -> None:
     console.print(f"trial {number} of {store.spec.name}, proposed by {result.origin}", style="bold", highlight=False)
     for name, value in result.settings.items():
         console.print(f"  {name} = {value}", highlight=False, markup=False, soft_wrap=True)
-    console.print(describe_trial(result), highlight=False, markup=False, soft_wrap=True)
+    for line in filter(None, (describe_trial(result), describe_energy(result))):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if result.worker is not None:
         w = result.worker
         console.print(
@@ -598,13 +605,6 @@ def _trial(store: Store, number: int) -> Any:
     raise AutotuneError(
         f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`"
     )
-
-
-def _latest(finalists: list[Any]) -> list[Any]:
-    """Of each stage and set the newest verdict: a study that went on judges its finalists anew."""
-    newest = {(f.stage, f.settings): f for f in finalists}
-    last_confirm = {f.settings for f in finalists if f.stage == "confirm"}
-    return [f for f in newest.values() if f.stage != "confirm" or f.settings in last_confirm]
 
 
 def _console(*, stderr: bool = False) -> Console:

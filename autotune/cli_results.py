@@ -88,6 +88,10 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
     ] = False,
+    trial: Annotated[
+        int | None,
+        typer.Option(min=1, help="A set of the proven front, in a study by several objectives; default: the fastest."),
+    ] = None,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.errors import AutotuneError, close_matches
@@ -97,7 +101,7 @@ def export(
     if form not in set(Format):
         legal = ", ".join(Format)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, Format)}")
-    text = render(Store.open(run_path), Format(form), even_predicted=force)
+    text = render(Store.open(run_path), Format(form), trial=trial, even_predicted=force)
     _write(text, output, hint=f"use it: {USE[Format(form)].format(file=output)}")
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,10 @@ import pandas as pd
 
 from autotune import analysis
 from autotune.errors import NotComparableError, close_matches
-from autotune.records import PREDICTED, ConclusionRecord, FloorResult, Outcome, TrialResult
+from autotune.records import PREDICTED, ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.report import templates
 from autotune.store import Store
-from autotune.units import format_interval, format_ratio, format_seconds, format_share
+from autotune.units import format_count, format_interval, format_joules, format_ratio, format_seconds, format_share
 from autotune.winner import conditions_of, workload_name
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
@@ -37,7 +38,8 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, dead (settings), default_step_s, detectable, winner.
+            failed, dead (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN where
+            nothing counted energy), detectable, winner (the fastest of the front, of a study by several objectives).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
     """
@@ -157,7 +159,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
     results = store.of(TrialResult)
     e = conclusion.estimate if conclusion else None
-    dead = {s for r in results if analysis.is_the_default(r) for s in r.settings.items()}
+    dead = {s for r in results if r.is_the_default for s in r.settings.items()}
     return {
         "study": name,
         **{field: facts[field] for field in by},
@@ -174,8 +176,23 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "failed": sum(r.failure is not None for r in results),
         "dead": len(dead),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
+        **_energy_of(store, conclusion, floor),
         "detectable": floor.floor.detectable if floor else math.nan,
         "winner": str(conclusion.settings) if conclusion and conclusion.settings else "(default)",
+    }
+
+
+def _energy_of(store: Store, conclusion: ConclusionRecord | None, floor: FloorResult | None) -> dict[str, float]:
+    """Joules of a step, of the default and of the winner in its newest proof."""
+    default = floor.comparison.energy if floor else None
+    settings = conclusion.settings if conclusion else None
+    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
+    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
+    tokens = floor.reference.tokens_per_step if floor else None
+    return {
+        "default_step_j": default.reference_step_j if default else math.nan,
+        "winner_step_j": winner_j,
+        "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
     }
 
 
@@ -252,7 +269,8 @@ def _changes(
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `frame` as text."""
+    """The rows of `frame` as text; energy only where a study knows it."""
+    has_energy = table.frame["default_step_j"].notna().any()
     return [
         {
             **{k: str(row[k]) for k in ("study", *table.by, "winner")},
@@ -263,7 +281,15 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "trials": f"{row['trials']} ({row['failed']} failed)",
             "dead settings": str(row["dead"]),
             "default's step": format_seconds(row["default_step_s"]),
+            **(_energy_words(row) if has_energy else {}),
             "smallest effect found": format_share(row["detectable"]),
         }
         for row in table.frame.to_dict("records")
     ]
+
+
+def _energy_words(row: Mapping[Any, Any]) -> dict[str, str]:
+    return {
+        "energy of a step": f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}",
+        "winner's tokens/J": format_count(row["winner_tokens_per_j"]),
+    }

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autotune import measure, sandwich
+from autotune import measure, objectives, sandwich
 from autotune.claims import MOST_DEATHS, Unit, attempts, work_off
 from autotune.evaluate import Bench, node_lost
 from autotune.flags import FlagSet
@@ -23,15 +23,17 @@ from autotune.records import (
     AblationResult,
     Comparison,
     ConfirmRun,
+    EnergyUse,
     Failure,
     FailureKind,
     FinalistResult,
+    Objective,
     Pair,
     TrialResult,
     TrialStatus,
     WorkerReport,
 )
-from autotune.stats import SequentialPlan, Verdict, confirm, estimate_pairs, judge
+from autotune.stats import Estimate, SequentialPlan, Verdict, confirm, estimate_pairs, judge
 
 
 def choose_finalists(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
@@ -81,10 +83,15 @@ def prove(bench: Bench, sets: Sequence[tuple[int, FlagSet]], *, stage: str, proc
     work_off(bench.store.claims, units, waiting=bench.store.watch.waiting)
     results = []
     for trial, settings in sets:
-        result = _judge(bench, trial, settings, stage, family=len(sets), failure=failed(settings))
+        result = _judge(bench, trial, settings, stage, family=family_size(bench, sets), failure=failed(settings))
         bench.store.append_once(result, key=f"judge-{stage}-{settings.digest}-{result.process_count}-{len(sets)}")
         results.append(result)
     return results
+
+
+def family_size(bench: Bench, sets: Sequence[tuple[int, FlagSet]]) -> int:
+    """How many intervals must hold together: one for each set and objective."""
+    return len(sets) * len(bench.spec.search.objectives)
 
 
 def _judge(
@@ -105,7 +112,18 @@ def _judge(
         verdict=verdict,
         process_count=len(ratios),
         failure=failure,
+        others=_judge_others(bench, runs, family=family) if found else None,
     )
+
+
+def _judge_others(bench: Bench, runs: Sequence[ConfirmRun], *, family: int) -> dict[Objective, Estimate] | None:
+    """Ratios of the objectives other than step time, each over the fresh pairs of processes that told it."""
+    found = {}
+    for objective in bench.spec.search.objectives:
+        ratios = [r.others[objective] for r in runs if r.others is not None and objective in r.others]
+        if len(ratios) >= 2:
+            found[objective] = confirm(ratios, family=family).corrected
+    return found or None
 
 
 def _recorded(bench: Bench, stage: str, settings: FlagSet, repeat: int) -> ConfirmRun | None:
@@ -165,12 +183,13 @@ def _pair_in_turns(bench: Bench, settings: FlagSet, folder: Path, name: str) -> 
             return {"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong, phase="check")}
         stop = measure.fixed(bench.spec.confirm.pairs, sesoi=bench.spec.measure.smallest_effect)
         pairs, _ = bench.run_turns(reference, candidate, folder, name=name, stop=stop)
+        reports = (reference.report, candidate.report)
     except WorkerFailed as error:
         raise (sandwich.ReferenceFailed(error) if _is_of_reference(error) else error) from error
     finally:
         candidate.close()
         reference.close()
-    return _figures(bench, pairs)
+    return _figures(bench, pairs, *reports)
 
 
 def _is_of_reference(error: WorkerFailed) -> bool:
@@ -184,17 +203,21 @@ def _is_of_reference(error: WorkerFailed) -> bool:
 def _pair_alone(bench: Bench, settings: FlagSet, folder: Path, name: str) -> dict[str, object]:
     """Two fresh processes one after the other; what a `ConfirmRun` says of them."""
     wrong: list[str] = []
+    reports: list[WorkerReport] = []
 
     def inspect(reference: WorkerReport, candidate: WorkerReport) -> None:
         wrong.extend(filter(None, [bench.check_loss(reference, candidate)]))
+        reports.extend((reference, candidate))
 
     pair = sandwich.run_fresh_pair(bench, settings, folder, name=name, inspect=inspect)
     if wrong:
         return {"failure": Failure(kind=FailureKind.WRONG_LOSS, message=wrong[0], phase="check")}
-    return _figures(bench, [pair])
+    return _figures(bench, [pair], *reports)
 
 
-def _figures(bench: Bench, pairs: Sequence[Pair]) -> dict[str, object]:
+def _figures(
+    bench: Bench, pairs: Sequence[Pair], reference: WorkerReport, candidate: WorkerReport
+) -> dict[str, object]:
     estimate = estimate_pairs([measure.log_ratio(p) for p in pairs])
     sesoi = bench.spec.measure.smallest_effect
     found = measure.compare(pairs, estimate, sesoi=sesoi, stopped="all pairs run", meter=bench.meter)
@@ -204,7 +227,17 @@ def _figures(bench: Bench, pairs: Sequence[Pair]) -> dict[str, object]:
         "reference_step_s": found.reference_step_s,
         "candidate_step_s": found.candidate_step_s,
         "energy": found.energy,
+        "others": _others(bench, reference, candidate, found.energy),
     }
+
+
+def _others(
+    bench: Bench, reference: WorkerReport, candidate: WorkerReport, energy: EnergyUse | None
+) -> dict[Objective, float] | None:
+    """Log ratios of the study's objectives other than step time, as far as this pair of processes tells them."""
+    wanted = [o for o in bench.spec.search.objectives if o is not Objective.STEP_TIME]
+    found = {o: objectives.told(o, candidate, reference, energy) for o in wanted}
+    return {o: v for o, v in found.items() if v is not None} or None
 
 
 def start_both(bench: Bench, folder: Path, reference: FlagSet, candidate: FlagSet) -> tuple[Worker, Worker]:

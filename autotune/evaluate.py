@@ -32,6 +32,7 @@ from autotune.records import (
     WorkerReport,
 )
 from autotune.screening import Screening, settle
+from autotune.spec import StudySpec
 from autotune.stats import Decision, Estimate
 from autotune.store import Store, append_synced, write_atomically
 from autotune.telemetry import GpuWatch, open_watch
@@ -87,7 +88,7 @@ class Bench:
         """``turns`` or ``sandwich``; the noise floor may find that two processes do not fit together."""
         if self.mode == "auto":
             self.mode = "turns" if store.spec.workload.takes_turns else "sandwich"
-        self.gpus = open_watch(environment.caller()) if self.spec.device.platform == "cuda" else GpuWatch(None, None)
+        self.gpus = watch_of(self.spec)
         self.meter = open_meter(self.spec, self.gpus)
         self._launcher = launcher
         self._runtime_settings = runtime_settings
@@ -246,6 +247,11 @@ class Bench:
         runtime = dict(self._runtime_settings(self.spec.baseline.merge(settings)))
         body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def watch_of(spec: StudySpec) -> GpuWatch:
+    """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
+    return open_watch(environment.caller()) if spec.device.platform == "cuda" else GpuWatch(None, None)
 
 
 def reference_failed(baseline: FlagSet, error: WorkerFailed) -> str:

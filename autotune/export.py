@@ -48,18 +48,19 @@ LONGEST_DOCKER_LINE = 65_535
 """Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
 
 
-def render(store: Store, form: Format, *, even_predicted: bool = False) -> str:
-    """The winner of a run as text in one format.
+def render(store: Store, form: Format, *, trial: int | None = None, even_predicted: bool = False) -> str:
+    """The winner of a run, or a set of its front, as text in one format.
 
     Args:
         store: The run directory.
         form: The format.
+        trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
         even_predicted: Write the favourite of a study in which nothing was measured; the text says so.
 
     Raises:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
-    return render_winner(winner_of(store, even_predicted=even_predicted), form)
+    return render_winner(winner_of(store, trial, even_predicted=even_predicted), form)
 
 
 def render_winner(winner: Winner, form: Format) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune import environment, measure, sandwich
+from autotune import environment, front, measure, objectives, sandwich
 from autotune.blame import minimise_failure, next_case, remember, remembered
 from autotune.claims import MOST_DEATHS, POLL_S, trial_key
 from autotune.confirm import choose_finalists, minimise, prove
@@ -24,6 +24,7 @@ from autotune.records import (
     ConclusionRecord,
     FinalistResult,
     FloorResult,
+    Objective,
     Outcome,
     SessionRecord,
     SoakRecord,
@@ -111,6 +112,7 @@ def run_study(
         plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
         floor = measure_floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
+        objectives.refuse_unknown(store.spec.search.objectives, floor.reference, floor.comparison.energy)
         proposer = make_proposer(floor.reference)
         if store.spec.search.known_failures and store.spec.replay is None:
             proposer.bad = remembered(floor.reference)
@@ -384,7 +386,9 @@ def _try(
             status=TrialStatus.FAILED, failure=node_lost(deaths),
         )  # fmt: skip
     else:
-        stop = measure.sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=incumbent(results))
+        # By step time alone a set that is surely not the best is given up; as one of a front it may still count.
+        best = incumbent(results) if len(bench.spec.search.objectives) == 1 else None
+        stop = measure.sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=best)
         result = evaluate(bench, config, stop=stop, estimate=plan.estimate, known=results, attempt=attempt)
     if not claims.commit(trial_key(config.number), attempt):
         view.note(f"trial {config.number} was given to another worker, for this one gave no sign of life")
@@ -414,7 +418,7 @@ def incumbent(results: Sequence[TrialResult]) -> Estimate:
 def _proof_cost_s(store: Store, results: Sequence[TrialResult], budget_s: float) -> float:
     """Seconds to keep back for confirming, from what trials took so far; at most half of the budget."""
     spec = store.spec
-    if not choose_finalists(results, count=1, sesoi=spec.measure.smallest_effect):
+    if not _finalists(store, results):
         return 0.0
     starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
     steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
@@ -432,11 +436,13 @@ def _conclude(
 ) -> ConclusionRecord:
     """Confirms, minimises, proves again; records and gives the study's conclusion."""
     spec = store.spec
-    sesoi = spec.measure.smallest_effect
     processes = spec.confirm.processes
-    finalists = choose_finalists(results, count=spec.confirm.finalists, sesoi=sesoi)
+    finalists = _finalists(store, results)
     proven: FinalistResult | None = None
-    if finalists:
+    members: list[FinalistResult] = []
+    if finalists and len(spec.search.objectives) > 1:
+        members = _prove_front(bench, finalists, view)
+    elif finalists:
         view.stage("confirm", f"{len(finalists)} finalists, each in {processes} fresh pairs of processes")
         confirmed = prove(bench, [(f.number, f.settings) for f in finalists], stage="confirm", processes=processes)
         for result in confirmed:
@@ -453,8 +459,44 @@ def _conclude(
         least = min(failed, key=lambda s: len(s.settings))
         sentence = f"{conclusion.sentence}; {least.settings} was faster but {describe(least)}"
         conclusion = conclusion.model_copy(update={"sentence": sentence})
+    if members:
+        conclusion = conclusion.model_copy(update=_front_update(members, spec.search.objectives))
     store.append_once(conclusion, key=f"conclusion-{len(results)}")
     return conclusion
+
+
+def _finalists(store: Store, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """The trials that are worth a proof."""
+    spec = store.spec
+    count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
+    floor = store.last(FloorResult)
+    if len(spec.search.objectives) == 1 or floor is None:
+        return choose_finalists(results, count=count, sesoi=sesoi)
+    return front.finalists(results, spec.search.objectives, floor.reference, count=count, sesoi=sesoi)
+
+
+def _prove_front(bench: Bench, finalists: Sequence[TrialResult], view: View) -> list[FinalistResult]:
+    """Those members of the search's front that hold in fresh processes."""
+    spec = bench.spec
+    what = ", ".join(o.words for o in spec.search.objectives)
+    view.stage("confirm", f"{len(finalists)} sets of the front by {what}, each in {spec.confirm.processes} fresh pairs")
+    found, members = front.prove_front(bench, finalists)
+    for result in found:
+        view.finalist(result)
+    return members
+
+
+def _front_update(members: Sequence[FinalistResult], wanted: Sequence[Objective]) -> dict[str, object]:
+    """What a conclusion says of a proven front; the fastest set stands for it if it beats the default's step time."""
+    fastest = members[0]
+    found: dict[str, object] = {
+        "outcome": Outcome.FRONT,
+        "sentence": front.sentence(members, wanted),
+        "front": tuple(m.trial for m in members),
+    }
+    if fastest.verdict is Verdict.FASTER:
+        found |= {"settings": fastest.settings, "trial": fastest.trial, "estimate": fastest.corrected}
+    return found
 
 
 def _minimise_and_prove(bench: Bench, best: FinalistResult, plan: SequentialPlan, view: View) -> FinalistResult | None:
@@ -505,8 +547,10 @@ def _conclusion(store: Store, results: Sequence[TrialResult], proven: FinalistRe
         sentence = "no setting tried ran to a result on this machine"
     else:
         outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
+        wanted = store.spec.search.objectives
+        what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
         sentence = (
-            "no setting tried beats the default on this machine by more than the smallest effect of interest "
+            f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(sesoi)})"
         )
     return ConclusionRecord(

@@ -11,8 +11,9 @@ from pathlib import Path
 from autotune import environment
 from autotune.catalog import Catalog, Stage, load_catalog
 from autotune.check import SettingVerdict, check_settings
-from autotune.errors import SettingError
-from autotune.evaluate import Bench, Watcher
+from autotune.energy import open_meter, why_not
+from autotune.errors import SettingError, StudyFileError
+from autotune.evaluate import Bench, Watcher, watch_of
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher
 from autotune.launch.command import CommandLauncher
@@ -22,12 +23,13 @@ from autotune.launch.srun import SrunLauncher
 from autotune.predicted import Facts, Narrow
 from autotune.probe import ProbeReport, probe
 from autotune.recipes import find_recipe
-from autotune.records import WorkerReport
+from autotune.records import Objective, WorkerReport
 from autotune.screening import Screening
 from autotune.search import Proposer
 from autotune.space import SearchSpace, build_space
 from autotune.spec import StudySpec
 from autotune.store import Store
+from autotune.units import format_seconds
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -65,7 +67,7 @@ class Preflight:
         space = self.space(reference)
         if screening is not None:
             space = screening.narrow(space, dict(self.first), reference)
-        return Proposer(self.spec, space, first=self.first, storage=self.storage)
+        return Proposer(self.spec, space, first=self.first, storage=self.storage, reference=reference)
 
     def predicted_proposer(self, facts: Facts, narrow: Narrow) -> Proposer:
         """Who proposes in a study that predicts, once the compiled reference has told its layer sizes and mesh."""
@@ -87,6 +89,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
+        StudyFileError: If energy is an objective and nothing counts it.
         LaunchError: If the installed build cannot be asked.
     """
     catalog = load_catalog()
@@ -94,6 +97,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     report = probe(program_python(spec), platform=spec.device.platform)
     note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
     _refuse(spec, report, catalog)
+    _refuse_uncounted_energy(spec)
     study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
     first = _first_sets(spec, report, catalog, note)
     return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
@@ -194,6 +198,23 @@ def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:
         raise SettingError(
             f"every setting of a study must be one that {report.build} takes but:\n"
             + "\n".join(f"  - {p}" for p in problems)
+        )
+
+
+def _refuse_uncounted_energy(spec: StudySpec) -> None:
+    """Refuses a study by energy where nothing counts it, or where blocks are too short for what counts."""
+    if Objective.ENERGY not in spec.search.objectives:
+        return
+    meter = open_meter(spec, watch_of(spec))
+    if not meter.is_counting:
+        raise StudyFileError(
+            f"the objective energy must be counted by the devices themselves but nothing does: {why_not(spec)}; "
+            "or take energy out of search.objectives"
+        )
+    if spec.measure.mode != "sandwich" and spec.measure.block_s < meter.shortest_s:
+        raise StudyFileError(
+            f"blocks must last at least {format_seconds(meter.shortest_s)} for {meter.source} to count their energy "
+            f"but measure.block_s is {format_seconds(spec.measure.block_s)}; raise it to {meter.shortest_s:g} or more"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune import environment, pipeline
 from autotune.confirm import prove
@@ -12,6 +12,7 @@ from autotune.evaluate import Bench
 from autotune.records import (
     ConclusionRecord,
     FinalistResult,
+    Objective,
     Outcome,
     SessionRecord,
     SpanRecord,
@@ -53,7 +54,7 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
         sets = [(0, winner.settings)]
         result = prove(bench, sets, stage=STAGE, processes=store.spec.confirm.processes)[0]
         view.finalist(result)
-        conclusion = _conclusion(winner, result)
+        conclusion = _conclusion(winner, result, sesoi=store.spec.measure.smallest_effect)
         store.append(conclusion)
         return conclusion
     finally:
@@ -62,11 +63,11 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
         store.append(span)
 
 
-def _conclusion(winner: Winner, result: FinalistResult) -> ConclusionRecord:
-    holds = result.verdict is Verdict.FASTER
+def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> ConclusionRecord:
+    holds = _holds(winner, result, sesoi=sesoi)
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result),
+        sentence=_sentence(winner, result, holds=holds),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         trial_count=0,
@@ -75,22 +76,37 @@ def _conclusion(winner: Winner, result: FinalistResult) -> ConclusionRecord:
     )
 
 
-def _sentence(winner: Winner, result: FinalistResult) -> str:
+def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
+    """Whether a set is still better in all in which it was proven better; for a winner that is its step time."""
+    if winner.others is None:
+        return result.verdict is Verdict.FASTER
+    before = {Objective.STEP_TIME: winner.estimate, **winner.others}
+    now = {Objective.STEP_TIME: result.corrected, **(result.others or {})}
+    better = [o for o, e in before.items() if e is not None and e.high < 1 - sesoi]
+    return bool(better) and all((e := now.get(o)) is not None and e.high < 1 - sesoi for o in better)
+
+
+def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
     """What became of a winner, with both figures."""
-    before = _figures(winner.estimate)
+    before = _figures(winner.estimate, winner.others)
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
-    figures = f"{_figures(result.estimate)} over {result.process_count} fresh pairs of processes, it was {before}"
-    words = {
+    figures = _figures(result.estimate, result.others)
+    figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
+    if winner.others is not None:
+        words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
+        return f"{winner.settings} {words}: step time ratio {figures}"
+    verdicts = {
         Verdict.FASTER: "still holds",
         Verdict.SLOWER: "does not hold any more: it is slower than the default",
         Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the default",
         Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
     }
-    return f"{winner.settings} {words[result.verdict]}: step time ratio {figures}"
+    return f"{winner.settings} {verdicts[result.verdict]}: step time ratio {figures}"
 
 
-def _figures(estimate: Estimate | None) -> str:
+def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | None) -> str:
     if estimate is None:
         return "not measured"
-    return f"{format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)}"
+    named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
+    return ", ".join(f"{name}{format_ratio(e.ratio)} {format_interval(e.low, e.high)}" for name, e in named)

@@ -84,6 +84,20 @@ class FailureKind(StrEnum):
     NODE_LOST = "node_lost"
 
 
+class Objective(StrEnum):
+    """What a study makes small; always as a ratio, candidate over reference."""
+
+    STEP_TIME = "step_time"
+    MEMORY = "memory"
+    COMPILE_TIME = "compile_time"
+    ENERGY = "energy"
+
+    @property
+    def words(self) -> str:
+        """As shown to users."""
+        return self.replace("_", " ")
+
+
 class Failure(Record):
     """One failure: what kind, in which phase, in whose words, and where the whole log is."""
 
@@ -180,6 +194,10 @@ class TrialStatus(StrEnum):
     SAME_PROGRAM = "same_program"
     PREDICTED = "predicted"
     FAILED = "failed"
+
+
+REFERENCE_NUMBER = 0
+"""`same_as` of a trial whose program is the reference's own."""
 
 
 class TrialConfig(Record):
@@ -282,6 +300,11 @@ class TrialResult(Stamped):
     directory: str | None = None
 
     @property
+    def is_the_default(self) -> bool:
+        """Whether the program turned out to be the reference's own."""
+        return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
+
+    @property
     def tokens_per_j(self) -> float | None:
         """Tokens that one joule trains; None where energy or tokens are not known."""
         tokens = self.worker.tokens_per_step if self.worker else None
@@ -346,6 +369,7 @@ class ConfirmRun(Stamped):
     Attributes:
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
+        others: Likewise of the study's other objectives; None if step time is its only one.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -359,6 +383,7 @@ class ConfirmRun(Stamped):
     reference_step_s: float | None = None
     candidate_step_s: float | None = None
     energy: EnergyUse | None = None
+    others: dict[Objective, float] | None = None
     duration_s: float = 0.0
     directory: str | None = None
 
@@ -369,6 +394,7 @@ class FinalistResult(Stamped):
     Attributes:
         estimate: Ratio with its ordinary 95 % interval over processes.
         corrected: The same with the interval widened for the number of finalists; this one decides.
+        others: The study's other objectives, with intervals widened alike; None if step time is its only one.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -380,6 +406,7 @@ class FinalistResult(Stamped):
     verdict: Verdict
     process_count: int
     failure: Failure | None = None
+    others: dict[Objective, Estimate] | None = None
 
 
 class AblationResult(Stamped):
@@ -400,13 +427,19 @@ class Outcome(StrEnum):
     """How a study ended; ``predicted``: nothing was measured, whatever the model says."""
 
     WINNER = "winner"
+    FRONT = "front"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
     NOTHING_RAN = "nothing_ran"
     PREDICTED = "predicted"
 
 
 class ConclusionRecord(Stamped):
-    """The study's one sentence, and the set that earned it if there is one."""
+    """The study's one sentence, and the set that earned it if there is one.
+
+    Attributes:
+        front: Trials that are proven to trade one objective for another, fastest first; None in a study by step time
+            alone. `settings`, `trial` and `estimate` are then of the fastest, if it beats the default's step time.
+    """
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -415,6 +448,7 @@ class ConclusionRecord(Stamped):
     trial: int | None = None
     estimate: Estimate | None = None
     prediction: PredictedStep | None = None
+    front: tuple[int, ...] | None = None
     soaked_s: float | None = None
     trial_count: int
     ended: str

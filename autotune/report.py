@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+import pandas as pd
 
 from autotune import analysis, charts
 from autotune.errors import AutotuneError
@@ -27,8 +28,8 @@ from autotune.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.report_front import front_charts, front_rows
 from autotune.report_parts import (
-    STAGES,
     STYLES,
     Chart,
     effect_row,
@@ -46,11 +47,12 @@ from autotune.units import (
     format_bytes,
     format_count,
     format_interval,
+    format_joules,
     format_ratio,
     format_seconds,
     format_share,
 )
-from autotune.view import describe_finalist, describe_floor
+from autotune.view import STAGE_WORDS, describe_finalist, describe_floor
 from autotune.winner import evidence, winner_of, workload_name
 
 LONGEST_TABLE = 300
@@ -67,6 +69,8 @@ class Report:
         tone: winner, default or none: how the sentence is coloured.
         figures: Name and value of the few numbers on top.
         finalists: Rows of the table of finalists.
+        objectives: Names of the study's objectives; `front` is shown where there are several.
+        has_energy: Whether any trial's energy is known.
         failures: Kind, count, trials, one message and last lines of each kind.
     """
 
@@ -77,6 +81,9 @@ class Report:
     tone: str
     figures: Sequence[tuple[str, str]]
     finalists: Sequence[dict[str, str]]
+    objectives: Sequence[str]
+    front: Sequence[dict[str, Any]]
+    front_charts: Sequence[Chart]
     floor: Sequence[str]
     screen: Sequence[str]
     forest: str
@@ -90,6 +97,7 @@ class Report:
     pareto: Sequence[dict[str, str]]
     failures: Sequence[dict[str, Any]]
     trials: Sequence[dict[str, str]]
+    has_energy: bool
     trials_left_out: int
     warnings: Sequence[str]
     provenance: Sequence[tuple[str, str]]
@@ -134,6 +142,8 @@ def build(store: Store) -> Report:
     interactions = analysis.interactions_frame(store)
     ordered = sorted(results, key=rank)
     resources = resource_charts(results)
+    wanted = store.spec.search.objectives
+    front = analysis.front_frame(store) if len(wanted) > 1 else pd.DataFrame()
     return Report(
         name=store.spec.name,
         description=store.spec.description,
@@ -142,6 +152,9 @@ def build(store: Store) -> Report:
         tone=tone,
         figures=_figures(store, results, floor),
         finalists=[_finalist_row(f) for f in analysis.finalists(store)],
+        objectives=[o.words for o in wanted],
+        front=front_rows(store, front),
+        front_charts=front_charts(store, front, results),
         floor=describe_floor(floor) if floor else [],
         screen=[line for record in store.of(ScreenRecord)[-1:] for line in describe_record(record)],
         # The charts are of measurements: a model's figures stand in the table, where each is marked.
@@ -163,6 +176,7 @@ def build(store: Store) -> Report:
         pareto=[pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
         failures=_failures(results),
         trials=[trial_row(r) for r in ordered[:LONGEST_TABLE]],
+        has_energy=any(r.comparison is not None and r.comparison.energy is not None for r in results),
         trials_left_out=max(0, len(ordered) - LONGEST_TABLE),
         warnings=_warnings(store, results, floor),
         provenance=_provenance(store, floor),
@@ -179,9 +193,12 @@ def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, st
     newest = max((r.at_s for r in results), default=0.0)
     running = is_held(store.path)
     if conclusion is not None and newest <= conclusion.at_s and not running:
-        tone = {Outcome.PREDICTED: "none", Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none"}.get(
-            conclusion.outcome, "default"
-        )
+        tone = {
+            Outcome.PREDICTED: "none",
+            Outcome.WINNER: "winner",
+            Outcome.FRONT: "winner",
+            Outcome.NOTHING_RAN: "none",
+        }.get(conclusion.outcome, "default")
         return "finished", conclusion.sentence, tone
     session = store.last(SessionRecord)
     asked = session.asked_trials if session else store.spec.search.trials
@@ -220,6 +237,7 @@ def _figures(store: Store, results: Sequence[TrialResult], floor: FloorResult | 
         if floor.reference.tokens_per_step:
             rate = floor.reference.tokens_per_step / floor.comparison.reference_step_s
             rows.append(("default's tokens/s", format_count(rate)))
+        rows += _energy_figures(floor)
         if floor.reference.flops_per_step:
             rate = floor.reference.flops_per_step / floor.comparison.reference_step_s
             rows.append(("default's model FLOP/s", format_count(rate)))
@@ -229,11 +247,19 @@ def _figures(store: Store, results: Sequence[TrialResult], floor: FloorResult | 
     return rows
 
 
+def _energy_figures(floor: FloorResult) -> list[tuple[str, str]]:
+    energy, tokens = floor.comparison.energy, floor.reference.tokens_per_step
+    if energy is None:
+        return []
+    rows = [("default's energy of a step", format_joules(energy.reference_step_j))]
+    return [*rows, ("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else rows
+
+
 def _finalist_row(f: FinalistResult) -> dict[str, str]:
     e, c = f.estimate, f.corrected
     return {
         "trial": str(f.trial),
-        "stage": STAGES.get(f.stage, f.stage),
+        "stage": STAGE_WORDS.get(f.stage, f.stage),
         "settings": str(f.settings),
         "ratio": format_ratio(e.ratio) if e else "-",
         "interval": format_interval(e.low, e.high) if e else "",
@@ -273,7 +299,9 @@ def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult |
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if floor.comparison.mode != "turns":
-            found.append(f"reference and candidate did not fit side by side: measured in {floor.comparison.mode} mode")
+            found.append(
+                "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
+            )
         if not floor.floor.is_honest:
             found.append("two equal processes differ here by more than their interval says: believe proofs only")
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")

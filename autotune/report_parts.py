@@ -10,19 +10,14 @@ from typing import Any
 import pandas as pd
 
 from autotune import charts
+from autotune.measure import TURNS
 from autotune.records import PREDICTED, ConfirmRun, FloorResult, TrialResult, TrialStatus
 from autotune.stats import Estimate
 from autotune.store import Store
-from autotune.units import format_bytes, format_change, format_interval, format_ratio, format_seconds
-from autotune.view import describe_trial
+from autotune.units import format_bytes, format_change, format_interval, format_joules, format_ratio, format_seconds
+from autotune.view import STAGE_WORDS, describe_trial
 
 STYLES = {"faster": "faster", "slower": "slower", "no difference": "same", "unresolved": "unresolved"}
-STAGES = {
-    "confirm": "fresh processes",
-    "final": "final proof",
-    "full": "final proof, whole set",
-    "recheck": "recheck",
-}
 LONGEST_TRACE_BLOCKS = 240
 
 
@@ -72,10 +67,20 @@ def trial_row(r: TrialResult) -> dict[str, str]:
         "interval": format_interval(e.low, e.high) if e and r.failure is None else "",
         "verdict": describe_trial(r) if r.failure or e is None else str(r.comparison.verdict) if r.comparison else "",
         "style": _style(r),
+        "measured": _measured(r),
         "step": format_seconds(r.comparison.candidate_step_s) if r.comparison else "-",
+        "energy": format_joules(r.comparison.energy.candidate_step_j) if r.comparison and r.comparison.energy else "-",
         "compile": format_seconds(w.compile_s) if w else "-",
         "memory": format_bytes(w.peak_bytes) if w else "-",
     }
+
+
+def _measured(r: TrialResult) -> str:
+    """How often a trial was compared, in its own unit: one sandwich is worth several pairs of blocks, and lasts so."""
+    if r.comparison is None or r.failure is not None:
+        return ""
+    count = r.comparison.estimate.pair_count
+    return f"{count} pairs" if r.comparison.mode == TURNS else f"{count} sandwiches"
 
 
 def forest_rows(store: Store, ordered: Sequence[TrialResult]) -> list[charts.Interval]:
@@ -86,7 +91,7 @@ def forest_rows(store: Store, ordered: Sequence[TrialResult]) -> list[charts.Int
         e = floor.floor.estimate
         rows.append(_interval("the default against itself", "the noise floor", e, "floor"))
     for r in ordered:
-        if r.failure is None:
+        if r.failure is None and (r.comparison is not None or r.is_the_default):
             estimate = r.comparison.estimate if r.comparison else None
             label = f"{r.number}  {_short(str(r.settings))}"
             detail = f"trial {r.number}: {r.settings}: {describe_trial(r)}"
@@ -118,6 +123,8 @@ def history(results: Sequence[TrialResult]) -> str:
         if r.failure is not None:
             failed.append(charts.Point(x=r.number, y=0.0, detail=detail, style="failed"))
             continue
+        if r.comparison is None and not r.is_the_default:
+            continue
         ratio = r.comparison.estimate.ratio if r.comparison else 1.0
         points.append(charts.Point(x=r.number, y=ratio, detail=detail, style=_style(r)))
         if ratio < lowest or not best:
@@ -139,7 +146,7 @@ def traces(store: Store, results: Sequence[TrialResult]) -> list[Chart]:
     proofs = [r for r in store.of(ConfirmRun) if r.stage != "confirm" and r.directory and r.failure is None]
     if proofs:
         last = proofs[-1]
-        title = f"{STAGES.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"
+        title = f"{STAGE_WORDS.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"
         wanted.append((title, last.directory or ""))
     found = []
     for title, directory in wanted:
@@ -189,10 +196,11 @@ def resource_charts(results: Sequence[TrialResult]) -> list[Chart]:
     for title, x_title, show, pick in (
         ("Step time and memory", "peak memory", format_bytes, "peak_bytes"),
         ("Step time and compile time", "compile time", format_seconds, "compile_s"),
+        ("Step time and energy", "energy of a step", format_joules, "energy"),
     ):
         points = []
         for r in results:
-            value = getattr(r.worker, pick) if r.worker else None
+            value = _resource(r, pick)
             if r.comparison is None or r.failure is not None or not value:
                 continue
             ratio = r.comparison.estimate.ratio
@@ -203,6 +211,12 @@ def resource_charts(results: Sequence[TrialResult]) -> list[Chart]:
     return found
 
 
+def _resource(r: TrialResult, pick: str) -> float | None:
+    if pick == "energy":
+        return r.comparison.energy.candidate_step_j if r.comparison and r.comparison.energy else None
+    return getattr(r.worker, pick) if r.worker else None
+
+
 def pareto_row(row: dict[Any, Any]) -> dict[str, str]:
     """A row of the table of trials that no other beats, from one of `analysis.pareto_frame`."""
     return {
@@ -210,5 +224,6 @@ def pareto_row(row: dict[Any, Any]) -> dict[str, str]:
         "ratio": format_ratio(row["ratio"]),
         "memory": format_bytes(row["peak_bytes"]),
         "compile": format_seconds(row["compile_s"]),
+        "energy": format_ratio(row["energy_ratio"]),
         "settings": row["settings"],
     }

@@ -17,11 +17,12 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from autotune import objectives
 from autotune.blame import walks_into
 from autotune.claims import Claims
 from autotune.flags import FlagSet
 from autotune.mirror import NUMBER_KEY, Mirror
-from autotune.records import TrialConfig, TrialResult
+from autotune.records import Objective, TrialConfig, TrialResult, WorkerReport
 from autotune.space import Parameter, SearchSpace
 from autotune.spec import StudySpec
 
@@ -34,7 +35,7 @@ MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
 FAILURE_PENALTY = 0.1
-"""Added to the worst log ratio seen, for sets that have none: worse than anything, yet on the same scale."""
+"""Added to the worst log ratios seen, for sets that have none: worse than anything, yet on the same scale."""
 
 
 class Proposer:
@@ -45,6 +46,7 @@ class Proposer:
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
         storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
+        reference: What the reference said of itself; needed for a study by several objectives.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -57,36 +59,36 @@ class Proposer:
         *,
         first: Sequence[tuple[str, FlagSet]],
         storage: str | None,
+        reference: WorkerReport | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
         self._first = list(first)
-        self._worst = 0.0
         self.bad: list[FlagSet] = []
         """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
+        self._reference = reference
+        self._objectives = spec.search.objectives
+        self._worst = [0.0 for _ in self._objectives]
         # Questions are asked of a study in memory, so that the storage holds finished trials only.
-        self._study = optuna.create_study(direction="minimize")
-        self._mirror = Mirror(storage, f"{spec.name}-{spec.identity}") if storage else None
+        self._study = optuna.create_study(directions=["minimize" for _ in self._objectives])
+        name = f"{spec.name}-{spec.identity}"
+        self._mirror = Mirror(storage, name, objectives=len(self._objectives)) if storage else None
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
 
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
-        ratio = result.comparison.estimate.ratio if result.comparison is not None else None
-        if result.prediction is not None:
-            ratio = result.prediction.ratio
-        if result.failure is None and ratio is None:
-            ratio = 1.0  # the reference's own program
-        if ratio is not None:
-            self._worst = max(self._worst, math.log(ratio))
+        found = [self._log_ratio(objective, result) for objective in self._objectives]
+        self._worst = [max(w, v) if v is not None else w for w, v in zip(self._worst, found, strict=True)]
         params, distributions = self._as_optuna(result.params)
-        feasible = result.failure is None and ratio is not None
-        value = math.log(ratio) if feasible and ratio is not None else self._worst + FAILURE_PENALTY
+        feasible = result.failure is None
+        # A figure that is missing although the set runs, such as energy while a counter failed, promises nothing.
+        values = [w if v is None else v for w, v in zip(self._worst, found, strict=True)]
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
-            value=value,
+            values=values if feasible else [w + FAILURE_PENALTY for w in self._worst],
             params=params,
             distributions=distributions,
             user_attrs={
@@ -106,6 +108,14 @@ class Proposer:
         """Says with whom the mirror is shared: each trial is copied by one worker."""
         if self._mirror is not None:
             self._mirror.take = lambda number: claims.take(f"copy-{number:04d}")
+
+    def _log_ratio(self, objective: Objective, result: TrialResult) -> float | None:
+        if objective is not Objective.STEP_TIME:
+            assert self._reference is not None
+            return objectives.of_trial(objective, result, self._reference)
+        if (told := result.prediction or (result.comparison.estimate if result.comparison else None)) is not None:
+            return math.log(told.ratio)
+        return 0.0 if result.failure is None else None  # the reference's own program
 
     def finish(self) -> None:
         """Brings the mirror up to date, if it can be."""

@@ -26,7 +26,7 @@ from pydantic import (
 
 from autotune.errors import StudyFileError, close_matches
 from autotune.flags import FlagSet
-from autotune.records import FailureKind, Settings
+from autotune.records import FailureKind, Objective, Settings
 from autotune.simulate import NOISE_MODELS, NoiseModel
 from autotune.steps import PRESETS, StepReader
 from autotune.units import parse_duration
@@ -182,6 +182,7 @@ class SearchSpec(_Section):
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
         objective: ``measured`` step time, or the ``predicted`` one of compiled programs: no GPU is needed, nothing is
             measured and nothing proven.
+        objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -196,6 +197,14 @@ class SearchSpec(_Section):
     sampler: Literal["tpe", "random"] = "tpe"
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
+
+    @field_validator("objectives")
+    @classmethod
+    def _each_once(cls, objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
+        if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
+            raise ValueError("each named once, and `step_time` among them: every set is proven by it")
+        return objectives
 
 
 class ScreenSpec(_Section):
@@ -276,6 +285,8 @@ class ReplaySpec(_Section):
     Attributes:
         step_s: Step time of the reference, seconds.
         effects: ``"name=value"`` to the factor by which it multiplies the step time.
+        memory_effects: Likewise for the peak memory.
+        compile_effects: Likewise for the compile time.
         failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
         inert: ``"name=value"`` entries that change nothing in the program.
         noise: A named noise model of `autotune.simulate`, or a table of its parameters.
@@ -284,6 +295,8 @@ class ReplaySpec(_Section):
 
     step_s: Annotated[float, Field(gt=0)] = 0.03
     effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     failures: dict[str, FailureKind] = Field(default_factory=dict)
     inert: tuple[str, ...] = ()
     noise: str | dict[str, float] = "quiet"
@@ -331,6 +344,13 @@ class StudySpec(_Section):
             raise ValueError(
                 'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
             )
+        if self.is_predicted and len(self.search.objectives) > 1:
+            raise ValueError(
+                '`search.objective = "predicted"` is of step time alone: give no other `search.objectives`'
+            )
+        told = {Objective.STEP_TIME, Objective.ENERGY, *((Objective.MEMORY,) if self.workload.hook else ())}
+        if self.workload.command is not None and (untold := set(self.search.objectives) - told):
+            raise ValueError(f"`search.objectives` can not hold {', '.join(untold)}: a `command` does not tell it")
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
         if self.is_predicted and (self.workload.entry is None or self.replay is not None):
@@ -359,6 +379,9 @@ class StudySpec(_Section):
             data.pop(key)
         for key in ("trials", "time_budget"):
             data["search"].pop(key)
+        # Keys that are younger than the first runs count only where they are used, so that those runs go on.
+        if data["search"]["objectives"] == [Objective.STEP_TIME]:
+            data["search"].pop("objectives")
         screen = data.pop("screen")
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {key: screen[key] for key in ("target", "topology")}
@@ -366,6 +389,9 @@ class StudySpec(_Section):
             data["search"].pop("objective")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
+            for key in ("memory_effects", "compile_effects"):
+                if not data["replay"][key]:
+                    data["replay"].pop(key)
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autotune.analysis import ABSENT, is_the_default, settings_frame
+from autotune.analysis import ABSENT, settings_frame
 from autotune.errors import AutotuneError
 from autotune.records import PREDICTED, FailureKind, FloorResult, SessionRecord, TrialResult
 from autotune.store import Store
@@ -171,7 +171,7 @@ def _metadata(store: Store) -> dict[str, Any]:
 def _result(store: Store, r: TrialResult, parameters: list[str], started: str) -> Result:
     failed, worker, found = r.failure, r.worker, r.comparison
     steps = [t for p in store.pairs(r.directory) for t in p.candidate_s] if r.directory else []
-    ratio: float | str = found.estimate.ratio if found and failed is None else 1.0 if is_the_default(r) else "none"
+    ratio: float | str = found.estimate.ratio if found and failed is None else 1.0 if r.is_the_default else "none"
     if failed is not None:
         ratio = str(failed.kind)
     measurements = [Measurement(name=OBJECTIVE, value=ratio)]
@@ -185,6 +185,8 @@ def _result(store: Store, r: TrialResult, parameters: list[str], started: str) -
         ]
     if worker is not None and worker.peak_bytes is not None:
         measurements.append(Measurement(name="peak_memory", value=worker.peak_bytes, unit="B"))
+    if found is not None and found.energy is not None and failed is None:
+        measurements.append(Measurement(name="step_energy", value=found.energy.candidate_step_j, unit="J"))
     invalidity = Invalidity.CORRECT if failed is None else _INVALIDITY.get(failed.kind, Invalidity.RUNTIME)
     return Result(
         timestamp=_when(started, r.at_s),

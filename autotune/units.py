@@ -44,6 +44,16 @@ def format_seconds(seconds: float | None) -> str:
     raise AssertionError("unreachable")
 
 
+def format_joules(joules: float | None) -> str:
+    """An energy with three significant digits: ``12.5 J``, ``3.10 kJ``."""
+    if joules is None or not math.isfinite(joules):
+        return "-"
+    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if abs(joules) >= scale or unit == "mJ":
+            return f"{joules / scale:.3g} {unit}"
+    raise AssertionError("unreachable")
+
+
 def format_bytes(count: float | None) -> str:
     """A size in binary units with three significant digits: ``436 MiB``."""
     if count is None or not math.isfinite(count):

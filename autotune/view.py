@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.flags import FlagSet
+from autotune.measure import TURNS
 from autotune.records import (
     PREDICTED,
-    REFERENCE_NUMBER,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
@@ -31,7 +30,14 @@ from autotune.records import (
 from autotune.screening import describe_record
 from autotune.stats import Estimate, Verdict
 from autotune.store import Stopwatch, Store
-from autotune.units import format_bytes, format_interval, format_ratio, format_seconds, format_share
+from autotune.units import (
+    format_bytes,
+    format_interval,
+    format_joules,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
 
 STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
 _PHASE_WORDS = {
@@ -40,12 +46,13 @@ _PHASE_WORDS = {
     "compile": "compiling",
     "warm-up": "checking the loss, warming up",
 }
-_STYLES = {
-    Verdict.FASTER: "bold green",
-    Verdict.SLOWER: "red",
-    Verdict.NO_DIFFERENCE: "dim",
-    Verdict.UNRESOLVED: "yellow",
+STAGE_WORDS = {
+    "confirm": "fresh processes",
+    "final": "final proof",
+    "full": "final proof, whole set",
+    "recheck": "recheck",
 }
+"""Stages of `FinalistResult`, as shown to users."""
 
 
 class LineView:
@@ -78,7 +85,8 @@ class LineView:
     def proof(self, run: ConfirmRun, asked: int) -> None:
         """See `evaluate.Watcher`."""
         found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
-        self.line(f"  trial {run.trial}, fresh pair {run.repeat + 1} of {asked}: {found}")
+        trial = f"trial {run.trial}, " if run.trial else ""
+        self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
         """See `pipeline.View`."""
@@ -102,7 +110,8 @@ class LineView:
 
     def finalist(self, result: FinalistResult) -> None:
         """See `pipeline.View`."""
-        self.line(f"  {result.stage} trial {result.trial}: {describe_finalist(result)}")
+        trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
+        self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
         """See `pipeline.View`."""
@@ -249,6 +258,18 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"noise floor: two equal processes differ by ratio {_estimate(floor.estimate)}; "
         f"speed-ups from about {format_share(floor.detectable)} can be found in one trial",
     ]
+    if result.comparison.mode != TURNS:
+        lines.append(
+            "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
+            f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
+        )
+    if (energy := result.comparison.energy) is not None:
+        tokens = result.reference.tokens_per_step
+        lines.append(
+            f"energy: {format_joules(energy.reference_step_j)} a step"
+            + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
+            + f", of whole devices ({energy.source})"
+        )
     if not floor.is_honest:
         lines.append(
             "two equal processes differ here by more than their own interval says: a trial alone can't be believed on "
@@ -261,7 +282,7 @@ def describe_trial(result: TrialResult) -> str:
     """A trial's result in words."""
     if result.failure is not None:
         return f"{_words(result.failure.kind)} in phase {result.failure.phase}: {result.failure.message}"[:300]
-    if result.status is TrialStatus.SAME_PROGRAM and result.same_as == REFERENCE_NUMBER:
+    if result.is_the_default:
         return "the same program as the default: changes nothing here"
     suffix = ""
     if result.same_as is not None:
@@ -270,7 +291,7 @@ def describe_trial(result: TrialResult) -> str:
     if result.prediction is not None:
         return f"{describe_prediction(result.prediction)}{suffix.replace(', not measured again', '')}"
     if result.comparison is None:
-        return f"no number{suffix}"
+        return f"{str(result.status).replace('_', ' ')}: no number{suffix}"
     return f"{_estimate(result.comparison.estimate)} {result.comparison.verdict}, {result.comparison.stopped}{suffix}"
 
 
@@ -282,15 +303,28 @@ def describe_prediction(step: PredictedStep) -> str:
     )
 
 
+def describe_energy(result: TrialResult) -> str:
+    """A trial's energy in words; empty where it is not known."""
+    energy = result.comparison.energy if result.comparison is not None else None
+    if energy is None:
+        return ""
+    rate = f", {result.tokens_per_j:.3g} tokens/J" if result.tokens_per_j else ""
+    return (
+        f"energy: {format_joules(energy.candidate_step_j)} a step{rate}; ratio {_estimate(energy.estimate)} "
+        f"(whole devices, {energy.source})"
+    )
+
+
 def describe_finalist(result: FinalistResult) -> str:
     """A finalist's verdict in words."""
     if result.failure is not None:
         return f"{_words(result.failure.kind)} in a fresh process: {result.failure.message}"[:300]
     if result.estimate is None or result.corrected is None:
         return "no number"
+    others = "".join(f"; {o.words} {_estimate(e)}" for o, e in (result.others or {}).items())
     return (
         f"{_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
-        f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}"
+        f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}{others}"
     )
 
 
@@ -300,86 +334,6 @@ def _words(kind: FailureKind) -> str:
 
 def _estimate(estimate: Estimate) -> str:
     return f"{format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)}"
-
-
-def results_table(
-    floor: FloorResult | None, results: Sequence[TrialResult], finalists: Sequence[FinalistResult]
-) -> Table:
-    """Every trial's ratio with interval and verdict, best first, the reference on top."""
-    if any(r.prediction is not None for r in results):
-        return _predicted_table(results)
-    table = Table(title="step time over the default's (below 1 is faster)", title_justify="left")
-    for name, justify in (
-        ("trial", "right"),
-        ("settings", "left"),
-        ("ratio", "right"),
-        ("95 % interval", "left"),
-        ("verdict", "left"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
-    if floor is not None:
-        e = floor.floor.estimate
-        step = format_seconds(floor.comparison.reference_step_s)
-        table.add_row(
-            "ref",
-            f"(default), {step} a step; against itself:",
-            format_ratio(e.ratio),
-            format_interval(e.low, e.high),
-            "noise floor",
-        )
-
-    def key(result: TrialResult) -> tuple[int, float]:
-        if result.failure is not None:
-            return (2, result.number)
-        return (0, result.comparison.estimate.ratio) if result.comparison else (1, result.number)
-
-    for r in sorted(results, key=key):
-        e = r.comparison.estimate if r.comparison else None  # type: ignore[assignment]
-        if r.failure is not None:
-            verdict = Text(str(r.failure.kind).replace("_", " "), style="magenta")
-        elif r.comparison is None:
-            verdict = Text("same program", style="dim")
-        else:
-            verdict = Text(str(r.comparison.verdict), style=_STYLES[r.comparison.verdict])
-        ratio, interval = (format_ratio(e.ratio), format_interval(e.low, e.high)) if r.comparison else ("-", "")
-        table.add_row(str(r.number), shorten(r.settings, limit=120), ratio, interval, verdict)
-    for f in finalists:
-        stage = {"confirm": "fresh processes", "final": "final proof", "full": "final proof, whole set"}.get(
-            f.stage, f.stage
-        )
-        if f.estimate is not None and f.corrected is not None:
-            shown = (format_ratio(f.estimate.ratio), format_interval(f.corrected.low, f.corrected.high))
-            verdict = Text(f"{f.verdict} ({stage})", style=_STYLES[f.verdict])
-        else:
-            shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
-        table.add_row(str(f.trial), shorten(f.settings, limit=120), *shown, verdict)
-    return table
-
-
-def _predicted_table(results: Sequence[TrialResult]) -> Table:
-    """Every trial with what a model says of it, best first."""
-    steps = [r.prediction for r in results if r.prediction is not None]
-    place = f"{steps[0].topology} {steps[0].target}"
-    table = Table(title=f"{PREDICTED}: a model's step time over the default's on {place}", title_justify="left")
-    for name in ("trial", "settings", "predicted ratio", "predicted step", "exposed", "peak memory", ""):
-        table.add_column(name, justify="left" if name in ("settings", "") else "right", overflow="fold")
-
-    def key(result: TrialResult) -> tuple[bool, float]:
-        return (result.prediction is None, result.prediction.ratio if result.prediction else result.number)
-
-    for r in sorted(results, key=key):
-        p = r.prediction
-        figures = ["-"] * 4
-        if p is not None:
-            exposed, peak = format_seconds(p.exposed_s), format_bytes(p.peak_bytes)
-            figures = [format_ratio(p.ratio), format_seconds(p.step_s), exposed, peak]
-        said = Text("predicted", style="cyan")
-        if r.failure is not None:
-            said = Text(_words(r.failure.kind), style="magenta")
-        elif r.same_as is not None:
-            said = Text("same program as " + (f"trial {r.same_as}" if r.same_as else "the default"), style="dim")
-        table.add_row(str(r.number), shorten(r.settings, limit=120), *figures, said)
-    return table
 
 
 def conclusion_style(conclusion: ConclusionRecord) -> str:

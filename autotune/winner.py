@@ -20,7 +20,18 @@ from pydantic import Field, ValidationError
 
 from autotune import environment
 from autotune.errors import AutotuneError
-from autotune.records import PREDICTED, ConclusionRecord, ConfirmRun, FloorResult, Outcome, Record, Settings
+from autotune.front import describe as describe_member
+from autotune.records import (
+    PREDICTED,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Objective,
+    Outcome,
+    Record,
+    Settings,
+)
 from autotune.spec import StudySpec
 from autotune.stats import Estimate
 from autotune.store import Store
@@ -73,6 +84,7 @@ class Winner(Record):
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
+        others: Ratios of the objectives other than step time, of a study that had any.
     """
 
     winner_version: Annotated[int, Field(ge=WINNER_VERSION, le=WINNER_VERSION)] = WINNER_VERSION
@@ -89,6 +101,7 @@ class Winner(Record):
     process_count: int = 1
     node_count: int = 1
     soaked_s: float | None = None
+    others: dict[Objective, Estimate] | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
@@ -108,11 +121,15 @@ class Winner(Record):
         return self.settings.to_environment()
 
 
-def proven_winner(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that has a winner.
+def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
+    """The conclusion of a run, as if its winner, or the set of its front that is asked for, were all that it found.
+
+    Args:
+        store: The run.
+        trial: The set of a front; None for the winner, or the fastest of the front.
 
     Raises:
-        AutotuneError: If the run is not finished, or nothing beats the default.
+        AutotuneError: If the run is not finished, or there is no such proven set.
     """
     conclusion = store.last(ConclusionRecord)
     if conclusion is None:
@@ -124,6 +141,12 @@ def proven_winner(store: Store) -> ConclusionRecord:
         raise AutotuneError(
             f"only a proven winner is exported but {store.path} is {PREDICTED}; run the study on its GPUs, or write "
             "what the model favours all the same with --force"
+        )
+    if conclusion.outcome is Outcome.FRONT:
+        return _of_the_front(store, conclusion, trial)
+    if trial not in (None, conclusion.trial):
+        raise AutotuneError(
+            f"only a proven set is exported but trial {trial} of {store.path} is not one: {conclusion.sentence}"
         )
     if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
         raise AutotuneError(
@@ -146,22 +169,51 @@ def favourite(store: Store) -> ConclusionRecord:
     return conclusion
 
 
-def winner_of(store: Store, *, even_predicted: bool = False) -> Winner:
-    """The winner of a run directory.
+def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None) -> ConclusionRecord:
+    """The conclusion narrowed to one set of the front."""
+    members = conclusion.front or ()
+    names = f"autotune export {store.path} --trial {'|'.join(map(str, members))}"
+    if trial is None and conclusion.trial is None:
+        raise AutotuneError(
+            "a front without a set that is faster than the default has none that stands for it: choose one by what it "
+            f"saves ({names}); {conclusion.sentence}"
+        )
+    chosen = _member(store, conclusion.trial if trial is None else trial)
+    if chosen is None or chosen.trial not in members:
+        raise AutotuneError(
+            f"only a set of the proven front is exported but trial {trial} of {store.path} is not one; try {names}"
+        )
+    sentence = describe_member(chosen, store.spec.search.objectives)
+    update = {"settings": chosen.settings, "trial": chosen.trial, "estimate": chosen.corrected, "sentence": sentence}
+    return conclusion.model_copy(update=update)
+
+
+def _member(store: Store, trial: int | None) -> FinalistResult | None:
+    """What fresh processes said last of a set of the front."""
+    found = [f for f in store.of(FinalistResult) if f.stage == "confirm" and f.trial == trial]
+    return found[-1] if found else None
+
+
+def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = False) -> Winner:
+    """The winner of a run directory, or a set of its front; see `proven_winner`.
 
     Args:
         store: The run directory.
+        trial: A set of the front; None for the winner, or the fastest of the front.
         even_predicted: Take the favourite of a study in which nothing was measured, marked as what it is.
 
     Raises:
         AutotuneError: If it has none.
     """
     is_predicted = even_predicted and store.spec.is_predicted
-    conclusion = favourite(store) if is_predicted else proven_winner(store)
+    conclusion = favourite(store) if is_predicted else proven_winner(store, trial)
     assert conclusion.settings is not None
+    of_front = conclusion.outcome is Outcome.FRONT
     floor, facts, spec = store.last(FloorResult), conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
-    proofs = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings and r.stage != "confirm"]
+    runs = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
+    proofs = [r for r in runs if (r.stage == "confirm") == of_front]  # a front is not proven a second time
+    proven = [f for f in store.of(FinalistResult) if f.settings == conclusion.settings]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -177,6 +229,7 @@ def winner_of(store: Store, *, even_predicted: bool = False) -> Winner:
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
+        others=next((f.others for f in reversed(proven) if f.others), None),
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
@@ -355,6 +408,8 @@ def evidence(winner: Winner) -> list[str]:
             f"{format_interval(estimate.low, estimate.high)} ({format_change(estimate.ratio)}, "
             f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
         )
+    for objective, e in (winner.others or {}).items():
+        lines.append(f"{objective.words} over the default's: {format_ratio(e.ratio)} {format_interval(e.low, e.high)}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")

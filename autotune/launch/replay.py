@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from autotune.simulate import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.spec import ReplaySpec
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
+COMPILE_S, PEAK_BYTES = 2.0, 1 << 30
+"""Of the reference, in a study whose formula speaks of them."""
 
 
 class ReplayLauncher:
@@ -53,19 +56,24 @@ class ReplayLauncher:
             step_s *= self._replay.effects.get(entry, 1.0)
         seen = sorted(e for e in entries if e not in self._replay.inert)
         return ReplayWorker(
-            Process(self._machine, step_s=step_s), self._report(seen, losses), delay_s=self._replay.delay_s
+            Process(self._machine, step_s=step_s), self._report(entries, seen, losses), delay_s=self._replay.delay_s
         )
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _report(self, entries: list[str], losses: tuple[float, ...]) -> WorkerReport:
+    def _report(self, entries: list[str], seen: list[str], losses: tuple[float, ...]) -> WorkerReport:
+        replay = self._replay
+        memory = math.prod(replay.memory_effects.get(e, 1.0) for e in entries)
         return WorkerReport(
-            fingerprint=hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16],
+            fingerprint=hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16],
             platform=self._platform,
             device_kind="replay",
             device_count=1,
-            compile_s=0.0,
+            compile_s=COMPILE_S * math.prod(replay.compile_effects.get(e, 1.0) for e in entries)
+            if replay.compile_effects
+            else 0.0,
+            peak_bytes=round(PEAK_BYTES * memory) if replay.memory_effects else None,
             start_s=0.0,
             losses=losses,
             grad_norms=losses,

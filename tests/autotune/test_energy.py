@@ -189,11 +189,11 @@ class Metered(ReplayLauncher):
         return worker
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
-def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
-    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}})
+def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
+    """A finished replayed study whose workers draw power."""
+    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
     assert spec.replay is not None
-    store = Store.create_or_resume(tmp_path, spec, study_dir=tmp_path)
+    store = Store.create_or_resume(path, spec, study_dir=path)
     launcher = Metered(spec.replay, seed=0, platform="cpu")
     bench = Bench(store, launcher, runtime_settings=lambda s: s, watcher=Diary())
     bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
@@ -202,6 +202,12 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
         trials=12, time_budget_s=None, view=Diary(),
     )  # fmt: skip
     store.close()
+    return store
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
+    store = metered_run(tmp_path, mode=mode)
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.energy is not None

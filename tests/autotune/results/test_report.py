@@ -139,7 +139,7 @@ def test_text_from_records_is_never_markup(tmp_path: Path) -> None:
     assert "img" not in checker.tags
     assert checker.text.count(evil) >= 5
     rows = [line for line in render_markdown(store).splitlines() if line.startswith("| 1 |")]
-    assert len(re.findall(r"(?<!\\)\|", rows[0])) == 10
+    assert len(re.findall(r"(?<!\\)\|", rows[0])) == 11
 
 
 def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""What a study makes small besides step time: figures of one trial, and which trials no other beats in all of them.
+
+Every figure is a ratio, candidate over reference, in logarithms: what halves memory weighs as much as what halves time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.errors import LaunchError
+from autotune.records import EnergyUse, Objective, TrialResult, TrialStatus, WorkerReport
+
+
+def refuse_unknown(objectives: Sequence[Objective], reference: WorkerReport, energy: EnergyUse | None) -> None:
+    """Refuses objectives that the reference, once it ran, turned out not to tell.
+
+    Raises:
+        LaunchError: If there is one.
+    """
+    untold = [o for o in objectives if o is not Objective.STEP_TIME and told(o, reference, reference, energy) is None]
+    if untold:
+        raise LaunchError(
+            f"the reference must tell every objective of the study but does not tell {', '.join(untold)}; "
+            "take it out of search.objectives"
+            + (", or make blocks longer (measure.block_s)" if Objective.ENERGY in untold else "")
+        )
+
+
+def told(
+    objective: Objective, candidate: WorkerReport, reference: WorkerReport, energy: EnergyUse | None
+) -> float | None:
+    """Log ratio of an objective other than step time, from what two processes say of themselves; None if unknown."""
+    if objective is Objective.ENERGY:
+        return math.log(energy.estimate.ratio) if energy is not None else None
+    name = {Objective.MEMORY: "peak_bytes", Objective.COMPILE_TIME: "compile_s"}[objective]
+    mine, base = getattr(candidate, name), getattr(reference, name)
+    return math.log(mine / base) if mine and base else None
+
+
+def of_trial(objective: Objective, result: TrialResult, reference: WorkerReport) -> float | None:
+    """Log ratio of one objective of a trial; None if it failed or the figure is not known."""
+    if result.failure is not None:
+        return None
+    if result.is_the_default and objective is not Objective.COMPILE_TIME:
+        return 0.0  # one program takes one time, one memory, one energy
+    if objective is Objective.STEP_TIME:
+        return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
+    energy = result.comparison.energy if result.comparison is not None else None
+    return told(objective, result.worker, reference, energy) if result.worker is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A trial with its log ratios, one for each objective of the study."""
+
+    result: TrialResult
+    values: tuple[float, ...]
+
+
+def front(
+    results: Sequence[TrialResult], objectives: Sequence[Objective], reference: WorkerReport, *, tolerance: float
+) -> list[Point]:
+    """The trials that better the default in something and that no other trial beats in everything, fastest first.
+
+    Args:
+        results: All trials; those that failed, or lack a figure, are left out.
+        objectives: Of the study.
+        reference: What ratios are taken over.
+        tolerance: Differences of log ratios below this do not count.
+    """
+    points = []
+    for result in results:
+        values = [of_trial(o, result, reference) for o in objectives]
+        if result.status is not TrialStatus.SAME_SET and None not in values:
+            points.append(Point(result=result, values=tuple(v for v in values if v is not None)))
+    # Of sets that are alike in all, the one that needs the fewest settings.
+    points.sort(key=lambda p: (_snapped(p.values, tolerance), len(p.result.settings), p.result.number))
+    kept = unbeaten([p.values for p in points], tolerance=tolerance)
+    return [p for p, is_kept in zip(points, kept, strict=True) if is_kept]
+
+
+def unbeaten(points: Sequence[Sequence[float]], *, tolerance: float) -> list[bool]:
+    """For each point whether it is below the origin somewhere and no other is as low everywhere and lower somewhere.
+
+    Differences are told on a grid of `tolerance`; of points that are equal on it the first counts.
+    """
+    snapped = [_snapped(p, tolerance) for p in points]
+    kept: dict[int, tuple[int, ...]] = {}
+    for i in sorted(range(len(snapped)), key=lambda i: (snapped[i], i)):  # so that nobody is beaten by a later one
+        mine = snapped[i]
+        beaten = any(all(a <= b for a, b in zip(other, mine, strict=True)) for other in kept.values())
+        if min(mine) < 0 and not beaten:
+            kept[i] = mine
+    return [i in kept for i in range(len(snapped))]
+
+
+def _snapped(values: Sequence[float], tolerance: float) -> tuple[int, ...]:
+    return tuple(round(v / tolerance) for v in values)
+
+
+def choose(points: Sequence[Point], *, count: int) -> list[TrialResult]:
+    """At most so many members of a front: the best of each objective in turn, so that both ends are among them."""
+    if not points:
+        return []
+    ranked = [_ranked(points, objective) for objective in range(len(points[0].values))]
+    chosen: dict[int, TrialResult] = {}
+    for row in zip(*ranked, strict=True):
+        for point in row:
+            if len(chosen) < count:
+                chosen.setdefault(point.result.number, point.result)
+    return list(chosen.values())
+
+
+def _ranked(points: Sequence[Point], objective: int) -> list[Point]:
+    return sorted(points, key=lambda p: (p.values[objective], p.result.number))
