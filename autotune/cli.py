@@ -292,6 +292,7 @@ def _all_predicted(store: Store, ready: Preflight, view: View) -> ConclusionReco
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
+    from autotune.confirm import more_processes
     from autotune.records import Outcome, SpanRecord
     from autotune.tables import study_tables
     from autotune.units import format_seconds, format_share
@@ -303,6 +304,12 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
         console.print(results)
     console.print()
     console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
+    if conclusion.outcome is not Outcome.WINNER and (promising := more_processes(store)) is not None:
+        console.print(
+            f"not settled: {promising[0].settings}; about {promising[1]} fresh pairs of processes may settle it: set "
+            f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
     console.print(

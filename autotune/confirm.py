@@ -33,7 +33,8 @@ from autotune.records import (
     TrialStatus,
     WorkerReport,
 )
-from autotune.stats import Estimate, SequentialPlan, Verdict, confirm, estimate_pairs, judge
+from autotune.stats import Estimate, SequentialPlan, Verdict, confirm, estimate_pairs, judge, processes_to_settle
+from autotune.store import Store
 
 
 def choose_finalists(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
@@ -261,6 +262,18 @@ def start_both(bench: Bench, folder: Path, reference: FlagSet, candidate: FlagSe
         if future.exception() is None:
             future.result().close()
     raise failed
+
+
+def more_processes(store: Store) -> tuple[FinalistResult, int] | None:
+    """The most promising set that its proof left unresolved, and how many pairs of processes may settle it."""
+    found: list[tuple[FinalistResult, int]] = []
+    for result in store.of(FinalistResult):
+        if result.verdict is Verdict.UNRESOLVED and result.failure is None and result.process_count >= 2:
+            runs = [r for r in store.of(ConfirmRun) if r.stage == result.stage and r.settings == result.settings]
+            ratios = [r.log_ratio for r in runs if r.log_ratio is not None]
+            if count := processes_to_settle(ratios, sesoi=store.spec.measure.smallest_effect):
+                found.append((result, max(count, len(ratios) + 1)))
+    return min(found, key=lambda f: f[1], default=None)
 
 
 def minimise(bench: Bench, winner: FlagSet, *, plan: SequentialPlan) -> tuple[FlagSet, list[AblationResult]]:

@@ -263,6 +263,26 @@ def confirm(
     )
 
 
+def processes_to_settle(process_log_ratios: Sequence[float], *, sesoi: float, most: int = 100) -> int | None:
+    """Fresh pairs of processes with which an effect like this one would be proven, half of the time.
+
+    Args:
+        process_log_ratios: log of each process pair's own estimate, at least two.
+        sesoi: Smallest effect of interest.
+        most: Largest number that is worth saying.
+
+    Returns:
+        The number; None if the effect is too small, or would need more than `most`.
+    """
+    values = _finite(process_log_ratios, least=2)
+    gap = math.log(1.0 - sesoi) - float(np.mean(values))
+    spread = float(np.std(values, ddof=1))
+    for count in range(len(values), most + 1):
+        if student_quantile(1.0 - DEFAULT_LEVEL, count - 1) * spread / math.sqrt(count) < gap:
+            return count
+    return None
+
+
 def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:
     n = len(values)
     centre = float(np.mean(values))

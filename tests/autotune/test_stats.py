@@ -27,6 +27,7 @@ from autotune.stats import (
     judge,
     least_ratio,
     noise_floor,
+    processes_to_settle,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -304,3 +305,14 @@ def test_truth_benchmark_names_no_winner_among_equals(tmp_path: Path) -> None:
     assert sum(row["false_winners"] for row in results["null"]) == 0
     assert all(row["found"]["0.12"] == 1.0 for row in results["power"])
     assert "Goals missed" in (tmp_path / "truth.md").read_text()
+
+
+def test_the_processes_that_would_settle_an_effect_grow_with_its_noise() -> None:
+    quiet = [math.log(0.95) + x for x in (-0.01, 0.0, 0.01)]
+    noisy = [math.log(0.95) + x for x in (-0.06, 0.0, 0.06)]
+    few, many = processes_to_settle(quiet, sesoi=0.005), processes_to_settle(noisy, sesoi=0.005)
+    assert few == 3
+    assert many is not None
+    # t(0.975, n - 1) * 0.06 / sqrt(n) falls below log(0.995 / 0.95) = 0.0463 between 8 and 9.
+    assert many == 9
+    assert processes_to_settle([0.01, -0.01, 0.0], sesoi=0.005) is None
