@@ -32,12 +32,15 @@ from autotune.report_front import front_charts, front_rows
 from autotune.report_parts import (
     STYLES,
     Chart,
+    cause_lines,
     effect_row,
     forest_rows,
     history,
+    node_rows,
     pareto_row,
     rank,
     resource_charts,
+    soak_lines,
     traces,
     trial_row,
 )
@@ -82,6 +85,8 @@ class Report:
     figures: Sequence[tuple[str, str]]
     finalists: Sequence[dict[str, str]]
     objectives: Sequence[str]
+    soak: Sequence[str]
+    nodes: Sequence[dict[str, str]]
     front: Sequence[dict[str, Any]]
     front_charts: Sequence[Chart]
     floor: Sequence[str]
@@ -96,6 +101,7 @@ class Report:
     resources: Sequence[Chart]
     pareto: Sequence[dict[str, str]]
     failures: Sequence[dict[str, Any]]
+    causes: Sequence[str]
     trials: Sequence[dict[str, str]]
     has_energy: bool
     trials_left_out: int
@@ -153,6 +159,8 @@ def build(store: Store) -> Report:
         figures=_figures(store, results, floor),
         finalists=[_finalist_row(f) for f in analysis.finalists(store)],
         objectives=[o.words for o in wanted],
+        soak=soak_lines(store),
+        nodes=node_rows(store),
         front=front_rows(store, front),
         front_charts=front_charts(store, front, results),
         floor=describe_floor(floor) if floor else [],
@@ -175,6 +183,7 @@ def build(store: Store) -> Report:
         resources=resources,
         pareto=[pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
         failures=_failures(results),
+        causes=cause_lines(store),
         trials=[trial_row(r) for r in ordered[:LONGEST_TABLE]],
         has_energy=any(r.comparison is not None and r.comparison.energy is not None for r in results),
         trials_left_out=max(0, len(ordered) - LONGEST_TABLE),

@@ -11,7 +11,9 @@ import pandas as pd
 
 from autotune import charts
 from autotune.measure import TURNS
-from autotune.records import PREDICTED, ConfirmRun, FloorResult, TrialResult, TrialStatus
+from autotune.nodes import node_effects
+from autotune.records import PREDICTED, BlameRecord, ConfirmRun, FloorResult, SoakRecord, TrialResult, TrialStatus
+from autotune.soak import describe as describe_soak
 from autotune.stats import Estimate
 from autotune.store import Store
 from autotune.units import format_bytes, format_change, format_interval, format_joules, format_ratio, format_seconds
@@ -45,6 +47,37 @@ def _style(result: TrialResult) -> str:
     if result.failure is not None:
         return "failed"
     return STYLES[result.comparison.verdict] if result.comparison is not None else "same"
+
+
+def soak_lines(store: Store) -> list[str]:
+    """What became of the winner's long runs."""
+    return [f"soak of {s.settings}: {describe_soak(s)}" for s in store.of(SoakRecord)]
+
+
+def cause_lines(store: Store) -> list[str]:
+    """The smallest parts of sets that crashed or hung, as far as they were found."""
+    return [
+        f"trial {b.trial}: the {'cause' if b.is_minimal else 'smallest failing part found'} of the "
+        f"{str(b.failure_kind).replace('_', ' ')} is {b.smallest} ({b.starts} starts to find it)"
+        for b in store.of(BlameRecord)
+    ]
+
+
+def node_rows(store: Store) -> list[dict[str, str]]:
+    """The reference on each node of a study by several workers, slowest first."""
+    trials = store.of(TrialResult)
+    return [
+        {
+            "worker": n.worker,
+            "host": n.host,
+            "step": format_seconds(n.step_s),
+            "ratio": format_ratio(n.ratio),
+            "range": format_interval(n.low, n.high),
+            "trials": str(sum(t.by == n.worker for t in trials)),
+            "state": "slow" if n.is_slow else "",
+        }
+        for n in node_effects(store.of(FloorResult), trials)
+    ]
 
 
 def trial_row(r: TrialResult) -> dict[str, str]:

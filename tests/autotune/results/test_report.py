@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune import charts
-from autotune.records import IncidentRecord, TrialResult
+from autotune.records import FloorResult, IncidentRecord, TrialResult
 from autotune.report import build, render_html, render_markdown
 from autotune.store import Store
 from tests.autotune.conftest import replay_study
@@ -254,3 +254,27 @@ def test_the_page_in_a_browser_is_no_wider_than_its_window(finished: Store, tmp_
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished).finalists}
     assert stages == {"fresh processes", "final proof"}
+
+
+def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
+    spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_b=2": "crash"})
+    store = record(tmp_path / "r", spec, trials=20)
+    # A second worker, on a node whose reference is a tenth slower.
+    floor = store.of(FloorResult)[0]
+    slow_s = 1.1 * floor.comparison.reference_step_s
+    slow = floor.model_copy(
+        update={"by": "n2", "comparison": floor.comparison.model_copy(update={"reference_step_s": slow_s})}
+    )
+    third = floor.model_copy(update={"by": "n3"})
+    (store.path / "records").mkdir()
+    lines = "".join(f.model_dump_json(exclude_none=True) + "\n" for f in (floor.model_copy(update={"by": "n1"}), third))
+    (store.path / "records" / "n1.jsonl").write_text(lines)
+    (store.path / "records" / "n2.jsonl").write_text(slow.model_dump_json(exclude_none=True) + "\n")
+    report = build(Store.open(store.path))
+    assert [(n["worker"], n["state"]) for n in report.nodes] == [("n2", "slow"), ("n1", ""), ("n3", "")]
+    assert any("steps in 60 s without a fault" in line for line in report.soak)
+    assert any("the cause of the crash is xla_b=2 (" in line for line in report.causes)
+    for page in (render_html(store), render_markdown(store)):
+        assert "soak of xla_a=1" in page
+        assert "the cause of the crash is xla_b=2" in page
+        assert "<h2>The default on each node</h2>" in page or "## The default on each node" in page
