@@ -262,8 +262,8 @@ def space(
         parameters = [dataclasses.asdict(p) for p in found.parameters]
         _print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
         return
-    rows = [(p.name, describe_domain(p), describe_condition(p)) for p in found.parameters]
-    _print_table(("parameter", "values, the default first", "acts"), rows)
+    rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
+    _print_table(("parameter", "values", "default", "acts"), rows)
     print(f"{found.size():.6g} points on {report.build}")
     if found.left_out:
         print("left out:")

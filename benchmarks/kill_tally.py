@@ -51,7 +51,7 @@ xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]
 xla_cpu_multi_thread_eigen = [true, false]
 xla_cpu_enable_fast_math = [true, false]
-xla_cpu_enable_fast_min_max = [true, false]
+xla_cpu_experimental_ynn_fusion_type = ["", "dot"]
 [measure]
 pairs_cap = 12
 [confirm]
@@ -349,7 +349,7 @@ def main() -> None:
     seed = arguments.seed
     result: dict[str, Any] = {"provenance": environment.provenance()}
     # Slow enough that the study is on its way at every kill.
-    result["driver"] = run(REPLAYED, trials=23, kills=arguments.kills, longest_s=1.5, seed=seed, delay_s=0.05)
+    result["driver"] = run(REPLAYED, trials=60, kills=arguments.kills, longest_s=1.5, seed=seed, delay_s=0.05)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         database = stack.enter_context(Postgres(Path(folder))) if Postgres.programs() else None
         result["workers"] = run_workers(
