@@ -12,8 +12,10 @@ import typer
 
 if TYPE_CHECKING:
     from autotune.flags import FlagSet
+    from autotune.screen.calibrate import Held
     from autotune.screen.classify import Screen, ScreenReport, SettingReport
     from autotune.screen.explain import Side
+    from autotune.screen.predict import Calibration
     from autotune.screen.targets import Target, Topology
     from autotune.spec import StudySpec
 
@@ -91,27 +93,67 @@ def predict(
         typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
     option: OptionOption = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run measured on GPUs, to scale the predictions by.")
+    ] = None,
     cache: CacheOption = True,
     limit_s: LimitOption = 900.0,
     as_json: JsonOption = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
+    held = _held(calibrate, cache=cache) if calibrate else None
     with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (_, engine):
-        rows = [_predicted_row(engine, candidate) for candidate in candidates]
-    typer.echo(json.dumps(rows) if as_json else "\n".join(_predicted_lines(rows)))
+        rows = [_predicted_row(engine, candidate, held.calibration if held else None) for candidate in candidates]
+    lines = [*_predicted_lines(rows), *(_held_lines(held) if held else ())]
+    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))
 
 
-def _predicted_row(engine: Screen, settings: FlagSet) -> dict[str, Any]:
+def _held(run: Path, *, cache: bool) -> Held:
+    """A run's measurements, held against the model."""
+    from autotune import environment
+    from autotune.probe import default_cache_dir
+    from autotune.screen.calibrate import hold
+    from autotune.store import Store
+
+    return hold(
+        Store.open(run),
+        cache_dir=default_cache_dir(environment.caller()) / "screen" if cache else None,
+        progress=lambda what: typer.echo(what[:150], err=True),
+    )
+
+
+def _held_lines(held: Held) -> Iterator[str]:
+    """What the predictions were calibrated by, and how far they may be trusted."""
+    from autotune.units import format_share
+
+    c, a = held.calibration, held.agreement
+    yield (
+        f"calibrated by {c.source}: kernels x {c.compute_scale:.3g}, exposed communication x {c.exposed_scale:.3g}, "
+        f"gaps x {c.idle_scale:.3g}"
+        + (f"; median error of programs left out {format_share(a.error)}" if a.error is not None else "")
+    )
+    if a.spearman is None or a.low is None or a.high is None or a.kendall is None:
+        yield f"no rank correlation can be given: {a.count} programs that differ are too few"
+    else:
+        yield (
+            f"rank correlation of predicted with measured over {a.count} programs: Spearman {a.spearman:.2f} "
+            f"[{a.low:.2f}, {a.high:.2f}], Kendall {a.kendall:.2f}"
+        )
+
+
+def _predicted_row(engine: Screen, settings: FlagSet, calibration: Calibration | None) -> dict[str, Any]:
     """The prediction of one set as plain data, or why there is none."""
     from autotune.screen.predict import predict as predict_program
 
     target, topology = _of_gpu(engine)
     row: dict[str, Any] = {"settings": dict(settings), "target": target.name, "topology": str(topology)}
+    if calibration is not None:
+        row["calibrated_by"] = calibration.source
     result = engine.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
-    return {**row, **predict_program(result.program, target, topology).to_json()}
+    return {**row, **predict_program(result.program, target, topology, calibration).to_json()}
 
 
 def _predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

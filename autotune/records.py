@@ -256,7 +256,6 @@ class PredictedStep(Record):
         exposed_s: Communication that computing waits for.
         idle_s: The GPU has nothing to do and waits for no collective.
         mfu: Model FLOPs over the peak of the matrix units.
-        scale: Factor from measured trials that the times were calibrated with; 1 without.
     """
 
     target: str
@@ -271,7 +270,6 @@ class PredictedStep(Record):
     tokens_per_s: float | None = None
     peak_bytes: int | None = None
     compile_s: float | None = None
-    scale: float = 1.0
 
 
 class TrialResult(Stamped):

@@ -268,7 +268,8 @@ def study(text: str, folder: Path, budget_s: float, console: Console) -> tuple[d
         for r in store.of(TrialResult)
         if r.directory
     }
-    return {"sentence": conclusion.sentence, "records": records, "pairs": raw}, store, bench
+    found = {"spec": spec.model_dump(mode="json"), "sentence": conclusion.sentence, "records": records, "pairs": raw}
+    return found, store, bench
 
 
 def equal_programs(store: Store, bench: Bench, report: Report, reserve_s: float) -> list[dict[str, Any]]:

@@ -1,29 +1,62 @@
-"""What screening saves in a small space, and whether it ever drops a setting that matters: checked against all points.
+"""What screening saves, and whether it ever drops a setting that matters.
 
-Every point of the space is compiled. Then only what the screen would have kept is looked at: settings that it
-calls dead left out, equal programs measured once. A point whose program differs from that of the same point
-without its dead settings would have been lost; there must be none. Run as ``python -m benchmarks.screen_saves``;
-writes ``benchmarks/results/screen_saves_JAXLIB.json``.
+Three parts, run as ``python -m benchmarks.screen_saves [all points | measured | replayed]``:
+
+* *all points*: every point of two small spaces is compiled. A point whose program differs from that of the same point
+  without the settings that the screen calls dead would have been lost; there must be none.
+* *measured*: every point of the small CPU space runs in a real worker, in turns with the reference: does the worker's
+  own program differ where the screen says it does, and only there, and what do programs that it calls equal measure?
+* *replayed*: the same study of a GPU space with and without the screen. The programs are really compiled for eight
+  H100s; what stands in for the GPUs is a machine whose step takes what the model predicts, with noise. As on a real
+  GPU, a worker there cannot tell that two programs are equal.
+
+Writes ``benchmarks/results/screen_saves_JAXLIB.json``.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import hashlib
 import itertools
 import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from autotune import environment, measure
 from autotune.catalog import load_catalog
+from autotune.evaluate import Bench
 from autotune.flags import FlagSet
+from autotune.launch.base import Progress
+from autotune.launch.local import LocalLauncher
+from autotune.launch.replay import ReplayLauncher, ReplayWorker
+from autotune.parameters import Parameter, SearchSpace
+from autotune.pipeline import run_study
+from autotune.records import SessionRecord, TrialResult, WorkerReport
 from autotune.screen.classify import Effect, Screen
 from autotune.screen.compiler import CompileJob, Compiler
+from autotune.screen.plugin import installed_versions
+from autotune.screen.predict import predict
 from autotune.screen.targets import Target, load_target, parse_topology
+from autotune.screening import Screening
+from autotune.search import Proposer
+from autotune.simulate import Process
+from autotune.spec import StudySpec, parse_study
+from autotune.stats import estimate_pairs
+from autotune.store import Store
+from autotune.view import LineView
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SPACE = {
     "xla_cpu_prefer_vector_width": ["128"],
     "xla_cpu_enable_fast_math": ["true"],
-    "xla_cpu_use_xnnpack": ["false"],
+    "xla_backend_optimization_level": ["1"],
     "xla_cpu_parallel_codegen_split_count": ["1"],
     "xla_cpu_strict_dot_conv_math": ["true"],
 }
@@ -34,29 +67,42 @@ GPU_SPACE = {
     "xla_gpu_enable_while_loop_reduce_scatter_code_motion": ["true"],
     "xla_gpu_experimental_parallel_collective_overlap_limit": ["2"],
 }
+RUNTIME = {"NCCL_PROTO": ["LL128"]}
+"""Searched beside `GPU_SPACE` in the replayed study: what is read at run time must stay in the space."""
+
+CPU_WORKLOAD: tuple[str, dict[str, Any]] = ("llama", {"size": "tiny"})
+GPU_WORKLOAD: tuple[str, dict[str, Any]] = ("llama-tiny", {"mesh": {"fsdp": 8}})
+PAIRS = 12
 
 
-def study(
-    name: str, space: dict[str, list[str]], target: Target | None, entry: str, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Screens a space, compiles all of it, and compares."""
+def points(space: Mapping[str, Sequence[str]]) -> list[FlagSet]:
+    """Every point of a space, the default first."""
+    choices = [[None, *values] for values in space.values()]
+    return [
+        FlagSet({n: v for n, v in zip(space, point, strict=True) if v is not None})
+        for point in itertools.product(*choices)
+    ]
+
+
+def job(target: Target | None) -> CompileJob:
+    """What is compiled: the small CPU workload, or the sharded one for eight GPUs."""
+    entry, options = GPU_WORKLOAD if target else CPU_WORKLOAD
     topology = parse_topology("1x8" if target else "1x1")
-    job = CompileJob(entry=entry, options=options, target=target, topology=topology)
-    with Compiler(job) as compiler:
-        screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
-        report = screen.run(space, {})
-        dead = [s.name for s in report.of_effect(Effect.DEAD)]
-        choices = [[None, *values] for values in space.values()]
-        programs: dict[FlagSet, str] = {}
-        for point in itertools.product(*choices):
-            settings = FlagSet({n: v for n, v in zip(space, point, strict=True) if v is not None})
-            program = screen.result(settings).program
-            programs[settings] = program.fingerprint if program else "fails"
+    return CompileJob(entry=entry, options=options, target=target, topology=topology)
+
+
+def all_points(screen: Screen, space: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Screens a space, compiles all of it, and compares."""
+    report = screen.run(space, {})
+    dead = [s.name for s in report.of_effect(Effect.DEAD)]
+    programs: dict[FlagSet, str] = {}
+    for settings in points(space):
+        program = screen.result(settings).program
+        programs[settings] = program.fingerprint if program else "fails"
     kept = {s.without(*dead) for s in programs}
     lost = [dict(s) for s, p in programs.items() if programs[s.without(*dead)] != p]
     return {
-        "space": name,
-        "versions": report.versions,
+        "target": report.target,
         "settings": len(space),
         "dead": dead,
         "points": len(programs),
@@ -68,16 +114,166 @@ def study(
     }
 
 
-def main() -> None:
-    """Runs both spaces and writes what came out."""
-    found = [
-        study("cpu", CPU_SPACE, None, "workloads.example:build", {}),
-        study("8 H100", GPU_SPACE, load_target("h100-sxm"), "llama-tiny", {"mesh": {"fsdp": 8}}),
+# ---------------------------------------------------------------------- measured on the CPU
+
+
+def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Any]:
+    """Every point in a real worker beside the reference; the screen's word against the worker's program and times."""
+    entry, options = CPU_WORKLOAD
+    spec = parse_study({"name": "measured", "workload": {"entry": entry, "options": options}})
+    store = Store.create_or_resume(folder / "measured", spec, study_dir=folder)
+    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller(), watch=store.watch)
+    bench = Bench(store, launcher, runtime_settings=lambda s: s, watcher=LineView(Console(), store.watch))
+    dead = {s.name for s in screen.run(space, {}).of_effect(Effect.DEAD)}
+    rows = []
+    try:
+        for number, settings in enumerate(points(space)):
+            rows.append(_point(bench, screen, settings, number, dead))
+            print(f"{store.watch.session_s:6.0f} s  {rows[-1]}", flush=True)
+    finally:
+        bench.close()
+        store.close()
+    by_screen = {row["screen_key"] for row in rows}
+    agree = [
+        (a["screen_key"] == b["screen_key"]) == (a["fingerprint"] == b["fingerprint"])
+        for a, b in itertools.combinations(rows, 2)
     ]
+    equal = [r for r in rows[1:] if r["screen_key"] == rows[0]["screen_key"]]
+    return {
+        "points": rows,
+        "load_1min": os.getloadavg()[0],
+        "distinct_programs_of_the_screen": len(by_screen),
+        "distinct_programs_of_the_workers": len({r["fingerprint"] for r in rows}),
+        "pairs_of_points": len(agree),
+        "pairs_on_which_screen_and_workers_agree": sum(agree),
+        "points_lost": [r["settings"] for r in rows if r["lost"]],
+        "called_the_default's_program": len(equal),
+        "of_those_interval_holds_1": sum(r["low"] <= 1 <= r["high"] for r in equal),
+    }
+
+
+def _point(bench: Bench, screen: Screen, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
+    """One point: its real program, its ratio, and what the screen says."""
+    folder = bench.store.folder("trials", f"{number:04d}")
+    candidate = bench.start(settings, folder)
+    try:
+        stop = measure.fixed(PAIRS, sesoi=0.005)
+        pairs, _ = bench.run_turns(bench.reference(), candidate, folder, name=f"point-{number}", stop=stop)
+        found = estimate_pairs([measure.log_ratio(p) for p in pairs])
+    finally:
+        candidate.close()
+    # Lost: the search would never have come to this program, for the setting that makes it was called dead.
+    kept = screen.program_key(settings.without(*dead))
+    return {
+        "settings": dict(settings),
+        "screen_key": screen.program_key(settings),
+        "fingerprint": candidate.report.fingerprint,
+        "lost": screen.program_key(settings) != kept,
+        "ratio": round(found.ratio, 4),
+        "low": round(found.low, 4),
+        "high": round(found.high, 4),
+    }
+
+
+# ---------------------------------------------------------------------- replayed for eight GPUs
+
+
+class CompiledMachine(ReplayLauncher):
+    """Stands in for GPUs: a step takes what the model predicts of the really compiled program, with noise."""
+
+    def __init__(self, spec: StudySpec, screen: Screen, target: Target) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
+        self._screen, self._target = screen, target
+        self.started = 0
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        """See `base.Launcher`."""
+        self.started += 1
+        worker = super().start(settings, folder, progress=progress)
+        program = self._screen.result(settings.without("XLA_CLIENT_MEM_FRACTION")).program
+        assert program is not None
+        step_s = predict(program, self._target, self._screen.job.topology).step_s
+        report = worker.report.model_copy(
+            update={"fingerprint": f"t{hashlib.sha256(str(settings).encode()).hexdigest()[:15]}"}
+        )
+        return ReplayWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)
+
+
+def replayed(screen: Screen, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
+    """One study of a GPU space twice: with the screen and without."""
+    found = {}
+    for name in ("without", "with"):
+        spec = parse_study(
+            {
+                "name": f"saves-{name}",
+                "workload": {"entry": GPU_WORKLOAD[0], "options": GPU_WORKLOAD[1]},
+                "device": {"platform": "cuda", "count": 8},
+                "screen": {"enabled": name == "with", "target": target.name, "topology": "8", "cache": False},
+                "replay": {"noise": "quiet"},
+            }
+        )
+        found[name] = _study(spec, screen, target, folder / name, trials=trials)
+    return {**found, "trials": trials, "launches_saved": found["without"]["launched"] - found["with"]["launched"]}
+
+
+def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
+    space = SearchSpace(
+        tuple(
+            Parameter(name=n, choices=("(default)", *values), default=None)
+            for n, values in {**GPU_SPACE, **RUNTIME}.items()
+        )
+    )
+    store = Store.create_or_resume(folder, spec, study_dir=folder.parent)
+    view = LineView(Console(quiet=True), store.watch)
+    launcher = CompiledMachine(spec, screen, target)
+    screening = Screening(store, view) if spec.screen.enabled is True else None
+
+    def proposer(reference: WorkerReport) -> Proposer:
+        left = screening.narrow(space, {}, reference) if screening else space
+        return Proposer(spec, left, first=(), storage=None)
+
+    started = time.monotonic()
+    with contextlib.closing(store), contextlib.closing(screening) if screening else contextlib.nullcontext():
+        bench = Bench(store, launcher, runtime_settings=lambda s: s.of_kind("env"), watcher=view, screening=screening)
+        conclusion = run_study(store, bench, proposer, trials=trials, time_budget_s=None, view=view)
+    results = store.of(TrialResult)
+    assert store.last(SessionRecord) is not None
+    return {
+        "trials": len(results),
+        "launched": launcher.started,
+        "trials_measured": sum(r.status == "measured" for r in results),
+        "same_program": sum(r.status == "same_program" for r in results),
+        "runtime_setting_tried": any("NCCL_PROTO" in r.settings for r in results),
+        "outcome": str(conclusion.outcome),
+        "winner": dict(conclusion.settings) if conclusion.settings else None,
+        "ratio": conclusion.estimate.ratio if conclusion.estimate else None,
+        "wall_s": round(time.monotonic() - started, 1),
+    }
+
+
+def main() -> None:
+    """Runs the parts that are asked for, and keeps the others as they stand in the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["all points", "measured", "replayed"])
+    parser.add_argument("--trials", type=int, default=24, help="of the replayed study")
+    args = parser.parse_args()
+    versions = installed_versions()
+    path = RESULTS / f"screen_saves_{versions['jaxlib']}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found["versions"] = versions
+    target, catalog = load_target("h100-sxm"), load_catalog()
+    with tempfile.TemporaryDirectory() as folder, Compiler(job(None)) as cpu, Compiler(job(target)) as gpu:
+        on_cpu, on_gpu = (Screen(c, baseline=FlagSet(), catalog=catalog) for c in (cpu, gpu))
+        if "all points" in args.parts:
+            found["all points"] = {"cpu": all_points(on_cpu, CPU_SPACE), "8 H100": all_points(on_gpu, GPU_SPACE)}
+        if "measured" in args.parts:
+            found["measured"] = measured(on_cpu, CPU_SPACE, Path(folder))
+        if "replayed" in args.parts:
+            found["replayed"] = replayed(on_gpu, target, Path(folder), trials=args.trials)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"screen_saves_{found[0]['versions']['jaxlib']}.json"
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(path.read_text(encoding="utf-8"))
+    print(json.dumps({k: v for k, v in found.items() if k != "measured"}, indent=1))
 
 
 if __name__ == "__main__":

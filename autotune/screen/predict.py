@@ -42,7 +42,10 @@ class Calibration:
         kernel_gap_s: Between kernels of a stream.
         graph_gap_s: Between kernels of a command buffer.
         host_launch_s: Time of the host for one launch; a graph is one launch.
-        scale: Measured over predicted step time of the trials this was calibrated on; 1 without.
+        compute_scale: Measured over predicted time of kernels, see `autotune.screen.calibrate`; 1 without.
+        exposed_scale: Likewise of communication.
+        idle_scale: Likewise of gaps.
+        source: Which measurements the three are from; empty without.
     """
 
     matrix_share: float = 0.72
@@ -50,7 +53,10 @@ class Calibration:
     kernel_gap_s: float = 0.9e-6
     graph_gap_s: float = 0.5e-6
     host_launch_s: float = 2.5e-6
-    scale: float = 1.0
+    compute_scale: float = 1.0
+    exposed_scale: float = 1.0
+    idle_scale: float = 1.0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +132,18 @@ def predict(
     shares = calibration or Calibration()
     simulation = _Simulation(target, target.network, topology, shares)
     simulation.run(program.schedule, MAIN)
-    step_s = simulation.end_s * shares.scale
     done = simulation.totals
+    compute_s, exposed_s = done["compute"] * shares.compute_scale, done["exposed"] * shares.exposed_scale
+    idle_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"]) * shares.idle_scale
+    step_s = compute_s + exposed_s + idle_s
     peak = target.flops_per_s["bf16"] * topology.device_count
     flops, tokens = program.flops_per_step, program.tokens_per_step
     return Prediction(
         step_s=step_s,
-        compute_s=done["compute"] * shares.scale,
-        communication_s=done["communication"] * shares.scale,
-        exposed_s=done["exposed"] * shares.scale,
-        idle_s=max(0.0, (simulation.end_s - done["compute"] - done["exposed"]) * shares.scale),
+        compute_s=compute_s,
+        communication_s=done["communication"] * shares.exposed_scale,
+        exposed_s=exposed_s,
+        idle_s=idle_s,
         mfu=flops / (peak * step_s) if flops and step_s else None,
         tokens_per_s=tokens / step_s if tokens and step_s else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
@@ -150,18 +158,6 @@ def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
     matrix = op.matrix_flops / (rates.get(name, rates["scalar"]) * shares.matrix_share)
     return max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
-
-
-def calibrate(measured: Sequence[tuple[CompiledProgram, float]], target: Target, topology: Topology) -> Calibration:
-    """The scale at which predictions meet measured step times: the median of measured over predicted.
-
-    Args:
-        measured: Programs with their measured seconds of a step; at least one.
-        target: The GPU they were measured on.
-        topology: The cluster they were measured on.
-    """
-    ratios = sorted(seconds / predict(program, target, topology).step_s for program, seconds in measured)
-    return Calibration(scale=ratios[len(ratios) // 2])
 
 
 class _Simulation:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import StudyFileError
 from autotune.screen.collective_time import NCCL_LAUNCH_S, collective_time
-from autotune.screen.predict import MAIN, Calibration, calibrate, kernel_time, predict
+from autotune.screen.predict import MAIN, Calibration, kernel_time, predict
 from autotune.screen.program import Collective, CompiledProgram, Op, OpKind
 from autotune.screen.targets import Network, Target, Topology
 
@@ -138,18 +138,6 @@ def test_mfu_and_rate_follow_from_the_step() -> None:
     found = predict(program(kernel("a", 0.5)), TARGET, Topology(1, 8), PLAIN)
     assert found.mfu == pytest.approx(2e12 / (8 * 100e12 * 0.5))
     assert found.tokens_per_s == pytest.approx(14.0)
-
-
-def test_calibration_meets_the_median_of_measured_trials() -> None:
-    programs = [program(kernel("a", s)) for s in (0.1, 0.2, 0.3)]
-    raw = [predict(p, TARGET, Topology(1, 8)).step_s for p in programs]
-    fitted = calibrate(
-        list(zip(programs, [r * f for r, f in zip(raw, (1.1, 1.3, 1.9), strict=True)], strict=True)),
-        TARGET,
-        Topology(1, 8),
-    )
-    assert fitted.scale == pytest.approx(1.3)
-    assert predict(programs[1], TARGET, Topology(1, 8), fitted).step_s == pytest.approx(1.3 * raw[1])
 
 
 def test_target_without_rates_is_refused() -> None:

@@ -1,0 +1,83 @@
+"""Do predicted step times order programs as measurements do? Spearman and Kendall for whatever was measured on GPUs.
+
+Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, and every
+``gpu*.json`` of `benchmarks/gpu_acceptance.py` that lies in ``benchmarks/results``. Each measured set is compiled for
+the GPUs it ran on, without them, and predicted. Writes ``benchmarks/results/rank_correlation.json``. Where there is no
+measurement on a GPU the file says so: XLA:CPU shows no schedule, so nothing is predicted for CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.records import SCHEMA_VERSION
+from autotune.screen.calibrate import hold
+from autotune.screen.plugin import installed_versions
+from autotune.spec import StudySpec
+from autotune.store import RECORDS, STUDY, Store
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def of_run(store: Store) -> dict[str, Any]:
+    """One run: the figures of every program, and how well the orders agree."""
+    try:
+        found = hold(store, progress=lambda what: print(what[:120], flush=True))
+    except AutotuneError as error:
+        return {"cannot": str(error)}
+    rows = [
+        {"settings": dict(m.settings), "predicted_s": predicted_s, "measured_s": m.step_s}
+        for m, predicted_s in zip(found.measured, found.predicted_s, strict=True)
+    ]
+    return {
+        "target": found.target,
+        "topology": found.topology,
+        "agreement": asdict(found.agreement),
+        "calibration": asdict(found.calibration),
+        "programs": rows,
+    }
+
+
+def acceptance_runs(folder: Path) -> Iterator[tuple[str, Store]]:
+    """The studies inside results of `gpu_acceptance`, as run directories again."""
+    for file in sorted(RESULTS.glob("gpu*.json")):
+        study = json.loads(file.read_text(encoding="utf-8")).get("study", {})
+        if not {"spec", "records"} <= set(study):
+            continue
+        run = folder / file.stem
+        run.mkdir()
+        spec = StudySpec.model_validate(study["spec"])
+        body = {"schema_version": SCHEMA_VERSION, "study_dir": str(run), "study": spec.model_dump(mode="json")}
+        (run / STUDY).write_text(json.dumps(body), encoding="utf-8")
+        lines = "".join(json.dumps(record) + "\n" for record in study["records"])
+        (run / RECORDS).write_text(lines, encoding="utf-8")
+        yield file.name, Store.open(run)
+
+
+def main() -> None:
+    """Holds everything there is against the model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {str(run): Store.open(run) for run in args.runs} | dict(acceptance_runs(Path(folder)))
+        found = {name: of_run(store) for name, store in stores.items()}
+    data = {
+        "versions": installed_versions(),
+        "runs": found,
+        "note": "" if found else "no measurement on a GPU lies here: no rank correlation can be given",
+    }
+    path = RESULTS / "rank_correlation.json"
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
