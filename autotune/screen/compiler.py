@@ -83,6 +83,10 @@ class CompileJob:
 Progress = Callable[[str], None]
 
 
+ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
+"""Makes XLA write its own estimates beside each kernel; the program stays the same."""
+
+
 def compile_sets(
     job: CompileJob,
     sets: Sequence[FlagSet],
@@ -128,6 +132,7 @@ class Compiler:
         self._progress = progress
         self._worker: _Worker | None = None
         self._is_stopped = False
+        self._has_estimates = True
 
     def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
         """Compiles each distinct set; one that fails is a result like any other.
@@ -168,7 +173,11 @@ class Compiler:
                     raise LaunchError(self._worker.broken.message)
                 return CompileResult(settings=settings, failure=self._worker.broken)
             self._progress(f"compile {settings}")
-            result = self._worker.compile(settings)
+            result = self._worker.compile(settings, has_estimates=self._has_estimates)
+            if self._has_estimates and result is not None and _may_be_of_estimates(result):
+                # XLA's cost models know some GPUs only, and another build may lack the flag: then go on without.
+                result = self._worker.compile(settings, has_estimates=False)
+                self._has_estimates = result is None or result.program is None
             if result is not None:
                 return result
             self.close()
@@ -192,6 +201,11 @@ class Compiler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _may_be_of_estimates(result: CompileResult) -> bool:
+    """Whether a compilation failed, perhaps because estimates were asked for; a hang costs too much to look again."""
+    return result.failure is not None and result.failure.kind is not FailureKind.HANG
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
@@ -241,14 +255,14 @@ class _Worker:
             "topology": topology.for_xla(target.network) if target else None,
         }
 
-    def compile(self, settings: FlagSet) -> CompileResult | None:
+    def compile(self, settings: FlagSet, *, has_estimates: bool) -> CompileResult | None:
         """Compiles one set; None if the worker itself is gone."""
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()
         env = settings.of_kind("env").to_environment()
-        dump = f"--xla_dump_to={folder / 'dump'}" if self._job.target else ""
-        env["XLA_FLAGS"] = f"{settings.without('xla_dump_to').render_xla_flags()} {dump}".strip()
+        own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates else [])] if self._job.target else []
+        env["XLA_FLAGS"] = " ".join([settings.without("xla_dump_to").render_xla_flags(), *own]).strip()
         self._process.send(
             {
                 "type": "compile",

@@ -5,6 +5,8 @@ uses the network. It is for ranking programs and for seeing where time goes.
 
 Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
+    Kernels: xla/service/gpu/model/gpu_performance_model.cc and the cost model of Triton products, as XLA writes them
+        into `reification_cost`.
     Reachable shares: `Calibration`; measured trials may replace them.
     Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us
         between
@@ -26,6 +28,9 @@ from autotune.screen.targets import Network, Target, Topology
 MAIN = "compute"
 _EXACT_TRIPS = 3
 """Iterations of a loop that are simulated; the rest take as long as the last of them."""
+
+SANE = 4.0
+"""Largest factor between a roofline and XLA's own estimate of a kernel at which that one is believed."""
 
 _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
@@ -152,12 +157,18 @@ def predict(
 
 
 def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
-    """Seconds of one kernel or copy: the slowest of matrix units, scalar units and memory."""
+    """Seconds of one kernel or copy: XLA's own estimate, if it is near a roofline's, else that.
+
+    The roofline is the slowest of matrix units, scalar units and memory. XLA knows more of a fusion (which reads
+    repeat, how many threads there are), but its models give absurd figures for some: those are not taken.
+    """
     kind = op.matrix_dtype or ""
     rates = target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
     matrix = op.matrix_flops / (rates.get(name, rates["scalar"]) * shares.matrix_share)
-    return max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
+    roof_s = max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
+    is_sane = op.xla_s is not None and roof_s / SANE <= op.xla_s <= roof_s * SANE
+    return op.xla_s if is_sane and op.xla_s is not None else roof_s
 
 
 class _Simulation:

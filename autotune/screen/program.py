@@ -12,7 +12,7 @@ from pydantic import Field
 from autotune.records import Failure, Record, Settings
 
 SCHEMA_VERSION = 2
-# 2: mesh and layer_bytes of the workload.
+# 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
 
 
 class OpKind(StrEnum):
@@ -62,7 +62,8 @@ class Op(Record):
         content: What runs inside: of a start, a graph (command buffer), a loop's body, all branches.
         condition: Of a loop, what decides whether to go on.
         trip_count: Of a loop; None if the compiler does not know it.
-        work: Figures of a kernel; see `autotune.screen.work.Work`.
+        flops, matrix_flops, matrix_dtype, bytes: Work of a kernel; see `autotune.screen.work.Work`.
+        xla_s: Seconds of a kernel by XLA's own cost model, if it says so.
     """
 
     kind: OpKind
@@ -77,6 +78,7 @@ class Op(Record):
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
     bytes: float = 0.0
+    xla_s: float | None = None
     collective: Collective | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -177,7 +178,7 @@ class Reader:
         fields["detail"] = _what(self._module, instruction)
         return Op(
             kind=kind, flops=done.flops, matrix_flops=done.matrix_flops, matrix_dtype=done.matrix_dtype,
-            bytes=done.bytes, **fields,
+            bytes=done.bytes, xla_s=_estimate(instruction, is_matrix=done.matrix_flops > 0), **fields,
         )  # fmt: skip
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
@@ -209,6 +210,14 @@ class Reader:
             node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",
         )
+
+
+def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
+    """Seconds that XLA's cost model for this kind of kernel gives; it writes microseconds, by several models."""
+    text = instruction.attribute(r'"reification_cost":(\[[^\]]*\])')
+    times = {e.get("name"): e.get("exec_time_us", 0.0) for e in json.loads(text)} if text else {}
+    found = times.get("experimental-gemm-cost-model" if is_matrix else "", 0.0)
+    return float(found) * 1e-6 or None
 
 
 def _collective_kind(instruction: Instruction) -> str | None:

@@ -14,6 +14,7 @@ from autotune.catalog import load_catalog
 from autotune.errors import LaunchError
 from autotune.flags import FlagSet
 from autotune.records import FailureKind
+from autotune.screen import compiler as compiler_module
 from autotune.screen import program as P
 from autotune.screen.classify import Screen
 from autotune.screen.compiler import Compiler, compile_sets, read_program
@@ -48,6 +49,32 @@ def test_equal_sets_are_compiled_once_and_every_set_has_a_result(
     results: dict[FlagSet, CompileResult],
 ) -> None:
     assert len(results) == 6
+
+
+def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
+    results: dict[FlagSet, CompileResult], toy_job: Any
+) -> None:
+    kernels = [op for op, _ in P.walk(program(results, REFERENCE).schedule) if op.kind is P.OpKind.KERNEL]
+    estimates = [op.xla_s for op in kernels if op.xla_s is not None]
+    assert len(estimates) > len(kernels) / 2
+    assert all(0 < s < 1e-3 for s in estimates)
+    with Compiler(toy_job()) as compiler:
+        compiler._has_estimates = False
+        (plain,) = compiler.compile([REFERENCE])
+    assert plain.program is not None
+    assert plain.program.fingerprint == program(results, REFERENCE).fingerprint
+    assert not any(op.xla_s for op, _ in P.walk(plain.program.schedule))
+
+
+def test_build_that_does_not_know_how_to_estimate_compiles_without(
+    toy_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
+    with Compiler(toy_job()) as compiler:
+        found = list(compiler.compile([REFERENCE, UNKNOWN]))
+    assert found[0].program is not None
+    assert found[1].failure is not None
+    assert "xla_gpu_no_such_flag" in found[1].failure.message
 
 
 def test_weights_of_one_layer_are_gathered_together_by_default_and_apart_at_threshold_zero(

@@ -63,6 +63,16 @@ def test_stripping_leaves_what_runs() -> None:
     assert strip_hlo(text) == 'ENTRY %m {\n  ROOT %x = f32[7] tanh(%p), backend_config={"n":1}\n}'
 
 
+def test_estimates_of_cost_models_do_not_count() -> None:
+    head = "ENTRY %m {\n  %a = f32[7] fusion(%p), kind=kLoop"
+    bare = f'{head}\n  %b = f32[7] fusion(%p), backend_config={{"kind":"triton","reification_cost":[]}}\n}}'
+    default = '{"operation_queue_id":"0","reification_cost":[],"device_type":"DEVICE_TYPE_INVALID"}'
+    kind = '{"kind":"triton","reification_cost":[{"exec_time_us":0.7,"name":"sol"}]}'
+    said = f"{head}, backend_config={default}\n  %b = f32[7] fusion(%p), backend_config={kind}\n}}"
+    assert strip_hlo(said) == strip_hlo(bare)
+    assert strip_hlo(said.replace('"0"', '"1"')) != strip_hlo(bare)
+
+
 @pytest.mark.parametrize("blob", [b"", b"\x05ab", b"\x00\x0b", b"\x02ab\x0a\x7fshort", b"\x00"])
 def test_bytes_of_another_form_are_refused(blob: bytes) -> None:
     with pytest.raises(ValueError, match="must"):

@@ -140,6 +140,12 @@ def test_mfu_and_rate_follow_from_the_step() -> None:
     assert found.tokens_per_s == pytest.approx(14.0)
 
 
+@pytest.mark.parametrize(("xla_s", "taken"), [(None, 0.5), (0.7, 0.7), (0.2, 0.2), (0.01, 0.5), (50.0, 0.5)])
+def test_xlas_own_estimate_counts_where_it_is_near_the_roofline(xla_s: float | None, taken: float) -> None:
+    op = kernel("a", 0.5).model_copy(update={"xla_s": xla_s})
+    assert kernel_time(op, TARGET, PLAIN) == pytest.approx(taken)
+
+
 def test_target_without_rates_is_refused() -> None:
     bare = Target(name="file", title="", config_text="", memory_bytes=1, memory_bytes_per_s=1.0, core_count=1)
     with pytest.raises(StudyFileError, match="rates of file"):
