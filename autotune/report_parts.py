@@ -82,17 +82,9 @@ def node_rows(store: Store) -> list[dict[str, str]]:
 
 def trial_row(r: TrialResult) -> dict[str, str]:
     """A row of the table of trials; a model's figures carry their mark in the cell."""
-    if (p := r.prediction) is not None and r.failure is None:
-        return {
-            "trial": str(r.number), "settings": str(r.settings), "origin": r.origin,
-            "ratio": f"{format_ratio(p.ratio)} (predicted)", "interval": "",
-            "verdict": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
-            "style": "same", "step": f"{format_seconds(p.step_s)} (predicted)",
-            "compile": format_seconds(p.compile_s), "memory": format_bytes(p.peak_bytes),
-        }  # fmt: skip
     e = r.comparison.estimate if r.comparison else None
     w = r.worker
-    return {
+    row = {
         "trial": str(r.number),
         "settings": str(r.settings),
         "origin": r.origin,
@@ -106,6 +98,16 @@ def trial_row(r: TrialResult) -> dict[str, str]:
         "compile": format_seconds(w.compile_s) if w else "-",
         "memory": format_bytes(w.peak_bytes) if w else "-",
     }
+    if (p := r.prediction) is not None and r.failure is None:
+        row |= {
+            "ratio": f"{format_ratio(p.ratio)} (predicted)",
+            "verdict": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
+            "style": "same",
+            "step": f"{format_seconds(p.step_s)} (predicted)",
+            "compile": format_seconds(p.compile_s),
+            "memory": format_bytes(p.peak_bytes),
+        }
+    return row
 
 
 def _measured(r: TrialResult) -> str:
