@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import cli_flags, cli_results, cli_screen
+from autotune import cli_cluster, cli_flags, cli_results, cli_screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,10 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH."),
+        typer.Option(
+            envvar="AUTOTUNE_STORAGE",
+            help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
@@ -94,7 +97,13 @@ def run(
         "confirm": {"soak": None if soak else 0},
     }
     spec = _override(load_study(study).at_effort(Effort(effort.value)), given, seed=seed)
-    _run_and_print(spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json)
+    path = run_dir or RUNS / spec.name
+    if not as_json and (screen, objective, target, topology) == (None,) * 4:  # what a worker can be told, too
+        options = cli_cluster.shared_options(
+            trials=trials, time_budget=time_budget, seed=seed, effort=effort.value, soak=soak
+        )
+        cli_cluster.fan_out(spec, study, path, options, storage=storage)
+    _run_and_print(spec, study, path, storage=storage, as_json=as_json)
 
 
 @app.command()
@@ -111,7 +120,10 @@ def worker(
     time_budget: Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH."),
+        typer.Option(
+            envvar="AUTOTUNE_STORAGE",
+            help="Optuna storage that mirrors the study: sqlite:///..., postgresql://..., journal:PATH.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much measuring.")] = EffortChoice.standard,
@@ -587,6 +599,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     cli_screen.screen,
     cli_screen.explain,
     cli_screen.predict,
+    cli_cluster.submit,
 )
 for _command in _COMMANDS:
     app.command()(_command)

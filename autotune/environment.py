@@ -43,11 +43,12 @@ FORBIDDEN = frozenset(
 )
 """Variables that no study may set: they change which program runs, not how fast it is."""
 
-_OF_A_TASK = re.compile(
-    r"SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
+_NOT_FOR_TRIALS = re.compile(
+    r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
 )
-"""What says that the caller is one task of several: a trial's processes are none of them, and JAX would believe it."""
+"""What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;
+and where results are mirrored, perhaps with a password, which is no trial's business."""
 
 _STORED = re.compile(
     STEERING.pattern
@@ -97,7 +98,7 @@ def child_environment(
         SettingError: If a setting would change which program runs.
     """
     refuse_forbidden(settings)
-    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _OF_A_TASK.fullmatch(n)}
+    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
     env["JAX_PLATFORMS"] = platform_name
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.errors import LaunchError
 
@@ -22,7 +23,7 @@ TRIAL_STEP_LIMIT_S = 20.0
 """Within which a node that is alive starts a step that does nothing."""
 
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
-_OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|SBATCH_.*|PMI_.*|PMIX_.*")
+_OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
 _GONE = ("down", "fail", "unknown", "power", "reboot", "error", "future")
 
 
@@ -88,6 +89,37 @@ def address_of(node: str, env: Mapping[str, str]) -> str:
     shown = ask(["scontrol", "--oneliner", "show", "node", node], client_environment(env))
     found = re.search(r"\bNodeAddr=(\S+)", shown)
     return found.group(1) if found else node
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition: how many nodes it has, and its time limit in seconds, None for none."""
+
+    node_count: int
+    limit_s: float | None
+
+
+def partitions(env: Mapping[str, str]) -> dict[str, Partition]:
+    """The partitions of this cluster by name.
+
+    Raises:
+        SlurmError: If the controller does not answer.
+    """
+    found: dict[str, Partition] = {}
+    for line in ask(["sinfo", "-h", "-o", "%R|%D|%l"], client_environment(env)).splitlines():
+        name, count, limit = line.strip().split("|")  # one line for each state that its nodes are in
+        before = found[name].node_count if name in found else 0
+        found[name] = Partition(before + int(count), _seconds(limit))
+    return found
+
+
+def _seconds(shown: str) -> float | None:
+    """A time as sinfo shows it, ``[[D-]HH:]MM:SS``; None for no limit."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", shown)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(x or 0) for x in found.groups())
+    return float(days * 86_400 + hours * 3600 + minutes * 60 + seconds)
 
 
 def lost_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

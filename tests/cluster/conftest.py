@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Three virtual nodes with eight fake GPUs each."""
+    """Four virtual nodes with eight fake GPUs each; the last one is for a job that waits for its time limit."""
     if missing := missing_slurm():
         pytest.skip(f"SLURM is not installed here ({', '.join(missing)}); `make test-cluster` as root installs it")
     # Short: SLURM's sockets have paths of at most 108 characters.
@@ -37,7 +37,15 @@ def allocate(slurm: Slurm) -> Iterator[Allocate]:
     jobs: list[str] = []
 
     def begin(nodes: int, *arguments: str) -> dict[str, str]:
-        command = ["salloc", "--no-shell", f"--nodes={nodes}", "--gres=gpu:8", "--no-kill", *arguments]
+        command = [
+            "salloc",
+            "--no-shell",
+            f"--nodes={nodes}",
+            f"--nodelist=127.0.0.[1-{nodes}]",
+            "--gres=gpu:8",
+            "--no-kill",
+            *arguments,
+        ]
         done = subprocess.run(command, env=slurm.env, capture_output=True, text=True, check=True, timeout=60)
         job = next(w for w in done.stderr.split() if w.isdigit())
         jobs.append(job)

@@ -70,7 +70,7 @@ class Slurm:
         gpu_count: GPUs of each (character devices that nobody opens).
     """
 
-    def __init__(self, root: Path, *, node_count: int = 3, gpu_count: int = 8) -> None:
+    def __init__(self, root: Path, *, node_count: int = 4, gpu_count: int = 8) -> None:
         self.root = root
         self.nodes = [f"127.0.0.{i + 1}" for i in range(node_count)]
         self.env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(root / "slurm.conf")}

@@ -1,0 +1,286 @@
+"""`autotune submit` on a real SLURM: jobs as users make them, stopped in every way, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import LaunchError
+from autotune.records import TrialResult
+from autotune.slurm import ask
+from autotune.store import Store
+from benchmarks.kill_tally import tally_of
+from tests.cluster.conftest import ROOT, Allocate, autotune, copy_programs, marked
+from tests.cluster.sandbox import Slurm, wait_for
+
+pytestmark = pytest.mark.cluster
+
+REPLAYED = """
+name = "replayed"
+[workload]
+entry = "llama"
+[device]
+node_count = {node_count}
+[search]
+trials = {trials}
+use_environment = false
+[search.settings]
+xla_cpu_prefer_vector_width = [128, 256, 512]
+xla_backend_optimization_level = [0, 1, 2, 3]
+xla_cpu_multi_thread_eigen = [true, false]
+[measure]
+pairs_cap = 12
+[confirm]
+processes = 3
+finalists = 1
+pairs = 6
+[replay]
+delay_s = {delay_s}
+noise = "quiet"
+effects = {{ "xla_backend_optimization_level=1" = 0.9 }}
+"""
+
+SPANNING = """
+name = "spanning"
+[workload]
+entry = "faulty:build"
+[device]
+count = 4
+node_count = 2
+[search]
+trials = {trials}
+use_environment = false
+[search.settings]
+xla_cpu_prefer_vector_width = [128, 256, 512]
+xla_backend_optimization_level = [1, 2]
+[measure]
+pairs_cap = 8
+block_limit_s = 20
+[confirm]
+processes = 3
+finalists = 1
+pairs = 4
+"""
+
+
+def write(folder: Path, text: str = REPLAYED, **values: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "study.toml"
+    file.write_text(text.format(**{"node_count": 1, "trials": 12, "delay_s": 0.01, **values}), encoding="utf-8")
+    copy_programs(folder)
+    return file
+
+
+def submit(slurm: Slurm, folder: Path, *arguments: str) -> str:
+    """Submits the study of a folder; gives the job's number."""
+    done = autotune(
+        "submit", "study.toml", "--partition", "gpu", "--run-dir", "run", *arguments, cwd=folder, env=slurm.env
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[1]
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(p.read_text(errors="replace") for p in sorted(folder.glob("run.slurm-*.log")))
+
+
+def ended(slurm: Slurm, job: str, *, limit_s: float = 120.0) -> str:
+    """Waits for the end of a job, and of every job of an array; gives how they ended."""
+    over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+    wait_for(lambda: set(slurm.job_state(job).split()) <= over, f"job {job} is over", limit_s=limit_s)
+    return " ".join(sorted(set(slurm.job_state(job).split())))
+
+
+def trials_of(run: Path) -> int:
+    return sum(
+        f.read_bytes().count(b'"kind":"trial"') for f in [*run.glob("records/*.jsonl"), *run.glob("records.jsonl")]
+    )
+
+
+def is_whole(run: Path, *, trials: int) -> None:
+    """Every trial is there once, with its samples, and one conclusion."""
+    tally = tally_of(run)
+    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
+    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A job with the shortest limit there is: a minute, of which SLURM may give warning a minute before."""
+    folder = tmp_path_factory.mktemp("limited")
+    write(folder, trials=20, delay_s=0.5)
+    arguments = ["--nodes", "1", "--time", "61s", "--grace", "30s", "--sbatch", "--nodelist=127.0.0.4"]
+    return submit(slurm, folder, *arguments), folder
+
+
+def test_a_worker_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slurm, tmp_path: Path) -> None:
+    folder = tmp_path / "a b'c $(touch pwned) é"
+    write(folder, trials=17)
+    job = submit(slurm, folder, "--nodes", "3", "--gpus-per-node", "8", "--time", "10m")
+    assert ended(slurm, job) == "COMPLETED", logs(folder)
+    is_whole(folder / "run", trials=17)
+    assert {r.by for r in Store.open(folder / "run").of(TrialResult)} == {f"127.0.0.{i}-{job}" for i in (1, 2, 3)}
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text("raise ImportError('a login node has no jax')")
+    code = "import sys; sys.argv[0] = 'autotune'; from autotune.cli import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "status", "run", "--json"], cwd=folder, capture_output=True, text=True, check=True,
+        env={**slurm.env, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    row = json.loads(shown.stdout)[0]
+    assert (row["state"], row["trials"]) == ("finished", "17 of 17")
+    assert len(row["workers"]) == 3
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_an_array_is_one_worker_for_each_job(slurm: Slurm, tmp_path: Path) -> None:
+    write(tmp_path)
+    job = submit(slurm, tmp_path, "--nodes", "3", "--time", "10m", "--array", "--trials", "9")
+    assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
+    is_whole(tmp_path / "run", trials=9)
+
+
+def test_scancel_leaves_no_process_and_the_next_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    write(tmp_path, trials=14, delay_s=0.04)
+    job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", "--requeue")
+    wait_for(lambda: trials_of(tmp_path / "run") >= 2, "two trials are done")
+    slurm.call("scancel", job)
+    assert ended(slurm, job) == "CANCELLED"
+    wait_for(lambda: not marked(str(tmp_path)), "no process is left")
+    assert trials_of(tmp_path / "run") < 14
+    assert slurm.states()["127.0.0.1"] == "idle"
+    again = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m")
+    assert ended(slurm, again) == "COMPLETED", logs(tmp_path)
+    is_whole(tmp_path / "run", trials=14)
+
+
+def test_a_job_whose_time_is_up_stops_cleanly_and_goes_on_in_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    write(tmp_path, trials=14, delay_s=0.05)
+    job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", "--requeue")
+    wait_for(lambda: trials_of(tmp_path / "run") >= 2, "two trials are done")
+    slurm.call("scancel", "--signal=USR1", "--batch", job)  # what SLURM itself sends before the time is up
+    wait_for(lambda: "Restarts=1" in slurm.call("scontrol", "show", "job", job), "the job is in the queue again")
+    assert "stopped; everything so far is in" in logs(tmp_path)
+    # Else it starts two minutes later; SLURM must have done with its first run.
+    wait_for(lambda: slurm.states()["127.0.0.1"] == "idle" and not marked(str(tmp_path)), "the nodes are free")
+    slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
+    is_whole(tmp_path / "run", trials=14)
+
+
+def test_a_node_lost_in_mid_study_costs_its_worker_only(slurm: Slurm, tmp_path: Path) -> None:
+    write(tmp_path, trials=14, delay_s=0.04)
+    job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m")
+    wait_for(lambda: trials_of(tmp_path / "run") >= 4, "four trials are done")
+    lost = slurm.call("squeue", "-h", "-j", job, "-o", "%N").strip()
+    victim = slurm.call("scontrol", "show", "hostnames", lost).split()[-1]
+    try:
+        slurm.kill_node(victim)
+        ended(slurm, job)
+        is_whole(tmp_path / "run", trials=14)
+        assert "Restarts=0" in slurm.call("scontrol", "show", "job", job)
+    finally:
+        slurm.start_node(victim)
+        slurm.wait_until_back(victim)
+
+
+def test_run_inside_an_allocation_uses_all_of_its_nodes(slurm: Slurm, allocate: Allocate, tmp_path: Path) -> None:
+    write(tmp_path)
+    done = autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path, env=allocate(3))
+    assert done.returncode == 0, done.stderr
+    assert "this job has 3 nodes: one worker on each" in done.stdout
+    is_whole(tmp_path / "run", trials=12)
+    assert len({r.by for r in Store.open(tmp_path / "run").of(TrialResult)}) == 3
+
+
+def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_job(
+    slurm: Slurm, allocate: Allocate, tmp_path: Path
+) -> None:
+    write(tmp_path, SPANNING, trials=3)
+    env = {**allocate(2), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "autotune", "run", "study.toml", "--run-dir", "run"]
+    driver = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: trials_of(tmp_path / "run") >= 1, "a trial is done")
+        os.kill(driver.pid, signal.SIGKILL)
+        wait_for(lambda: not marked(str(tmp_path)), "no rank is left")
+    finally:
+        driver.kill()
+        driver.wait()
+    slurm.call("scancel", env["SLURM_JOB_ID"])
+    job = submit(slurm, tmp_path, "--nodes", "2", "--gpus-per-node", "8", "--time", "10m")
+    assert ended(slurm, job, limit_s=200) == "COMPLETED", logs(tmp_path)
+    is_whole(tmp_path / "run", trials=3)
+    measured = [r.worker.process_count for r in Store.open(tmp_path / "run").of(TrialResult) if r.worker is not None]
+    assert set(measured) == {2}
+    assert not marked(str(tmp_path))
+
+
+def test_a_job_at_its_time_limit_ends_with_the_status_that_says_so(slurm: Slurm, limited: tuple[str, Path]) -> None:
+    job, folder = limited
+    assert ended(slurm, job) == "FAILED", logs(folder)
+    shown = slurm.call("scontrol", "show", "job", job)
+    assert "ExitCode=75:0" in shown
+    assert "Requeue=0" in shown
+    assert "stopped; everything so far is in" in logs(folder)
+    wait_for(lambda: not marked(str(folder)), "no process is left")
+
+
+def test_groups_of_nodes_have_a_driver_each(slurm: Slurm, tmp_path: Path) -> None:
+    write(tmp_path, node_count=2, trials=8)
+    job = submit(slurm, tmp_path, "--nodes", "4", "--time", "10m")
+    assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
+    is_whole(tmp_path / "run", trials=8)
+    assert len({r.by for r in Store.open(tmp_path / "run").of(TrialResult)}) == 2
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--partition", "gpus"], "--partition must be one of gpu but got 'gpus'; did you mean `gpu`?"),
+        (["--partition", "gpu", "--nodes", "5"], "--nodes must be at most 4, all nodes of partition gpu, but got 5"),
+        (["--partition", "gpu", "--time", "3h"], "--time must be at most 0-02:00:00"),
+        (["--partition", "gpu", "--gpus-per-node", "9"], "SLURM refuses `sbatch`"),
+        (["--partition", "gpu", "--time", "480"], "a time limit must look like 8h"),
+        (["--partition", "gpu", "--time", "soon"], "a time limit must look like 8h"),
+        (["--partition", "gpu", "--time", "1m", "--grace", "2m"], "--grace must be shorter than --time"),
+        (["--partition", "gpu", "--sbatch", "--no-such-option"], "SLURM refuses `sbatch`"),
+        (["--partition", "gpu", "--sbatch", '--comment="x'], "must not hold quotes"),
+    ],
+)
+def test_what_would_fail_or_wait_for_ever_is_refused(
+    slurm: Slurm, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    write(tmp_path)
+    before = sorted(slurm.call("squeue", "-h", "-o", "%i").split())
+    done = autotune("submit", "study.toml", "--run-dir", "run", *arguments, cwd=tmp_path, env=slurm.env)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(slurm.call("squeue", "-h", "-o", "%i").split()) == before
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_a_machine_without_slurm_still_shows_the_script(tmp_path: Path) -> None:
+    write(tmp_path)
+    env = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
+    done = autotune("submit", "study.toml", "--nodes", "2", cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "there is no sbatch on this machine" in done.stderr
+    shown = autotune("submit", "study.toml", "--nodes", "2", "--dry-run", cwd=tmp_path, env=env)
+    assert "#SBATCH --nodes=2" in shown.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_controller_that_does_not_answer_is_told() -> None:
+    with pytest.raises(LaunchError, match="SLURM must answer within 0 s but `sleep` did not"):
+        ask(["sleep", "60"], os.environ, limit_s=0.3)
