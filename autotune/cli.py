@@ -641,10 +641,13 @@ def _print_json(data: Any) -> None:
 
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
-    from autotune.errors import AutotuneError
+    from autotune.errors import AutotuneError, NodeLostError
 
     try:
         app(standalone_mode=True)
+    except NodeLostError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        sys.exit(STOPPED)
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
         sys.exit(2)

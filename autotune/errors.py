@@ -33,6 +33,10 @@ class LaunchError(AutotuneError):
     """The reference itself cannot be started or measured: there is nothing to compare with."""
 
 
+class NodeLostError(LaunchError):
+    """The nodes that a study runs on are gone: nothing to mend here, it goes on with others."""
+
+
 def close_matches(name: str, known: Iterable[str], *, limit: int = 3) -> str:
     """Gives a clause such as ``; did you mean `a` or `b`?``, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)

@@ -16,7 +16,7 @@ from typing import Protocol
 from autotune import environment, measure, sandwich
 from autotune.claims import attempts
 from autotune.energy import open_meter
-from autotune.errors import LaunchError
+from autotune.errors import LaunchError, NodeLostError
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
 from autotune.records import (
@@ -143,7 +143,8 @@ class Bench:
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
-                raise LaunchError(reference_failed(self.spec.baseline, error)) from error
+                lost = error.failure.kind is FailureKind.NODE_LOST
+                raise (NodeLostError if lost else LaunchError)(reference_failed(self.spec.baseline, error)) from error
         return self._reference
 
     @property
@@ -358,7 +359,8 @@ def _attempt(
         try:
             pairs, stopped = bench.run_turns(reference, candidate, folder, name=f"trial-{base.number}", stop=stop)
         except WorkerFailed as error:
-            if error.failure.log and Path(error.failure.log).parent != folder:
+            # A machine that fails in mid-trial takes the reference with it, and says nothing of the candidate.
+            if error.infrastructure or (error.failure.log and Path(error.failure.log).parent != folder):
                 bench.lose_reference(str(error))
                 return None
             return base.model_copy(update={"failure": _relative(bench, error.failure)})

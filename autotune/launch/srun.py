@@ -256,9 +256,12 @@ class SrunWorker(LocalWorker):
         if not lost:
             return failed
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
-        return _of_machine(f"lost a node ({named})", phase=failed.failure.phase, log=failed.failure.log)
+        log, phase = failed.failure.log, failed.failure.phase
+        return _of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
 
 
-def _of_machine(message: str, *, phase: str, log: str | None = None) -> WorkerFailed:
-    failure = Failure(kind=FailureKind.LAUNCH, message=message[:1000], phase=phase, log=log)
+def _of_machine(
+    message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
+) -> WorkerFailed:
+    failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
     return WorkerFailed(failure, infrastructure=True)

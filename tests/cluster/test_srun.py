@@ -172,7 +172,7 @@ def test_a_node_that_loses_power_is_no_fault_of_the_settings(slurm: Slurm, alloc
         slurm.kill_node("127.0.0.2")
         with pytest.raises(WorkerFailed) as error:
             worker.run_block(50)
-        assert error.value.failure.kind is FailureKind.LAUNCH
+        assert error.value.failure.kind is FailureKind.NODE_LOST
         assert error.value.infrastructure
         assert "127.0.0.2" in error.value.failure.message
     finally:
@@ -190,7 +190,7 @@ def test_a_node_taken_down_by_its_administrator_is_named(slurm: Slurm, allocate:
         assert error.value.infrastructure
         with pytest.raises(WorkerFailed, match=r"127\.0\.0\.2") as again:
             start(two_nodes(), base)
-        assert (again.value.failure.kind, again.value.infrastructure) == (FailureKind.LAUNCH, True)
+        assert (again.value.failure.kind, again.value.infrastructure) == (FailureKind.NODE_LOST, True)
     finally:
         slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=resume", check=False)
         slurm.wait_until_back("127.0.0.2")
