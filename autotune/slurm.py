@@ -125,7 +125,8 @@ def _seconds(shown: str) -> float | None:
 def lost_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Which nodes of this job's are gone, each with what is known of it; empty if all of them still start steps.
 
-    SLURM needs minutes to see that a node is silent, so each is given a step that does nothing.
+    SLURM needs minutes to see that a node is silent, so each is given a step that does nothing. That the job is over
+    says nothing about its nodes.
     """
     client = client_environment(env)
     found: dict[str, str] = {}
@@ -146,7 +147,7 @@ def lost_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
             step.communicate()
             found[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
         else:
-            if step.returncode != 0:
+            if step.returncode != 0 and not re.search(r"already complet|Invalid job id|expired", said, re.IGNORECASE):
                 found[node] = said.strip().splitlines()[-1][:300] if said.strip() else "it starts no step"
     return found
 
