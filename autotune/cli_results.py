@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from enum import StrEnum
@@ -265,7 +266,7 @@ def recheck(
         Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE.")
+        Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -288,7 +289,7 @@ def recheck(
         spec, folder = old.spec, Path(old.study_dir)
     else:
         raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
-    path = run_dir or Path("runs") / f"{spec.name}-recheck-{_today()}"
+    path = run_dir or _unfinished(Path("runs") / f"{spec.name}-recheck-{_today()}")
     store = Store.create_or_resume(path.resolve(), spec, study_dir=folder)
     try:
         view = LineView(_console(stderr=as_json), store.watch)
@@ -357,6 +358,18 @@ def _write(text: str, output: Path | None, *, hint: str = "") -> None:
 
 def _print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
+
+
+def _unfinished(path: Path) -> Path:
+    """A path, with a number after it if a run there has come to its end: that one must not be taken for a new one."""
+    from autotune.records import ConclusionRecord
+    from autotune.store import Store
+
+    for number in itertools.count(2):
+        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
+            break
+        path = path.with_name(f"{path.name.partition('+')[0]}+{number}")
+    return path
 
 
 def _today() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.errors import LaunchError
@@ -98,3 +98,22 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
                 f"the workers of one study must be alike but this one differs from worker {other.by} ({differing}); "
                 "make a study of its own for this kind, with another --run-dir"
             )
+
+
+def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
+    """Refuses to go on with a study after an upgrade: what was measured before is not comparable with what comes.
+
+    Raises:
+        LaunchError: If a version that matters is another one than when the noise floor was measured.
+    """
+    before = known.provenance.get("versions", {})
+    changed = [
+        f"{name} was {before[name]} and is {versions.get(name, 'not there')} now"
+        for name in before
+        if (name in MUST_AGREE or name.startswith("jax-cuda")) and before[name] != versions.get(name)
+    ]
+    if changed:
+        raise LaunchError(
+            f"a study must go on with the versions with which it began but {'; '.join(changed)}; begin a new one with "
+            "another --run-dir, and see what changed with autotune compare OLD NEW --by jaxlib"
+        )

@@ -17,7 +17,7 @@ from autotune.errors import LaunchError
 from autotune.evaluate import Bench, Watcher, evaluate, node_lost, reference_failed
 from autotune.flags import FlagSet
 from autotune.launch.base import WorkerFailed
-from autotune.nodes import refuse_strangers
+from autotune.nodes import refuse_strangers, refuse_upgraded
 from autotune.records import (
     AblationResult,
     BlameRecord,
@@ -140,6 +140,8 @@ def measure_floor(store: Store, bench: Bench, plan: SequentialPlan, view: View) 
     mine = [f for f in store.of(FloorResult) if f.by == store.claims.worker]
     if mine:
         known = mine[-1]
+        if store.spec.replay is None:
+            refuse_upgraded(known, environment.provenance()["versions"])
         bench.mode = known.comparison.mode
         view.floor(known)
         return known
