@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from autotune.cli_print import print_json, print_table
 
+if TYPE_CHECKING:
     from autotune.catalog import Catalog, Setting
     from autotune.check import SettingCheck
     from autotune.installed import ProbeReport
@@ -69,10 +68,10 @@ def list_flags(
         and (word in s.name.lower() or word in s.summary.lower())
     ]
     if as_json:
-        _print_json([_setting_json(s) for s in found])
+        print_json([_setting_json(s) for s in found])
         return
     rows = [(s.name, s.group, s.tier, s.summary) for s in found]
-    _print_table(("setting", "group", "tier", "what it does"), rows)
+    print_table(("setting", "group", "tier", "what it does"), rows)
     print(f"{len(found)} of {len(catalog)} settings")
 
 
@@ -96,7 +95,7 @@ def show_flag(
     if as_json:
         known = info if info is not None else option
         build = None if known is None else dataclasses.asdict(known)
-        _print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
+        print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
         return
     print(f"{setting.name}: {setting.summary}")
     for label, text in (*describe_setting(setting, report, catalog), ("recipes", ", ".join(recipes))):
@@ -144,7 +143,7 @@ def migrate_flags(
     before = _read(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, _report(plugin, python), load_catalog())
     if as_json:
-        _print_json(dataclasses.asdict(migration))
+        print_json(dataclasses.asdict(migration))
     else:
         _print_migration(migration)
     if write and file is not None and migration.changes:
@@ -161,10 +160,10 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
     recipes = list(load_recipes().values())
     if as_json:
-        _print_json([dataclasses.asdict(r) for r in recipes])
+        print_json([dataclasses.asdict(r) for r in recipes])
         return
     rows = [(r.name, r.date, r.for_hardware, str(len(r.settings)), r.source) for r in recipes]
-    _print_table(("recipe", "date", "for", "settings", "source"), rows)
+    print_table(("recipe", "date", "for", "settings", "source"), rows)
 
 
 @recipes_app.command("show")
@@ -185,7 +184,7 @@ def show_recipe(
     if existing:
         settings = for_build(settings, _report(plugin, python), load_catalog())
     if as_json:
-        _print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
+        print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
         return
     for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
@@ -212,13 +211,13 @@ def check_recipes(
     if name:
         _print_checks(checks[name], report, as_json=as_json)
     elif as_json:
-        _print_json({n: [dataclasses.asdict(c) for c in found] for n, found in checks.items()})
+        print_json({n: [dataclasses.asdict(c) for c in found] for n, found in checks.items()})
     else:
         rows = [
             (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
             for n, found in checks.items()
         ]
-        _print_table(("recipe", f"starts on {report.build}", "refused"), rows)
+        print_table(("recipe", f"starts on {report.build}", "refused"), rows)
     if not all(would_start(found) for found in checks.values()):
         raise typer.Exit(1)
 
@@ -236,7 +235,7 @@ def symptoms(
         known = ", ".join(load_symptoms())
         raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
     if as_json:
-        _print_json([dataclasses.asdict(s) for s in found])
+        print_json([dataclasses.asdict(s) for s in found])
         return
     for symptom in found:
         print(f"{symptom.name}: {symptom.title}")
@@ -260,10 +259,10 @@ def space(
     found = study_space(spec, report, load_catalog(), None)
     if as_json:
         parameters = [dataclasses.asdict(p) for p in found.parameters]
-        _print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
+        print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
         return
     rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
-    _print_table(("parameter", "values", "default", "acts"), rows)
+    print_table(("parameter", "values", "default", "acts"), rows)
     print(f"{found.size():.6g} points on {report.build}")
     if found.left_out:
         print("left out:")
@@ -286,7 +285,7 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
         report = None
     found = diagnose(python or environment.python(), environment.caller(), report=report, catalog=load_catalog())
     if as_json:
-        _print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(found))
         return
     for line in describe_diagnosis(found):
         print(line)
@@ -369,9 +368,9 @@ def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_jso
 
     if as_json:
         verdicts = [dataclasses.asdict(c) for c in checks]
-        _print_json({"build": report.build, "starts": would_start(checks), "settings": verdicts})
+        print_json({"build": report.build, "starts": would_start(checks), "settings": verdicts})
         return
-    _print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
+    print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
     refused = sum(not c.starts for c in checks)
     outcome = f"{refused} would stop a process" if refused else "all would start"
     print(f"{report.build}: {len(checks)} settings, {outcome}")
@@ -387,31 +386,3 @@ def _print_migration(migration: Migration) -> None:
         print(f"left as it is, {remark}", file=sys.stderr)
     if not migration.changes:
         print("nothing to change", file=sys.stderr)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on a terminal; elsewhere one line a row, cells parted by tabs, for grep and cut."""
-    console = _console()
-    if not console.is_terminal:
-        for row in (columns, *rows):
-            print("\t".join(row))
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-def _print_json(data: object) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autotune.catalog import Catalog
@@ -71,18 +71,39 @@ class Migration:
     remarks: tuple[str, ...]
 
 
-def for_build(settings: FlagSet, report: ProbeReport, catalog: Catalog) -> FlagSet:
-    """What of a published set the installed build acts on: new names, nothing dead, wrong or dangerous."""
+def for_build(
+    settings: FlagSet,
+    report: ProbeReport,
+    catalog: Catalog,
+    *,
+    over: FlagSet | None = None,
+    note: Callable[[str], None] | None = None,
+) -> FlagSet:
+    """What of a set made elsewhere the installed build acts on: new names, nothing dead, wrong or dangerous.
+
+    Args:
+        settings: The set.
+        report: What the installed build has.
+        catalog: What is known of settings.
+        over: Settings that are in force beneath: what is the default stays if it undoes one of these.
+        note: Told of each setting that is renamed or left out, except for those that are the default already.
+    """
     kept: dict[str, str] = {}
-    for check in check_settings(settings, report, catalog):
-        name, value = check.name, check.value or ""
-        if check.verdict is SettingVerdict.RENAMED:
-            if check.replacement is None:
-                continue
+    say = note or (lambda text: None)
+    for found in check_settings(settings, report, catalog):
+        check, name, value = found, found.name, found.value or ""
+        if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
             name, value = check.replacement
             check = check_setting(name, value, report, catalog)
-        if check.verdict is not SettingVerdict.EFFECTIVE:
+        is_kept = check.verdict is SettingVerdict.EFFECTIVE
+        if check.verdict is SettingVerdict.ALREADY_DEFAULT:
+            is_kept = over is not None and name in over
+        elif not is_kept:
+            say(f"{found.name} is left out: {check.reason}")
+        if not is_kept:
             continue
+        if name != found.name:
+            say(f"{found.name} is taken as {name}={value}")
         # Several old switches may have become items of one list.
         merged = name in kept and report.flags[name].repeated if name in report.flags else False
         kept[name] = f"{kept[name]},{value}" if merged else value

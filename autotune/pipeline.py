@@ -18,6 +18,7 @@ from autotune.evaluate import Bench, Watcher, evaluate, node_lost, reference_fai
 from autotune.flags import FlagSet
 from autotune.launch.base import WorkerFailed
 from autotune.nodes import refuse_strangers, refuse_upgraded
+from autotune.noise import noise_floor
 from autotune.records import (
     AblationResult,
     BlameRecord,
@@ -36,7 +37,7 @@ from autotune.records import (
 )
 from autotune.search import Proposer
 from autotune.soak import describe, soak
-from autotune.stats import REFERENCE, Estimate, SequentialPlan, Verdict, estimate_pairs, noise_floor
+from autotune.stats import REFERENCE, Estimate, SequentialPlan, Verdict, estimate_pairs
 from autotune.store import Store
 from autotune.traces import largest_drift
 from autotune.units import format_change, format_interval, format_ratio, format_seconds, format_share

@@ -20,6 +20,7 @@ from autotune.launch.command import CommandLauncher
 from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher
 from autotune.launch.srun import SrunLauncher
+from autotune.migrate import for_build
 from autotune.predicted import Facts, Narrow
 from autotune.probe import ProbeReport, probe
 from autotune.recipes import find_recipe
@@ -150,33 +151,19 @@ def launcher_for(store: Store) -> Launcher:
 def _first_sets(
     spec: StudySpec, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
 ) -> Sequence[tuple[str, FlagSet]]:
-    """The caller's own settings, the study's named sets, the recipes: each as far as the build has it."""
+    """The caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
+
+    def here(settings: FlagSet, whose: str) -> FlagSet:
+        return for_build(settings, report, catalog, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
+
     found: list[tuple[str, FlagSet]] = []
     if spec.search.use_environment and spec.replay is None:
         own = environment.steering(environment.caller())
-        found.append(("your environment", _existing(own, "your environment", report, catalog, note)))
+        found.append(("your environment", here(own, "your environment")))
     found += [(f"set {s.name}", s.settings) for s in spec.search.first]
     for name in spec.search.recipes:
-        settings = _existing(find_recipe(name).settings, f"recipe {name}", report, catalog, note)
-        found.append((f"recipe {name}", settings))
+        found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
     return [(origin, settings) for origin, settings in found if settings]
-
-
-def _existing(
-    settings: FlagSet, whose: str, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
-) -> FlagSet:
-    """The part of some settings that the installed build starts with, renamed where it must be."""
-    kept: dict[str, str] = {}
-    for check in check_settings(settings, report, catalog):
-        if check.starts and check.verdict not in REFUSED:
-            kept[check.name] = settings[check.name]
-        elif check.replacement is not None:
-            name, value = check.replacement
-            kept[name] = value
-            note(f"{whose}: {check.name} is taken as {name}={value}")
-        else:
-            note(f"{whose}: {check.name} is left out: {check.reason}")
-    return FlagSet(kept)
 
 
 def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:

@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from autotune.flags import FlagSet
-from autotune.stats import Estimate, NoiseFloor, Verdict
+from autotune.noise import NoiseFloor
+from autotune.stats import Estimate, Verdict
 
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).

@@ -18,9 +18,10 @@ from autotune import measure
 from autotune.energy import EnergyMeter
 from autotune.flags import FlagSet
 from autotune.launch.base import Worker, WorkerFailed
+from autotune.noise import NoiseFloor
 from autotune.records import Arm, Comparison, Pair, WorkerReport
 from autotune.spec import StudySpec
-from autotune.stats import Estimate, NoiseFloor, Sandwich, estimate_sandwiches
+from autotune.stats import Estimate, Sandwich, estimate_sandwiches
 from autotune.store import Store, append_synced
 from autotune.telemetry import GpuWatch
 

@@ -88,7 +88,7 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAU
     Returns:
         The estimate; its interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
     """
-    values = _finite(log_ratios, least=1)
+    values = finite(log_ratios, least=1)
     ratio, low, high = np.exp(hodges_lehmann(values, level=level))
     return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
 
@@ -254,7 +254,7 @@ def confirm(
     """
     if family < 1:
         raise ValueError(f"`family` must be at least 1 but got {family}")
-    values = _finite(process_log_ratios, least=2)
+    values = finite(process_log_ratios, least=2)
     return Confirmation(
         ordinary=_student(values, level=level),
         corrected=_student(values, level=level, family=family),
@@ -274,7 +274,7 @@ def processes_to_settle(process_log_ratios: Sequence[float], *, sesoi: float, mo
     Returns:
         The number; None if the effect is too small, or would need more than `most`.
     """
-    values = _finite(process_log_ratios, least=2)
+    values = finite(process_log_ratios, least=2)
     gap = math.log(1.0 - sesoi) - float(np.mean(values))
     spread = float(np.std(values, ddof=1))
     for count in range(len(values), most + 1):
@@ -295,7 +295,12 @@ def _around(centre: float, half: float, *, level: float, count: int) -> Estimate
     return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
 
 
-def _finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
+def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
+    """Values as an array.
+
+    Raises:
+        ValueError: If there are fewer than `least`, or one is not finite.
+    """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
         raise ValueError(
@@ -368,74 +373,3 @@ def estimate_runs(runs: Sequence[tuple[bool, float]], *, level: float = DEFAULT_
     half = student_quantile(1.0 - level, max(1.0, degrees)) * math.sqrt(total)
     centre = float(candidate.mean() - reference.mean())
     return _around(centre, half, level=level, count=min(len(candidate), len(reference)))
-
-
-# --- the noise of this machine --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseFloor:
-    """What the reference measured against itself says about this machine.
-
-    Attributes:
-        estimate: A/A ratio with its ordinary interval.
-        is_honest: True when that interval holds 1 and pairs have no memory: equal processes look equal here,
-            and one process pair says how far off it may be. False calls for more processes, not more pairs.
-        pair_sd: Robust standard deviation of one pair's log ratio.
-        autocorrelation: Lag-1 rank correlation of the pair log ratios (0 for pairs without memory).
-        order_effect: Second / first block of a pair, with its interval: what going second costs.
-        half_width: Half the interval, as a share, that a trial reaches at the cap of pairs.
-        detectable: Smallest true speed-up that ends `faster` 9 times in 10 at the cap of pairs.
-        pairs_for_sesoi: Pairs until half the interval is no wider than the smallest effect of interest.
-    """
-
-    estimate: Estimate
-    is_honest: bool
-    pair_sd: float
-    autocorrelation: float
-    order_effect: Estimate
-    half_width: float
-    detectable: float
-    pairs_for_sesoi: int
-
-
-def noise_floor(
-    log_ratios: Sequence[float] | Floats,
-    candidate_first: Sequence[bool],
-    *,
-    plan: SequentialPlan,
-    sesoi: float = DEFAULT_SESOI,
-) -> NoiseFloor:
-    """Reads the noise of this machine from A/A pairs.
-
-    Args:
-        log_ratios: log(second reference worker / first one) of each pair, at least 8.
-        candidate_first: For each pair, whether the second worker's block came first.
-        plan: The plan trials will follow.
-        sesoi: Smallest effect of interest.
-    """
-    values = _finite(log_ratios, least=8)
-    estimate = estimate_pairs(values)
-    # The interval measures the estimate's spread with the data's own tails; 1.96 turns it into one sigma.
-    sigma = math.log(estimate.high / estimate.low) / (2.0 * _NORMAL.inv_cdf(0.975)) * math.sqrt(len(values))
-    n, memory, critical = len(values), _lag_rank_correlation(values), plan.critical_value
-    at_cap = sigma / math.sqrt(plan.cap)
-    second_over_first = np.where(np.asarray(candidate_first, dtype=bool), -values, values)
-    deviations = np.abs(values - np.median(values))
-    return NoiseFloor(
-        estimate=estimate,
-        is_honest=estimate.low <= 1.0 <= estimate.high and memory < _NORMAL.inv_cdf(0.99) / math.sqrt(n),
-        pair_sd=float(np.median(deviations)) * 1.4826,
-        autocorrelation=memory,
-        order_effect=estimate_pairs(second_over_first),
-        half_width=critical * at_cap,
-        detectable=sesoi + (critical + _NORMAL.inv_cdf(0.9)) * at_cap,
-        pairs_for_sesoi=math.ceil((critical * sigma / sesoi) ** 2),
-    )
-
-
-def _lag_rank_correlation(values: Floats) -> float:
-    """Spearman correlation of each value with the next one; ranks, because one outlier must not decide."""
-    ranks = np.argsort(np.argsort(values)).astype(np.float64)
-    first, second = ranks[:-1] - ranks[:-1].mean(), ranks[1:] - ranks[1:].mean()
-    return float((first @ second) / math.sqrt((first @ first) * (second @ second)))

@@ -8,6 +8,7 @@ import pytest
 from autotune.catalog import load_catalog
 from autotune.check import SettingVerdict, check_settings, would_start
 from autotune.errors import SettingError
+from autotune.flags import FlagSet
 from autotune.installed import ProbeReport
 from autotune.migrate import for_build
 from autotune.parser import ParserProcess
@@ -66,6 +67,22 @@ def test_several_old_switches_become_one_list(report: ProbeReport) -> None:
     switches = {n: "false" for n in old if "enable_async_" in n}
     left = for_build(old.merge(dict(switches)), report, load_catalog())
     assert left["xla_gpu_disable_async_collectives"] == "ALLGATHER,ALLREDUCE,REDUCESCATTER"
+
+
+def test_what_becomes_of_each_setting_is_told(report: ProbeReport) -> None:
+    told: list[str] = []
+    flags = FlagSet({"xla_gpu_no_such_flag": "1", "xla_gpu_enable_triton_gemm": "true", "NCCL_DEBUG": "INFO"})
+    left = for_build(flags, report, load_catalog(), note=told.append)
+    assert "xla_gpu_no_such_flag" not in left
+    assert sum(line.startswith("xla_gpu_no_such_flag is left out: ") for line in told) == 1
+    assert not any("xla_gpu_enable_triton_gemm" in line for line in told)  # the default already: nothing is lost
+    assert "xla_gpu_enable_triton_gemm" not in left
+
+
+def test_a_default_stays_where_it_undoes_what_lies_beneath(report: ProbeReport) -> None:
+    flags = FlagSet({"xla_gpu_enable_triton_gemm": "true"})
+    over = FlagSet({"xla_gpu_enable_triton_gemm": "false"})
+    assert for_build(flags, report, load_catalog(), over=over) == flags
 
 
 def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.intervals import Floats, hodges_lehmann, pocock_critical_value
+from autotune.noise import noise_floor
 from autotune.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 from autotune.stats import (
     REFERENCE,
@@ -26,7 +27,6 @@ from autotune.stats import (
     estimate_sandwiches,
     judge,
     least_ratio,
-    noise_floor,
     processes_to_settle,
 )
 
