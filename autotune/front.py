@@ -68,9 +68,14 @@ def describe(finalist: FinalistResult, wanted: Sequence[Objective]) -> str:
 
 
 def sentence(members: Sequence[FinalistResult], wanted: Sequence[Objective]) -> str:
-    """The conclusion of a study by several objectives."""
-    count = f"{len(members)} sets are" if len(members) > 1 else "1 set is"
-    return (
-        f"{count} proven to better the default on this machine in {', '.join(o.words for o in wanted)}, "
-        f"none beaten by another in all: {'; '.join(describe(m, wanted) for m in members)}"
-    )
+    """The conclusion of a study by several objectives: how far down each goes."""
+    count = f"{len(members)} sets" if len(members) > 1 else "1 set"
+    known = [(m.trial, figures) for m in members if (figures := estimates(m, wanted)) is not None]
+    ends = []
+    for objective in wanted:
+        trial, figures = min(known, key=lambda k: k[1][objective].ratio)
+        e = figures[objective]
+        if e.ratio < 1:
+            ratio = f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"
+            ends.append(f"{objective.words} down to ratio {ratio} (trial {trial})")
+    return f"a front of {count} by {', '.join(o.words for o in wanted)} is proven on this machine: {', '.join(ends)}"

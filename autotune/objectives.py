@@ -101,17 +101,17 @@ def _snapped(values: Sequence[float], tolerance: float) -> tuple[int, ...]:
 
 
 def choose(points: Sequence[Point], *, count: int) -> list[TrialResult]:
-    """At most so many members of a front: the best of each objective in turn, so that both ends are among them."""
+    """At most so many members of a front: the best of each objective, then always the one farthest from those."""
     if not points:
         return []
-    ranked = [_ranked(points, objective) for objective in range(len(points[0].values))]
-    chosen: dict[int, TrialResult] = {}
-    for row in zip(*ranked, strict=True):
-        for point in row:
-            if len(chosen) < count:
-                chosen.setdefault(point.result.number, point.result)
-    return list(chosen.values())
-
-
-def _ranked(points: Sequence[Point], objective: int) -> list[Point]:
-    return sorted(points, key=lambda p: (p.values[objective], p.result.number))
+    chosen: list[Point] = []
+    for objective in range(len(points[0].values)):
+        # Of equals in one, that which is best in all together; the grain is far below any effect of interest.
+        best = min(points, key=lambda p: (round(p.values[objective], 4), sum(p.values), p.result.number))
+        if best not in chosen:
+            chosen.append(best)
+    rest = [p for p in points if p not in chosen]
+    while rest and len(chosen) < count:
+        chosen.append(max(rest, key=lambda p: (min(math.dist(p.values, c.values) for c in chosen), -p.result.number)))
+        rest.remove(chosen[-1])
+    return [p.result for p in chosen[:count]]
