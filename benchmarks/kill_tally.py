@@ -179,21 +179,26 @@ class Crew:
         return bool(running)
 
     def have_ended(self) -> bool:
-        """Whether all ended of themselves.
+        """Whether all ended of themselves; one that found no database when it began is started again.
 
         Raises:
             RuntimeError: If one ended with an error, with its output.
         """
-        for name, process in self._workers.items():
+        for name, process in list(self._workers.items()):
             if process.poll() not in (None, 0):
-                raise RuntimeError((self._folder / f"{name}.log").read_text())
+                said = (self._folder / f"{name}.log").read_text()
+                if "the Optuna storage must be reachable" not in said:
+                    raise RuntimeError(said)
+                self._start(name)
         return all(p.poll() == 0 for p in self._workers.values())
 
     def wait(self) -> None:
         """Waits until the study is concluded."""
-        for process in self._workers.values():
-            process.wait(timeout=600)
-        self.have_ended()
+        end = time.monotonic() + 600
+        while not self.have_ended():
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.run_dir} has no conclusion after 600 s")
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """Ends all, however they are."""
