@@ -18,6 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial
 
+from autotune.environment import without_passwords
 from autotune.errors import StudyFileError
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Mirror:
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
             raise StudyFileError(
                 "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
-                f"but {url}: {error}"
+                f"but {without_passwords(f'{url}: {error}')}"
             ) from error
 
     def add(self, number: int, trial: FrozenTrial) -> None:
@@ -181,4 +182,4 @@ def _root(error: BaseException) -> str:
     """The first line of what began a chain of errors: Optuna's own text hides the database's."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return without_passwords((str(error).strip() or type(error).__name__).splitlines()[0])

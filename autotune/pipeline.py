@@ -106,7 +106,7 @@ def run_study(
             pid=os.getpid(),
             host=socket.gethostname(),
             asked_trials=trials,
-            command=tuple(command),
+            command=tuple(map(environment.without_passwords, command)),
         )
     )
     try:

@@ -123,7 +123,7 @@ def run_predicted(
             pid=os.getpid(),
             host=socket.gethostname(),
             asked_trials=trials,
-            command=tuple(command),
+            command=tuple(map(environment.without_passwords, command)),
         )
     )
     try:

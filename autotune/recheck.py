@@ -42,7 +42,11 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
     """
     store = bench.store
     session = SessionRecord(
-        started=environment.now(), pid=os.getpid(), host=socket.gethostname(), asked_trials=0, command=tuple(command)
+        started=environment.now(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        asked_trials=0,
+        command=tuple(map(environment.without_passwords, command)),
     )
     store.append(session)
     try:
