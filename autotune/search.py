@@ -140,7 +140,7 @@ class Proposer:
                 return TrialConfig(
                     number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {}
                 )
-        if self._space.size() <= sum(self._space.locate(s) is not None for s in seen):
+        if self._space.size() <= sum(self._is_point(s) for s in seen):
             return None
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat)
@@ -148,6 +148,12 @@ class Proposer:
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
+
+    def _is_point(self, settings: FlagSet) -> bool:
+        """Whether a set can be proposed: the default cannot where a study lists values without it."""
+        located = self._space.locate(settings)
+        parameters = self._space.parameters
+        return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
     def _propose(self, number: int, repeat: int) -> tuple[FlagSet, str]:
         """One point of the space, known or not, and who proposes it."""

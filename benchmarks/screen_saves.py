@@ -23,7 +23,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ from autotune.launch.local import LocalLauncher
 from autotune.launch.replay import ReplayLauncher, ReplayWorker
 from autotune.parameters import Parameter, SearchSpace
 from autotune.pipeline import run_study
-from autotune.records import SessionRecord, TrialResult, WorkerReport
+from autotune.probe import default_cache_dir
+from autotune.records import TrialResult, WorkerReport
 from autotune.screen.classify import Effect, Screen
 from autotune.screen.compiler import CompileJob, Compiler
 from autotune.screen.plugin import installed_versions
@@ -56,7 +57,7 @@ RESULTS = Path(__file__).parent / "results"
 CPU_SPACE = {
     "xla_cpu_prefer_vector_width": ["128"],
     "xla_cpu_enable_fast_math": ["true"],
-    "xla_backend_optimization_level": ["1"],
+    "xla_cpu_max_isa": ["SSE4_2"],
     "xla_cpu_parallel_codegen_split_count": ["1"],
     "xla_cpu_strict_dot_conv_math": ["true"],
 }
@@ -70,7 +71,7 @@ GPU_SPACE = {
 RUNTIME = {"NCCL_PROTO": ["LL128"]}
 """Searched beside `GPU_SPACE` in the replayed study: what is read at run time must stay in the space."""
 
-CPU_WORKLOAD: tuple[str, dict[str, Any]] = ("llama", {"size": "tiny"})
+CPU_WORKLOAD: tuple[str, dict[str, Any]] = ("workloads.example:build", {"width": 256, "rows": 512})
 GPU_WORKLOAD: tuple[str, dict[str, Any]] = ("llama-tiny", {"mesh": {"fsdp": 8}})
 PAIRS = 12
 
@@ -141,7 +142,6 @@ def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -
     equal = [r for r in rows[1:] if r["screen_key"] == rows[0]["screen_key"]]
     return {
         "points": rows,
-        "load_1min": os.getloadavg()[0],
         "distinct_programs_of_the_screen": len(by_screen),
         "distinct_programs_of_the_workers": len({r["fingerprint"] for r in rows}),
         "pairs_of_points": len(agree),
@@ -209,7 +209,7 @@ def replayed(screen: Screen, target: Target, folder: Path, *, trials: int) -> di
                 "name": f"saves-{name}",
                 "workload": {"entry": GPU_WORKLOAD[0], "options": GPU_WORKLOAD[1]},
                 "device": {"platform": "cuda", "count": 8},
-                "screen": {"enabled": name == "with", "target": target.name, "topology": "8", "cache": False},
+                "screen": {"enabled": name == "with", "target": target.name, "topology": "8"},
                 "replay": {"noise": "quiet"},
             }
         )
@@ -238,7 +238,6 @@ def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, tri
         bench = Bench(store, launcher, runtime_settings=lambda s: s.of_kind("env"), watcher=view, screening=screening)
         conclusion = run_study(store, bench, proposer, trials=trials, time_budget_s=None, view=view)
     results = store.of(TrialResult)
-    assert store.last(SessionRecord) is not None
     return {
         "trials": len(results),
         "launched": launcher.started,
@@ -255,25 +254,27 @@ def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, tri
 def main() -> None:
     """Runs the parts that are asked for, and keeps the others as they stand in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["all points", "measured", "replayed"])
+    parser.add_argument("parts", nargs="*", default=["measured", "all points", "replayed"])
     parser.add_argument("--trials", type=int, default=24, help="of the replayed study")
     args = parser.parse_args()
     versions = installed_versions()
     path = RESULTS / f"screen_saves_{versions['jaxlib']}.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    found["versions"] = versions
     target, catalog = load_target("h100-sxm"), load_catalog()
-    with tempfile.TemporaryDirectory() as folder, Compiler(job(None)) as cpu, Compiler(job(target)) as gpu:
-        on_cpu, on_gpu = (Screen(c, baseline=FlagSet(), catalog=catalog) for c in (cpu, gpu))
-        if "all points" in args.parts:
-            found["all points"] = {"cpu": all_points(on_cpu, CPU_SPACE), "8 H100": all_points(on_gpu, GPU_SPACE)}
-        if "measured" in args.parts:
-            found["measured"] = measured(on_cpu, CPU_SPACE, Path(folder))
-        if "replayed" in args.parts:
-            found["replayed"] = replayed(on_gpu, target, Path(folder), trials=args.trials)
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({k: v for k, v in found.items() if k != "measured"}, indent=1))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # the study's own screen takes programs from there, and from nowhere else
+        cache = default_cache_dir(environment.caller()) / "screen"
+        with Compiler(job(None), cache_dir=cache) as cpu, Compiler(job(target), cache_dir=cache) as gpu:
+            on_cpu, on_gpu = (Screen(c, baseline=FlagSet(), catalog=catalog) for c in (cpu, gpu))
+            parts: dict[str, Callable[[], dict[str, Any]]] = {
+                "measured": lambda: measured(on_cpu, CPU_SPACE, Path(folder)),
+                "all points": lambda: {"cpu": all_points(on_cpu, CPU_SPACE), "8 H100": all_points(on_gpu, GPU_SPACE)},
+                "replayed": lambda: replayed(on_gpu, target, Path(folder), trials=args.trials),
+            }
+            for name in args.parts:
+                found[name] = {"versions": versions, "load_1min": os.getloadavg()[0], **parts[name]()}
+                path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                print(json.dumps({k: v for k, v in found[name].items() if k != "points"}, indent=1), flush=True)
 
 
 if __name__ == "__main__":

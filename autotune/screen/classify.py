@@ -217,11 +217,11 @@ class Screen:
 
     def result(self, settings: FlagSet) -> CompileResult:
         """What became of a set (without the baseline); compiled now if it was not yet."""
-        merged = self.baseline.merge(settings)
-        if merged not in self._results:
-            for result in self._compiler.compile([merged]):
+        compiled = self._as_compiled(settings)
+        if compiled not in self._results:
+            for result in self._compiler.compile([compiled]):
                 self._results[result.settings] = result
-        return self._results[merged]
+        return self._results[compiled]
 
     def fits(self, settings: FlagSet) -> bool | None:
         """Whether a set's step fits into device memory; None if it does not compile or that is not known."""
@@ -229,7 +229,12 @@ class Screen:
         return self._fits(program, settings) if program is not None else None
 
     def _is_known(self, settings: FlagSet) -> bool:
-        return self.baseline.merge(settings) in self._results
+        return self._as_compiled(settings) in self._results
+
+    def _as_compiled(self, settings: FlagSet) -> FlagSet:
+        """The set as the compiler gets it: without variables of libraries that it does not call."""
+        merged = self.baseline.merge(settings)
+        return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
 
     def reference(self) -> CompiledProgram:
         """The reference's program.

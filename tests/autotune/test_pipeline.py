@@ -263,3 +263,9 @@ def test_a_mirror_in_sqlite_holds_every_trial_once(run_replay: Run, tmp_path: Pa
     infeasible = [t for t in study.trials if t.user_attrs["status"] == "failed"]
     assert infeasible
     assert all(t.constraints == {"failure": 1.0} for t in infeasible)
+
+
+def test_values_listed_without_the_default_are_all_tried(run_replay: Run) -> None:
+    space = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))
+    _, store, _ = run_replay(replay_study(), trials=9, space=space)
+    assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]

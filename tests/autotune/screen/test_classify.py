@@ -59,6 +59,17 @@ def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
     assert rules.compiled == [FlagSet()]
 
 
+def test_sets_that_differ_in_what_is_read_at_run_time_are_compiled_once() -> None:
+    rules = Rules()
+    engine = screen(rules)
+    keys = {
+        engine.program_key(FlagSet({COMBINE: "11", **more}))
+        for more in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring"})
+    }
+    assert len(keys) == 3
+    assert rules.compiled == [FlagSet({COMBINE: "11"})]
+
+
 def test_setting_unknown_to_the_catalogue_is_to_be_measured() -> None:
     assert effects(Rules(), {"SOME_LIBRARY_KNOB": ["1"]}) == {"SOME_LIBRARY_KNOB": Effect.MEASURE}
 
