@@ -300,7 +300,7 @@ def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_proces
     _, store, _, _ = run(study(), rules, trials=6)
     tried = [r.settings for r in store.of(TrialResult)]
     assert guessed[:4] == tried[1:5]  # while proposals are random, the guess is right
-    assert set(guessed) <= set(rules.compiled)
+    assert {s.without("NCCL_ALGO", "NCCL_PROTO") for s in guessed} <= set(rules.compiled)
     assert len(rules.compiled) == len(set(rules.compiled))
 
 
