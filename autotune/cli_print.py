@@ -1,9 +1,29 @@
-"""How the commands print tables and JSON."""
+"""What the commands share: common arguments, and how they print tables and JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RUNS = Path("runs")
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Where text goes; a pipe has no width, so that tables are not folded at 80 columns in a log."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160, no_color=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -28,4 +48,4 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_json(data: object) -> None:
     """Data as JSON on standard output."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json.dumps(data, indent=1, ensure_ascii=False, default=str))

@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+STOPPED = 75
+"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it again."""
+
 
 class AutotuneError(Exception):
     """Root of every error a user can cause or mend; the CLI prints it without a traceback."""

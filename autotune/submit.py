@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import slurm
-from autotune.errors import LaunchError, StudyFileError, close_matches
+from autotune.errors import STOPPED, LaunchError, StudyFileError, close_matches
 from autotune.spec import StudySpec
 from autotune.units import parse_duration
-
-STOPPED = 75
-"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL): run it again."""
 
 MOST_REQUEUES = 100
 LONGEST_GRACE_S = 65_535

@@ -327,7 +327,7 @@ def test_the_study_file_for_64_gpus_is_run_by_the_command_that_it_names(monkeypa
         seen.append(spec)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.cli._run", remember)
+    monkeypatch.setattr("autotune.cli_run._run", remember)
     monkeypatch.chdir(ROOT)
     CliRunner().invoke(app, arguments)
     assert seen[0].is_predicted
