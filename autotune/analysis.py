@@ -65,6 +65,7 @@ _TRIAL_COLUMNS = (
     "same_as",
     "duration_s",
     "at_s",
+    "by",
     "settings",
     "predicted_ratio",
     "predicted_step_s",
@@ -90,9 +91,9 @@ def trials_frame(store: Store) -> pd.DataFrame:
     Returns:
         Columns trial, origin, status, verdict, ratio, low, high, pair_count, reference_step_s,
         candidate_step_s, tokens_per_s, compile_s, start_s, peak_bytes, mode, step_j, energy_ratio, energy_low,
-        energy_high, tokens_per_j, failure, message, same_as, duration_s, at_s, settings, predicted_ratio,
-        predicted_step_s (a model's; then nothing in the other columns is of a step). Energy is NaN where nothing
-        counted it.
+        energy_high, tokens_per_j, failure, message, same_as, duration_s, at_s, by (the worker, where several
+        share the study), settings, predicted_ratio, predicted_step_s (a model's; then nothing in the other columns is
+        of a step). Energy is NaN where nothing counted it.
     """
     return pd.DataFrame([_trial_row(r) for r in store.of(TrialResult)], columns=list(_TRIAL_COLUMNS))
 
@@ -128,6 +129,7 @@ def _trial_row(result: TrialResult) -> dict[str, Any]:
         "same_as": result.same_as,
         "duration_s": result.duration_s,
         "at_s": result.at_s,
+        "by": result.by,
         "settings": str(result.settings),
         "predicted_ratio": result.prediction.ratio if result.prediction else math.nan,
         "predicted_step_s": result.prediction.step_s if result.prediction else math.nan,

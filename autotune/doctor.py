@@ -252,7 +252,7 @@ def _software_findings(
         found.append(Finding(feature="runs on GPUs", problem=problem, command=f"{pip} {name}=={jaxlib}"))
     if gpus and missing("nvidia-ml-py"):
         problem = "nvidia-ml-py is not installed"
-        feature = "clocks, power and temperature of each trial"
+        feature = "clocks, power, temperature and energy of each trial"
         found.append(Finding(feature=feature, problem=problem, command=f"{pip} nvidia-ml-py"))
     if missing("psycopg2"):
         problem = "psycopg2 is not installed"

@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given
@@ -396,7 +395,7 @@ def test_recheck_holds_if_all_that_was_better_is_better_still(
 
 
 def test_the_front_can_be_plotted(front_run: Store) -> None:
-    mpl.use("agg")
+    pytest.importorskip("matplotlib", reason="plots need Matplotlib").use("agg")
     study = api.load(front_run.path)
     axes = study.plot.front("memory")
     assert axes.get_xlabel() == "memory over the default's"
