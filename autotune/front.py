@@ -67,15 +67,15 @@ def describe(finalist: FinalistResult, wanted: Sequence[Objective]) -> str:
     return f"trial {finalist.trial} ({finalist.settings}): {', '.join(words)}"
 
 
-def sentence(members: Sequence[FinalistResult], wanted: Sequence[Objective]) -> str:
-    """The conclusion of a study by several objectives: how far down each goes."""
+def sentence(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float) -> str:
+    """The conclusion of a study by several objectives: how far down each goes that surely goes down."""
     count = f"{len(members)} sets" if len(members) > 1 else "1 set"
     known = [(m.trial, figures) for m in members if (figures := estimates(m, wanted)) is not None]
     ends = []
     for objective in wanted:
-        trial, figures = min(known, key=lambda k: k[1][objective].ratio)
-        e = figures[objective]
-        if e.ratio < 1:
+        surely = [(f[objective].ratio, trial, f[objective]) for trial, f in known if f[objective].high < 1 - sesoi]
+        if surely:
+            _, trial, e = min(surely, key=lambda s: s[:2])
             ratio = f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"
             ends.append(f"{objective.words} down to ratio {ratio} (trial {trial})")
     return f"a front of {count} by {', '.join(o.words for o in wanted)} is proven on this machine: {', '.join(ends)}"

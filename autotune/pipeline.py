@@ -25,7 +25,6 @@ from autotune.records import (
     ConclusionRecord,
     FinalistResult,
     FloorResult,
-    Objective,
     Outcome,
     SessionRecord,
     SoakRecord,
@@ -37,6 +36,7 @@ from autotune.records import (
 )
 from autotune.search import Proposer
 from autotune.soak import describe, soak
+from autotune.spec import StudySpec
 from autotune.stats import REFERENCE, Estimate, SequentialPlan, Verdict, estimate_pairs
 from autotune.store import Store
 from autotune.traces import largest_drift
@@ -463,7 +463,7 @@ def _conclude(
         sentence = f"{conclusion.sentence}; {least.settings} was faster but {describe(least)}"
         conclusion = conclusion.model_copy(update={"sentence": sentence})
     if members:
-        conclusion = conclusion.model_copy(update=_front_update(members, spec.search.objectives))
+        conclusion = conclusion.model_copy(update=_front_update(members, spec))
     store.append_once(conclusion, key=f"conclusion-{len(results)}")
     return conclusion
 
@@ -489,12 +489,12 @@ def _prove_front(bench: Bench, finalists: Sequence[TrialResult], view: View) -> 
     return members
 
 
-def _front_update(members: Sequence[FinalistResult], wanted: Sequence[Objective]) -> dict[str, object]:
+def _front_update(members: Sequence[FinalistResult], spec: StudySpec) -> dict[str, object]:
     """What a conclusion says of a proven front; the fastest set stands for it if it beats the default's step time."""
     fastest = members[0]
     found: dict[str, object] = {
         "outcome": Outcome.FRONT,
-        "sentence": front.sentence(members, wanted),
+        "sentence": front.sentence(members, spec.search.objectives, sesoi=spec.measure.smallest_effect),
         "front": tuple(m.trial for m in members),
     }
     if fastest.verdict is Verdict.FASTER:

@@ -357,12 +357,14 @@ def _commands(store: Store) -> list[str]:
         for s in store.of(SessionRecord)
         if len(s.command) > 1
     ]
+    conclusion = store.last(ConclusionRecord)
+    chosen = conclusion.front or () if conclusion is not None else ()
     shared = [f"autotune show {run}", *dict.fromkeys(again)]
+    shared = [*(f"autotune export {run} --trial {n} -o trial-{n}.env" for n in chosen), *shared]
     try:
         winner = winner_of(store)
     except AutotuneError:
         return [*shared, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
-    conclusion = store.last(ConclusionRecord)
     lines = [
         f"autotune export {run} --format env -o winner.env",
         "autotune verify winner.env",

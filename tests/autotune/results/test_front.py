@@ -19,7 +19,7 @@ from autotune.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.evaluate import Bench
 from autotune.export import Format, render
 from autotune.flags import FlagSet
-from autotune.front import proven
+from autotune.front import proven, sentence
 from autotune.launch.replay import ReplayLauncher
 from autotune.mirror import NUMBER_KEY
 from autotune.pipeline import run_study
@@ -135,6 +135,12 @@ def test_both_ends_of_a_front_are_chosen_for_proof_then_what_lies_between() -> N
     assert [r.number for r in objectives.choose(points, count=3)] in ([6, 1, 3], [6, 1, 4])
     assert sorted(r.number for r in objectives.choose(points, count=9)) == [1, 2, 3, 4, 5, 6]
     assert objectives.choose([], count=3) == []
+
+
+def test_the_sentence_names_only_what_surely_goes_down() -> None:
+    members = [finalist(1, estimate(1.2, 0.5), estimate(0.96, 0.2)), finalist(2, estimate(1.1), estimate(0.97, 0.01))]
+    text = sentence(members, [TIME, MEMORY], sesoi=0.005)
+    assert text.endswith("is proven on this machine: memory down to ratio 0.970 [0.960, 0.980] (trial 2)")
 
 
 def trial(number: int) -> dict[str, Any]:
@@ -321,6 +327,8 @@ def test_the_report_shows_the_front_with_intervals(front_run: Store) -> None:
     assert "The front: step time, memory" in page
     assert "Step time and memory" in page
     assert page.count("proven in fresh processes") == 1
+    for number in analysis.front_frame(front_run)["trial"]:
+        assert f"autotune export {front_run.path} --trial {number} -o trial-{number}.env" in page
     rows = text.split("## The front: step time, memory\n")[1].strip().split("\n\n")[0].splitlines()
     assert len(rows) == 2 + len(analysis.front_frame(front_run))
     assert "| proven |" in rows[2]
