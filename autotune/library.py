@@ -80,6 +80,11 @@ def add(winner: Winner, folder: Path) -> Path:
     """
     if winner.is_predicted:
         raise AutotuneError(f"a library must hold proven winners but this one is {PREDICTED}; measure it first")
+    if winner.estimate is not None and winner.estimate.high >= 1.0:
+        raise AutotuneError(
+            f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
+            "keep the exported file itself"
+        )
     entry = Entry(path=folder, winner=winner)
     c = winner.conditions
     name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{c.workload}.json"

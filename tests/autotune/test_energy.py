@@ -12,7 +12,16 @@ from autotune.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_met
 from autotune.evaluate import Bench
 from autotune.launch.replay import ReplayLauncher, ReplayWorker
 from autotune.pipeline import run_study
-from autotune.records import Arm, ConfirmRun, FloorResult, Pair, TrialResult
+from autotune.records import (
+    Arm,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Objective,
+    Pair,
+    TrialResult,
+)
 from autotune.search import Proposer
 from autotune.spec import StudySpec, parse_study
 from autotune.store import Store
@@ -171,13 +180,13 @@ def test_blocks_shorter_than_the_counter_can_tell_give_no_figure() -> None:
 
 
 class Metered(ReplayLauncher):
-    """Workers that draw power while their steps run: twice as much under xla_a=1."""
+    """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
 
     joules = 0.0
 
     def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
         worker = super().start(settings, folder, **more)
-        power_w = 200.0 if settings.get("xla_a") == "1" else 100.0
+        power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
         run_block: Callable[[int], tuple[float, ...]] = worker.run_block
 
         def run(steps: int) -> tuple[float, ...]:
@@ -189,17 +198,18 @@ class Metered(ReplayLauncher):
         return worker
 
 
-def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
+def metered_run(path: Path, *, mode: str, objectives: tuple[str, ...] = ("step_time",), **replay: Any) -> Store:
     """A finished replayed study whose workers draw power."""
-    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
+    study = {"measure": {"mode": mode}, "search": {"objectives": objectives}}
+    spec = replay_study(noise={"white_sd": 1e-4}, study=study, **replay)
     assert spec.replay is not None
     store = Store.create_or_resume(path, spec, study_dir=path)
     launcher = Metered(spec.replay, seed=0, platform="cpu")
     bench = Bench(store, launcher, runtime_settings=lambda s: s, watcher=Diary())
     bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
     run_study(
-        store, bench, lambda report: Proposer(spec, SPACE, first=(), storage=None),
-        trials=12, time_budget_s=None, view=Diary(),
+        store, bench, lambda report: Proposer(spec, SPACE, first=(), storage=None, reference=report),
+        trials=14, time_budget_s=None, view=Diary(),
     )  # fmt: skip
     store.close()
     return store
@@ -217,11 +227,28 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
     for result in measured:
         assert result.comparison is not None
         assert result.comparison.energy is not None
-        wanted = 2.0 if result.settings.get("xla_a") == "1" else 1.0
+        wanted = 0.5 if result.settings.get("xla_b") == "1" else 1.0
+        wanted = 2.0 if result.settings.get("xla_a") == "1" else wanted
         assert result.comparison.energy.estimate.ratio == pytest.approx(wanted, rel=0.01)
         assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
         assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
     assert all(r.energy is not None for r in store.of(ConfirmRun))
+
+
+def test_a_study_by_energy_ends_in_a_front_of_speed_and_thrift(tmp_path: Path) -> None:
+    effects = {"xla_a=1": 0.9, "xla_b=1": 1.05}
+    store = metered_run(tmp_path, mode="turns", objectives=("step_time", "energy"), effects=effects)
+    conclusion = store.last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.front is not None
+    proven = {f.trial: f for f in store.of(FinalistResult)}
+    ends = [proven[conclusion.front[0]], proven[conclusion.front[-1]]]
+    for found, time, energy in zip(ends, (0.9, 1.05), (1.8, 0.525), strict=True):
+        assert found.corrected is not None
+        assert found.others is not None
+        assert found.corrected.ratio == pytest.approx(time, rel=0.01)
+        assert found.others[Objective.ENERGY].ratio == pytest.approx(energy, rel=0.01)
+    assert "energy down to ratio 0.525" in conclusion.sentence
 
 
 def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished_lines: list[str]) -> None:

@@ -21,6 +21,7 @@ from autotune.export import Format, render
 from autotune.flags import FlagSet
 from autotune.front import proven, sentence
 from autotune.launch.replay import ReplayLauncher
+from autotune.library import add
 from autotune.mirror import NUMBER_KEY
 from autotune.pipeline import run_study
 from autotune.recheck import recheck
@@ -361,6 +362,14 @@ def test_export_gives_the_fastest_or_the_set_that_is_named(front_run: Store) -> 
     assert chosen.step_s is not None
     with pytest.raises(AutotuneError, match=rf"trial 999 .* try autotune export .* --trial {fastest}\|"):
         render(front_run, Format.ENV, trial=999)
+
+
+def test_a_library_keeps_the_fastest_of_a_front_and_no_slower_set(front_run: Store, tmp_path: Path) -> None:
+    conclusion = front_run.last(ConclusionRecord)
+    assert conclusion is not None
+    add(winner_of(front_run), tmp_path)
+    with pytest.raises(AutotuneError, match="a library keeps what is proven faster than the default"):
+        add(winner_of(front_run, (conclusion.front or ())[-1]), tmp_path)
 
 
 def test_a_front_without_a_faster_set_must_be_chosen_from(tmp_path: Path) -> None:
