@@ -23,8 +23,8 @@ T = TypeVar("T")
 POWERCAP = Path("/sys/class/powercap")
 
 NVML_SHORTEST_S = 0.5
-"""Shortest block whose energy NVML can tell, seconds: its counter moves about ten times a second, and what falls
-between two moves counts for the neighbouring block."""
+"""Shortest block whose energy NVML can tell, seconds: newer GPUs move their counter every 20 to 100 ms (PETSc's manual,
+PetscLogGpuEnergyMeter), and what falls between two moves counts for the neighbouring block."""
 
 RAPL_SHORTEST_S = 0.02
 """Likewise of RAPL, which moves about a thousand times a second."""
@@ -106,12 +106,19 @@ class EnergyMeter:
 NO_METER = EnergyMeter()
 
 
-def open_meter(spec: StudySpec, gpus: GpuWatch, *, powercap: Path = POWERCAP) -> EnergyMeter:
-    """The meter of a study's devices; one that counts nothing unless every device of it can be read from here."""
+def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powercap: Path = POWERCAP) -> EnergyMeter:
+    """The meter of a study's devices; one that counts nothing unless every device of it can be read from here.
+
+    Args:
+        spec: The study.
+        gpus: The GPUs that are visible here.
+        is_shared: Several workers share the study, perhaps on the cores of one processor, whose counter is of all.
+        powercap: Where Linux has its RAPL counters.
+    """
     if spec.replay is not None or spec.device.node_count > 1:
         return NO_METER
     if spec.device.platform == "cpu":
-        return rapl_meter(powercap)
+        return NO_METER if is_shared else rapl_meter(powercap)
     readers = gpus.energy_readers(spec.device.count)
     if not readers or any(read_j() is None for read_j in readers):
         return NO_METER

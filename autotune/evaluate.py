@@ -89,7 +89,7 @@ class Bench:
         if self.mode == "auto":
             self.mode = "turns" if store.spec.workload.takes_turns else "sandwich"
         self.gpus = watch_of(self.spec)
-        self.meter = open_meter(self.spec, self.gpus)
+        self.meter = open_meter(self.spec, self.gpus, is_shared=store.claims.worker is not None)
         self._launcher = launcher
         self._runtime_settings = runtime_settings
         self._reference: Worker | None = None

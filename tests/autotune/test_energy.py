@@ -127,6 +127,7 @@ def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
 def test_a_cpu_study_is_counted_by_rapl_and_a_replayed_one_by_nothing(powercap: Path) -> None:
     spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
     assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
+    assert open_meter(spec, GpuWatch(None, None), is_shared=True, powercap=powercap) is NO_METER
     assert open_meter(replay_study(), GpuWatch(None, None), powercap=powercap) is NO_METER
     assert "energy_uj" in why_not(spec)
     assert "nvidia" not in why_not(spec)
