@@ -21,11 +21,11 @@ from autotune.cli_print import RUNS, JsonOption, make_console, print_json
 from autotune.errors import STOPPED
 
 if TYPE_CHECKING:
-    from autotune.pipeline import View
     from autotune.preflight import Preflight
     from autotune.records import ConclusionRecord
     from autotune.spec import StudySpec
     from autotune.store import Store
+    from autotune.told import View
 
 
 class EffortChoice(StrEnum):

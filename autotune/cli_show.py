@@ -72,9 +72,9 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     """One run in plain figures."""
     from autotune.claims import list_workers
     from autotune.nodes import node_effects
-    from autotune.pipeline import incumbent
     from autotune.records import PREDICTED, ConclusionRecord, FloorResult, SessionRecord, TrialResult
     from autotune.store import is_held
+    from autotune.trials import incumbent
     from autotune.units import format_interval, format_ratio, format_seconds
 
     results, session, conclusion = (

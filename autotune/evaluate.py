@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from autotune import environment, measure, sandwich
 from autotune.claims import attempts
@@ -21,7 +20,6 @@ from autotune.flags import FlagSet
 from autotune.launch.base import Launcher, Worker, WorkerFailed
 from autotune.records import (
     REFERENCE_NUMBER,
-    ConfirmRun,
     Failure,
     FailureKind,
     IncidentRecord,
@@ -36,6 +34,7 @@ from autotune.spec import StudySpec
 from autotune.stats import Decision, Estimate
 from autotune.store import Store, append_synced, write_atomically
 from autotune.telemetry import GpuWatch, open_watch
+from autotune.told import Watcher
 from autotune.traces import compare_traces
 
 INFRASTRUCTURE_RETRIES = 2
@@ -43,19 +42,6 @@ REFERENCE_RESTARTS = 3
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 SHARED_FRACTION = "0.45"
 """What each of two processes takes of a GPU's memory while they take turns, unless the study says otherwise."""
-
-
-class Watcher(Protocol):
-    """Told what happens while one set is measured; the live view."""
-
-    def phase(self, what: str) -> None:
-        """A worker reached a phase of its start."""
-
-    def pair(self, ratios: list[float]) -> None:
-        """One more pair is done; log ratios so far."""
-
-    def proof(self, run: ConfirmRun, asked: int) -> None:
-        """One more fresh pair of processes is done, of so many."""
 
 
 class Bench:

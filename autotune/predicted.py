@@ -6,8 +6,6 @@ has a `comparison`, so that no figure of a model can be taken for a measurement.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from autotune.catalog import Stage
 from autotune.errors import StudyFileError
 from autotune.flags import FlagSet
 from autotune.parameters import SearchSpace
-from autotune.pipeline import View
 from autotune.records import (
     PREDICTED,
     REFERENCE_NUMBER,
@@ -25,8 +22,6 @@ from autotune.records import (
     Outcome,
     PredictedStep,
     ScreenRecord,
-    SessionRecord,
-    SpanRecord,
     TrialConfig,
     TrialResult,
     TrialStatus,
@@ -39,8 +34,10 @@ from autotune.screen.study import on_cluster
 from autotune.screen.targets import Target, Topology, load_target, parse_topology
 from autotune.screening import Screening, does_not_fit
 from autotune.search import Proposer
+from autotune.session import session
 from autotune.spec import StudySpec
 from autotune.store import Store
+from autotune.told import View
 from autotune.units import format_ratio, format_seconds, format_share
 
 
@@ -117,16 +114,7 @@ def run_predicted(
         LaunchError: If nothing compiles with what is installed, or the reference does not.
         RunDirectoryError: If the run directory cannot be written.
     """
-    store.append(
-        SessionRecord(
-            started=environment.now(),
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            asked_trials=trials,
-            command=tuple(map(environment.without_passwords, command)),
-        )
-    )
-    try:
+    with session(store, trials=trials, command=command):
         target, topology = cluster_of(store.spec)
         model = _Model(screening, screening.open(target, topology), target, topology)
         view.stage("reference", f"compiled for {topology} {target.title}; {PREDICTED}")
@@ -143,8 +131,6 @@ def run_predicted(
         if last is None or last.model_copy(update=same) != conclusion:
             store.append(conclusion)
         return conclusion
-    finally:
-        store.append(SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now()))
 
 
 class _Model:

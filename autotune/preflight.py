@@ -13,7 +13,7 @@ from autotune.catalog import Catalog, Stage, load_catalog
 from autotune.check import SettingVerdict, check_settings
 from autotune.energy import open_meter, why_not
 from autotune.errors import SettingError, StudyFileError
-from autotune.evaluate import Bench, Watcher, watch_of
+from autotune.evaluate import Bench, watch_of
 from autotune.flags import FlagSet
 from autotune.launch.base import Launcher
 from autotune.launch.command import CommandLauncher
@@ -30,6 +30,7 @@ from autotune.search import Proposer
 from autotune.space import SearchSpace, build_space
 from autotune.spec import StudySpec
 from autotune.store import Store
+from autotune.told import Watcher
 from autotune.units import format_seconds
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import contextlib
 from collections.abc import Mapping, Sequence
 
-from autotune import environment, pipeline
+from autotune import environment
 from autotune.confirm import prove
 from autotune.evaluate import Bench
+from autotune.floor import measure_floor
 from autotune.records import (
     ConclusionRecord,
     FinalistResult,
     Objective,
     Outcome,
-    SessionRecord,
-    SpanRecord,
 )
+from autotune.session import session
 from autotune.stats import Estimate, SequentialPlan, Verdict
+from autotune.told import View
 from autotune.units import format_interval, format_ratio
 from autotune.view import describe_finalist
 from autotune.winner import Winner
@@ -25,7 +25,7 @@ from autotune.winner import Winner
 STAGE = "recheck"
 
 
-def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Sequence[str] = ()) -> ConclusionRecord:
+def recheck(bench: Bench, winner: Winner, *, view: View, command: Sequence[str] = ()) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
     Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
@@ -41,17 +41,9 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
         RunDirectoryError: If the run directory cannot be written.
     """
     store = bench.store
-    session = SessionRecord(
-        started=environment.now(),
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        asked_trials=0,
-        command=tuple(map(environment.without_passwords, command)),
-    )
-    store.append(session)
-    try:
+    with session(store, trials=0, command=command), contextlib.closing(bench):
         plan = SequentialPlan(cap=store.spec.measure.pairs_cap)
-        floor = pipeline.measure_floor(store, bench, plan, view)
+        floor = measure_floor(store, bench, plan, view)
         bench.loss_tolerance = floor.loss_tolerance
         bench.close()
         view.stage(STAGE, f"{winner.settings} in {store.spec.confirm.processes} fresh pairs of processes")
@@ -61,10 +53,6 @@ def recheck(bench: Bench, winner: Winner, *, view: pipeline.View, command: Seque
         conclusion = _conclusion(winner, result, sesoi=store.spec.measure.smallest_effect)
         store.append(conclusion)
         return conclusion
-    finally:
-        bench.close()
-        span = SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=environment.now())
-        store.append(span)
 
 
 def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> ConclusionRecord:

@@ -52,7 +52,7 @@ CLAIM = "screen"
 
 
 class Told(Protocol):
-    """Told what the screen does: a part of `pipeline.View`."""
+    """Told what the screen does: a part of `told.View`."""
 
     def stage(self, name: str, detail: str) -> None:
         """A stage begins."""

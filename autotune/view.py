@@ -73,14 +73,14 @@ class LineView:
         self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"== {name}: {detail}")
 
     def phase(self, what: str) -> None:
-        """See `pipeline.View`; too fine for lines."""
+        """See `told.View`; too fine for lines."""
 
     def pair(self, ratios: list[float]) -> None:
-        """See `pipeline.View`; too fine for lines."""
+        """See `told.View`; too fine for lines."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
         """See `evaluate.Watcher`."""
@@ -89,36 +89,36 @@ class LineView:
         self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         for text in describe_floor(result):
             self.line(text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
 
     def trial_of_other(self, result: TrialResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"worker {result.by}, trial {result.number}: {shorten(result.settings)}")
         self.line(f"  -> {describe_trial(result)}")
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
         self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"  without {result.left_out}: {'kept' if result.kept else 'dropped'}, {result.reason}")
 
     def note(self, text: str) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self.line(f"note: {text}")
 
 
@@ -155,35 +155,35 @@ class LiveView(LineView):
         self._live.stop()
 
     def stage(self, name: str, detail: str) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         super().stage(name, detail)
         self._stage, self._detail, self._what, self._doing = name, detail, "", ""
 
     def phase(self, what: str) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         is_screen = what.startswith("screening")
         self._doing = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
 
     def pair(self, ratios: list[float]) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         self._doing = (
             f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
         )
 
     def floor(self, result: FloorResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         super().floor(result)
         self._floor = f"effects from about {format_share(result.floor.detectable)} can be found here"
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         super().trial_starts(config, asked)
         self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
         self._left = asked - config.number + 1
         self._doing = "starting a worker"
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
         if (told := result.prediction) is not None and told.ratio < self._best_ratio and result.failure is None:
@@ -195,7 +195,7 @@ class LiveView(LineView):
             self._best = f"trial {result.number}: {_estimate(found)}, not yet proven"
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `pipeline.View`."""
+        """See `told.View`."""
         super().finalist(result)
         if result.verdict is Verdict.FASTER and result.estimate is not None:
             self._best = f"trial {result.trial}: {_estimate(result.estimate)}, proven in fresh processes"
