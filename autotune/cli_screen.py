@@ -48,13 +48,14 @@ def screen(
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
     from autotune import environment
     from autotune.catalog import load_catalog
+    from autotune.predicted import facts_of
     from autotune.preflight import study_space
     from autotune.probe import probe
     from autotune.screen.study import domains
 
     with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, engine):
         report = probe(environment.python(), platform=spec.device.platform)
-        space = study_space(spec, report, load_catalog(), None)
+        space = study_space(spec, report, load_catalog(), facts_of(engine.reference(), engine.job.topology))
         found = engine.run(domains(space), _named_sets(spec, report, every=recipes))
     typer.echo(found.model_dump_json() if as_json else "\n".join(_screen_lines(found)))
 

@@ -49,7 +49,7 @@ def status(
         table.add_row(*(str(row.get(k, "")) for k in ("run", "state", "trials", "failed", "time", "best", "sentence")))
     make_console().print(table)
     for row in rows:
-        for line in _worker_lines(row):
+        for line in (*([f"{row['run']}: {row['screen']}"] if row.get("screen") else ()), *_worker_lines(row)):
             make_console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -72,7 +72,8 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     """One run in plain figures."""
     from autotune.claims import list_workers
     from autotune.nodes import node_effects
-    from autotune.records import PREDICTED, ConclusionRecord, FloorResult, SessionRecord, TrialResult
+    from autotune.records import PREDICTED, ConclusionRecord, FloorResult, ScreenRecord, SessionRecord, TrialResult
+    from autotune.screening import describe_record
     from autotune.store import is_held
     from autotune.trials import incumbent
     from autotune.units import format_interval, format_ratio, format_seconds
@@ -89,8 +90,9 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
     steps = [r.prediction for r in results if r.prediction is not None and r.failure is None]
     predicted = min(steps, key=lambda p: p.ratio, default=None)
     shown = f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}" if best.ratio < 1 else "the default"
-    if predicted is not None:
-        shown = f"{format_ratio(predicted.ratio)} {PREDICTED}"
+    if store.spec.is_predicted:
+        shown = f"{format_ratio(predicted.ratio) if predicted else 'nothing yet'} {PREDICTED}"
+    screened = [line for record in store.of(ScreenRecord)[-1:] for line in describe_record(record)[:1]]
     return {
         "run": str(path),
         "name": store.spec.name,
@@ -101,6 +103,7 @@ def _status_of(store: Store, path: Path) -> dict[str, Any]:
         "time": format_seconds(max((r.at_s for r in records), default=0.0)),
         "best": shown,
         "is_predicted": store.spec.is_predicted,
+        "screen": screened[0] if screened else None,
         "workers": [{"worker": w.worker, "host": w.host, "state": w.state} for w in list_workers(path)],
         "nodes": [
             {"worker": n.worker, "host": n.host, "ratio": n.ratio, "low": n.low, "high": n.high, "is_slow": n.is_slow}

@@ -54,6 +54,11 @@ class Facts:
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
+def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
+    """The facts that a compiled reference tells."""
+    return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
+
+
 Narrow = Callable[[SearchSpace, Mapping[str, FlagSet]], SearchSpace]
 """Takes out of a space, with the sets that are tried first, what need not be searched."""
 
@@ -120,10 +125,7 @@ def run_predicted(
         view.stage("reference", f"compiled for {topology} {target.title}; {PREDICTED}")
         reference = model.reference()
         _record_reference(store, model, reference, view)
-        facts = Facts(
-            device_count=topology.device_count, mesh=model.program.mesh, layer_bytes=model.program.layer_bytes
-        )
-        proposer = make_proposer(facts, model.narrow)
+        proposer = make_proposer(facts_of(model.program, topology), model.narrow)
         results = _search(store, model, proposer, trials=trials, time_budget_s=time_budget_s, view=view)
         conclusion = _conclusion(store, reference, results)
         last = store.last(ConclusionRecord)
