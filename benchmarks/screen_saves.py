@@ -107,7 +107,7 @@ def all_points(screen: Screen, space: Mapping[str, Sequence[str]]) -> dict[str, 
         "settings": len(space),
         "dead": dead,
         "points": len(programs),
-        "screen_compilations": report.compiled_count,
+        "screen_compilations": report.compiled_count + report.cached_count,
         "points_without_dead_settings": len(kept),
         "distinct_programs": len(set(programs.values())),
         "measurements_saved": len(programs) - len(set(programs.values())),
@@ -254,7 +254,7 @@ def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, tri
 def main() -> None:
     """Runs the parts that are asked for, and keeps the others as they stand in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["measured", "all points", "replayed"])
+    parser.add_argument("parts", nargs="*", default=["all points", "measured", "replayed"])
     parser.add_argument("--trials", type=int, default=24, help="of the replayed study")
     args = parser.parse_args()
     versions = installed_versions()
@@ -265,11 +265,17 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = folder  # the study's own screen takes programs from there, and from nowhere else
         cache = default_cache_dir(environment.caller()) / "screen"
         with Compiler(job(None), cache_dir=cache) as cpu, Compiler(job(target), cache_dir=cache) as gpu:
-            on_cpu, on_gpu = (Screen(c, baseline=FlagSet(), catalog=catalog) for c in (cpu, gpu))
+
+            def screen(compiler: Compiler) -> Screen:
+                return Screen(compiler, baseline=FlagSet(), catalog=catalog)
+
             parts: dict[str, Callable[[], dict[str, Any]]] = {
-                "measured": lambda: measured(on_cpu, CPU_SPACE, Path(folder)),
-                "all points": lambda: {"cpu": all_points(on_cpu, CPU_SPACE), "8 H100": all_points(on_gpu, GPU_SPACE)},
-                "replayed": lambda: replayed(on_gpu, target, Path(folder), trials=args.trials),
+                "all points": lambda: {
+                    "cpu": all_points(screen(cpu), CPU_SPACE),
+                    "8 H100": all_points(screen(gpu), GPU_SPACE),
+                },
+                "measured": lambda: measured(screen(cpu), CPU_SPACE, Path(folder)),
+                "replayed": lambda: replayed(screen(gpu), target, Path(folder), trials=args.trials),
             }
             for name in args.parts:
                 found[name] = {"versions": versions, "load_1min": os.getloadavg()[0], **parts[name]()}
