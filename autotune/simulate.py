@@ -126,16 +126,21 @@ class Machine:
 
 
 class Process:
-    """A worker on the machine: its true step time, its constant effect and its own wander."""
+    """A worker on the machine: its true step time, its constant effect and its own wander.
 
-    def __init__(self, machine: Machine, *, step_s: float = 1.0) -> None:
+    Args:
+        machine: Where it runs.
+        step_s: Its true step time, seconds.
+        rng: What is its own is drawn from here; default: the machine's, in the order in which processes are made.
+    """
+
+    def __init__(self, machine: Machine, *, step_s: float = 1.0, rng: np.random.Generator | None = None) -> None:
         model = machine.model
+        rng = rng or machine.rng
         self.machine = machine
-        self._log_step = math.log(step_s) + model.process_sd * machine.rng.standard_normal(machine.shape)
+        self._log_step = math.log(step_s) + model.process_sd * rng.standard_normal(machine.shape)
         self._wander = (
-            _Wander(model.own_wander_sd, model.own_wander_steps, machine.rng, machine.shape)
-            if model.own_wander_sd
-            else None
+            _Wander(model.own_wander_sd, model.own_wander_steps, rng, machine.shape) if model.own_wander_sd else None
         )
 
     def run_block(self, count: int) -> Floats:

@@ -33,6 +33,7 @@ class ReplayLauncher:
         model = NOISE_MODELS[replay.noise] if isinstance(replay.noise, str) else NoiseModel(**replay.noise)
         self._replay = replay
         self._platform = platform
+        self._seed = seed
         self._machine = Machine(model, np.random.default_rng(seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
@@ -55,8 +56,12 @@ class ReplayLauncher:
         for entry in entries:
             step_s *= self._replay.effects.get(entry, 1.0)
         seen = sorted(e for e in entries if e not in self._replay.inert)
+        # Two are started at once by two threads: what each draws must not depend on which comes first.
+        own = np.random.default_rng(list(f"{self._seed}/{'/'.join(folder.parts[-2:])}".encode()))
         return ReplayWorker(
-            Process(self._machine, step_s=step_s), self._report(entries, seen, losses), delay_s=self._replay.delay_s
+            Process(self._machine, step_s=step_s, rng=own),
+            self._report(entries, seen, losses),
+            delay_s=self._replay.delay_s,
         )
 
     def close(self) -> None:
