@@ -246,6 +246,12 @@ def test_predicting_needs_an_entry_and_a_known_gpu(tmp_path: Path) -> None:
         cluster_of(parse_study({**STUDY, "screen": {"target": str(file)}}))
 
 
+def test_how_a_measured_study_is_screened_does_not_make_it_another_study() -> None:
+    base = {"name": "a", "workload": {"entry": "llama"}}
+    assert parse_study(base).identity == parse_study({**base, "screen": {"enabled": True}}).identity
+    assert parse_study(STUDY).identity != parse_study({**STUDY, "screen": {"target": "b200"}}).identity
+
+
 def test_cluster_of_a_study_for_64_gpus() -> None:
     spec = parse_study({**STUDY, "screen": {"target": "h100-sxm", "topology": "8x8"}})
     moved = predicted.moved(spec)
