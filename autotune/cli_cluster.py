@@ -42,21 +42,42 @@ def submit(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")] = None,
     effort: Annotated[str | None, typer.Option(help="How much measuring: quick, standard or full.")] = None,
     soak: Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")] = True,
+    k8s: Annotated[bool, typer.Option("--k8s", help="A Kubernetes Job instead; shown with --dry-run only.")] = False,
+    image: Annotated[str | None, typer.Option(help="With --k8s: the image that the pods run.")] = None,
+    claim: Annotated[str, typer.Option(help="With --k8s: the volume claim that all pods share.")] = "autotune",
+    mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
 ) -> None:
     """Runs a study as a SLURM job: a worker on each node, or trials over several nodes (`device.node_count`)."""
     from autotune import environment
+    from autotune.errors import StudyFileError
     from autotune.spec import load_study
     from autotune.submit import STORAGE_VARIABLE, JobRequest, Program, check_cluster, parse_time, render
     from autotune.submit import submit as submit_script
 
     spec = load_study(study)
     path = run_dir or Path("runs") / spec.name
+    options = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
+    if k8s:
+        from autotune.kubernetes import PodRequest, manifests, to_yaml
+
+        if image is None or not dry_run:
+            raise StudyFileError(
+                "a Kubernetes Job needs --image IMAGE and is shown, not submitted: call this with --dry-run, look at "
+                "it, and apply it with `kubectl apply -f -`"
+            )
+        pods = PodRequest(
+            image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
+            grace_s=parse_time(grace), claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
+            options=options, with_storage=storage is not None,
+        )  # fmt: skip
+        sys.stdout.write(to_yaml(manifests(spec, study.read_text(encoding="utf-8"), pods)))
+        return
     program = Program(
         # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
         python=container_python if container_image else environment.python(),
         study=study.resolve(),
         run_dir=path.resolve(),
-        options=shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak),
+        options=options,
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
