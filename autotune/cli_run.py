@@ -82,7 +82,7 @@ def run(
     from autotune.spec import Effort, load_study
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "objective": objective and objective.value},
+        "search": {"trials": trials, "time_budget": time_budget, "step_time": objective and objective.value},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }

@@ -180,7 +180,7 @@ class SearchSpec(_Section):
         symptoms: Symptoms whose groups are searched.
         known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
-        objective: ``measured`` step time, or the ``predicted`` one of compiled programs: no GPU is needed, nothing is
+        step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
             measured and nothing proven.
         objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
     """
@@ -193,7 +193,7 @@ class SearchSpec(_Section):
     symptoms: tuple[str, ...] = ()
     first: tuple[NamedSet, ...] = ()
     use_environment: bool = True
-    objective: Literal["measured", "predicted"] = "measured"
+    step_time: Literal["measured", "predicted"] = "measured"
     sampler: Literal["tpe", "random"] = "tpe"
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
@@ -346,7 +346,7 @@ class StudySpec(_Section):
             )
         if self.is_predicted and len(self.search.objectives) > 1:
             raise ValueError(
-                '`search.objective = "predicted"` is of step time alone: give no other `search.objectives`'
+                '`search.step_time = "predicted"` is of step time alone: give no other `search.objectives`'
             )
         told = {Objective.STEP_TIME, Objective.ENERGY, *((Objective.MEMORY,) if self.workload.hook else ())}
         if self.workload.command is not None and (untold := set(self.search.objectives) - told):
@@ -354,13 +354,13 @@ class StudySpec(_Section):
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
         if self.is_predicted and (self.workload.entry is None or self.replay is not None):
-            raise ValueError('`search.objective = "predicted"` needs a `workload.entry` to compile, and no [replay]')
+            raise ValueError('`search.step_time = "predicted"` needs a `workload.entry` to compile, and no [replay]')
         return self
 
     @property
     def is_predicted(self) -> bool:
         """Whether nothing is measured: a model says what compiled programs would take."""
-        return self.search.objective == "predicted"
+        return self.search.step_time == "predicted"
 
     @property
     def workload_hash(self) -> str:
@@ -382,11 +382,13 @@ class StudySpec(_Section):
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         if data["search"]["objectives"] == [Objective.STEP_TIME]:
             data["search"].pop("objectives")
+        if data["search"]["known_failures"]:
+            data["search"].pop("known_failures")
         screen = data.pop("screen")
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {key: screen[key] for key in ("target", "topology")}
         else:
-            data["search"].pop("objective")  # so that older runs keep their identity
+            data["search"].pop("step_time")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
             for key in ("memory_effects", "compile_effects"):

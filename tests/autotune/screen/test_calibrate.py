@@ -140,7 +140,7 @@ def test_runs_without_a_measurement_on_a_gpu_are_refused(tmp_path: Path, more: d
     spec = study(more.get("platform", "cuda"))
     if "predicted" in more:
         spec = spec.model_copy(
-            update={"replay": None, "search": spec.search.model_copy(update={"objective": "predicted"})}
+            update={"replay": None, "search": spec.search.model_copy(update={"step_time": "predicted"})}
         )
     store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
     with pytest.raises(StudyFileError, match="measured on GPUs"):

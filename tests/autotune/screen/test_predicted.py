@@ -38,7 +38,7 @@ STUDY: dict[str, Any] = {
     "name": "foretold",
     "workload": {"entry": "llama"},
     "device": {"platform": "cuda", "count": 8},
-    "search": {"objective": "predicted", "use_environment": False, "startup_trials": 3},
+    "search": {"step_time": "predicted", "use_environment": False, "startup_trials": 3},
     "screen": {"target": "h100-sxm", "topology": "8"},
 }
 
