@@ -38,7 +38,7 @@ def start(folder: Path, name: str, url: str) -> subprocess.Popen[bytes]:
 def test_four_workers_lose_the_database_and_one_of_them_and_every_count_is_exact(
     postgres: Postgres, tmp_path: Path
 ) -> None:
-    write(tmp_path, trials=21, delay_s=0.05)
+    write(tmp_path, trials=17, delay_s=0.03)
     run = tmp_path / "run"
     workers = [start(tmp_path, f"w{i}", postgres.url) for i in range(4)]  # all at once, on an empty database
     try:
@@ -54,8 +54,8 @@ def test_four_workers_lose_the_database_and_one_of_them_and_every_count_is_exact
             worker.kill()
             worker.wait()
     assert not marked(str(tmp_path))
-    is_whole(run, trials=21)
-    assert sorted(numbers(postgres.url)) == list(range(1, 22))
+    is_whole(run, trials=17)
+    assert sorted(numbers(postgres.url)) == list(range(1, 18))
 
 
 def numbers(url: str) -> list[int]:

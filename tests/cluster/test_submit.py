@@ -203,7 +203,7 @@ def test_run_inside_an_allocation_uses_all_of_its_nodes(slurm: Slurm, allocate: 
 def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_job(
     slurm: Slurm, allocate: Allocate, tmp_path: Path
 ) -> None:
-    write(tmp_path, SPANNING, trials=3)
+    write(tmp_path, SPANNING, trials=2)
     env = {**allocate(2), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "autotune", "run", "study.toml", "--run-dir", "run"]
     driver = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -217,7 +217,7 @@ def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_j
     slurm.call("scancel", env["SLURM_JOB_ID"])
     job = submit(slurm, tmp_path, "--nodes", "2", "--gpus-per-node", "8", "--time", "10m")
     assert ended(slurm, job, limit_s=200) == "COMPLETED", logs(tmp_path)
-    is_whole(tmp_path / "run", trials=3)
+    is_whole(tmp_path / "run", trials=2)
     measured = [r.worker.process_count for r in Store.open(tmp_path / "run").of(TrialResult) if r.worker is not None]
     assert set(measured) == {2}
     assert not marked(str(tmp_path))
