@@ -106,13 +106,21 @@ class Bench:
 
         Raises:
             WorkerFailed: If it never became ready.
+            NodeLostError: If nodes that it needs are gone.
         """
         merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
                 return self._launcher.start(merged, folder, progress=self.watcher.phase)
             except WorkerFailed as error:
-                if not error.infrastructure or attempt == INFRASTRUCTURE_RETRIES:
+                if not error.infrastructure:
+                    raise
+                if attempt == INFRASTRUCTURE_RETRIES:
+                    if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
+                        raise NodeLostError(
+                            f"all nodes of this driver must start trials but: {error}; everything so far is in "
+                            f"{self.store.path}; run the same command again on other nodes, and it goes on"
+                        ) from error
                     raise
                 self.store.append(IncidentRecord(what=f"start tried again after: {error}"))
                 time.sleep(0.5 * (attempt + 1))
@@ -129,8 +137,7 @@ class Bench:
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
-                lost = error.failure.kind is FailureKind.NODE_LOST
-                raise (NodeLostError if lost else LaunchError)(reference_failed(self.spec.baseline, error)) from error
+                raise LaunchError(reference_failed(self.spec.baseline, error)) from error
         return self._reference
 
     @property

@@ -180,22 +180,6 @@ def test_a_node_that_loses_power_is_no_fault_of_the_settings(slurm: Slurm, alloc
         slurm.wait_until_back("127.0.0.2")
 
 
-def test_a_node_taken_down_by_its_administrator_is_named(slurm: Slurm, allocate: Allocate, start: Start) -> None:
-    base = allocate(2)
-    worker = start(two_nodes(measure={"block_limit_s": 20}), base)
-    try:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=down", "reason=test")
-        with pytest.raises(WorkerFailed, match=r"lost a node \(127\.0\.0\.2") as error:
-            worker.run_block(200_000)
-        assert error.value.infrastructure
-        with pytest.raises(WorkerFailed, match=r"127\.0\.0\.2") as again:
-            start(two_nodes(), base)
-        assert (again.value.failure.kind, again.value.infrastructure) == (FailureKind.NODE_LOST, True)
-    finally:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=resume", check=False)
-        slurm.wait_until_back("127.0.0.2")
-
-
 def test_a_job_that_is_over_refuses_steps_in_srun_s_own_words(slurm: Slurm, allocate: Allocate, start: Start) -> None:
     base = allocate(2)
     slurm.call("scancel", base["SLURM_JOB_ID"])
