@@ -9,9 +9,12 @@ import contextlib
 import ctypes
 import os
 import re
+import struct
 import sys
 from pathlib import Path
 from typing import Any
+
+ET_EXEC, SHT_DYNSYM = 2, 11
 
 
 def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
@@ -61,23 +64,19 @@ def _tree(root: int) -> list[int]:
 
 
 def _present_environment(pid: int, maps: str) -> dict[str, str]:
-    """Reads the environment out of another process that uses the same C library.
+    """Reads the environment out of another process.
 
     Raises:
         OSError: If the kernel does not let us.
-        ValueError: If the process has another C library, or its memory makes no sense.
+        ValueError: If its C library is not found, or its memory makes no sense.
     """
-    library, offset = _environ_symbol()
-    there = _base_of(library, maps)
-    if there is None:
-        raise ValueError("it uses another C library than this interpreter")
     width = ctypes.sizeof(ctypes.c_void_p)
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
 
         def word(address: int) -> int:
             return int.from_bytes(os.pread(memory.fileno(), width, address), sys.byteorder)
 
-        array = word(there + offset)
+        array = word(_environ_address(pid, maps))
         values: dict[str, str] = {}
         for i in range(10_000):
             address = word(array + i * width)
@@ -103,17 +102,50 @@ def _string(memory: int, address: int) -> str:
     raise ValueError("a string in its environment has no end")
 
 
-def _environ_symbol() -> tuple[str, int]:
-    """The C library's file, and how far from its beginning in memory the symbol ``environ`` lies."""
-    address = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ"))
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    for line in maps.splitlines():
-        found = re.search(r"(/\S*/(?:libc[.-]|ld-musl)\S*)$", line)
-        if found:
-            base = _base_of(found.group(1), maps)
-            assert base is not None
-            return found.group(1), address - base
-    raise ValueError("this interpreter's C library was not found")
+def _environ_address(pid: int, maps: str) -> int:
+    """Where the variable ``environ`` lies in a process.
+
+    A program that is not position-independent, such as Debian's Python, has a copy of its own (a "copy relocation",
+    see the System V ABI), and everybody uses that; else it is the C library's.
+
+    Raises:
+        ValueError: If neither has one.
+    """
+    files = [(Path(f"/proc/{pid}/exe"), str(Path(f"/proc/{pid}/exe").readlink()))]
+    library = re.search(r"(/\S*/(?:libc[.-]|ld-musl)\S*)$", maps, re.MULTILINE)
+    if library:
+        files.append((Path(f"/proc/{pid}/root{library[1]}"), library[1]))
+    for file, name in files:
+        found = elf_symbol(file.read_bytes(), b"environ")
+        if found is not None:
+            value, is_absolute = found
+            base = 0 if is_absolute else _base_of(name, maps)
+            if base is not None:
+                return base + value
+    raise ValueError("neither it nor its C library holds the variable `environ`")
+
+
+def elf_symbol(data: bytes, wanted: bytes) -> tuple[int, bool] | None:
+    """A symbol that a 64-bit little-endian ELF file defines for others: its value, and whether that is absolute.
+
+    See elf(5): of the dynamic symbol table. None if the file defines no such symbol.
+    """
+    if data[:6] != b"\x7fELF\x02\x01":
+        return None
+    (kind,) = struct.unpack_from("<H", data, 16)
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * size) for i in range(count)]
+    for section in sections:
+        if section[1] != SHT_DYNSYM:
+            continue
+        names = sections[section[6]]
+        for offset in range(section[4], section[4] + section[5], 24):
+            name, _, _, where, value, _ = struct.unpack_from("<IBBHQQ", data, offset)
+            start = names[4] + name
+            if where and data[start : start + len(wanted) + 1] == wanted + b"\0":
+                return value, kind == ET_EXEC
+    return None
 
 
 def _base_of(library: str, maps: str) -> int | None:
