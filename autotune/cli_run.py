@@ -301,7 +301,7 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
         console.print(
             f"not settled: {promising[0].settings}; about {promising[1]} fresh pairs of processes may settle it: set "
             f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen",
-            highlight=False, soft_wrap=True,
+            highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
