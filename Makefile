@@ -17,7 +17,7 @@ test-slow: $(VENV)/.tested
 
 # Wheels that compile for GPUs on a machine without one (about 570 MB), and the tests that need them.
 test-screen: $(VENV)/.screen
-	$(BIN)/python -m pytest -n 2 -m "aot and not slow" --timeout 900
+	$(BIN)/python -m pytest -n 2 -m aot --timeout 900
 
 # Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL. Root on Debian installs what is missing.
 test-cluster: $(VENV)/.tested
