@@ -26,7 +26,7 @@ from autotune.probe import ProbeReport, probe
 from autotune.recipes import find_recipe
 from autotune.records import Objective, WorkerReport
 from autotune.screening import Screening
-from autotune.search import Proposer
+from autotune.search import Proposer, open_mirror
 from autotune.space import SearchSpace, build_space
 from autotune.spec import StudySpec
 from autotune.store import Store
@@ -91,7 +91,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
-        StudyFileError: If energy is an objective and nothing counts it.
+        StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
     catalog = load_catalog()
@@ -101,6 +101,8 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     _refuse(spec, report, catalog)
     _refuse_uncounted_energy(spec)
     study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
+    if storage is not None:
+        open_mirror(spec, storage)  # a mistyped URL must not wait for it either
     first = _first_sets(spec, report, catalog, note)
     return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
 

@@ -72,8 +72,7 @@ class Proposer:
         self._worst = [0.0 for _ in self._objectives]
         # Questions are asked of a study in memory, so that the storage holds finished trials only.
         self._study = optuna.create_study(directions=["minimize" for _ in self._objectives])
-        name = f"{spec.name}-{spec.identity}"
-        self._mirror = Mirror(storage, name, objectives=len(self._objectives)) if storage else None
+        self._mirror = open_mirror(spec, storage) if storage else None
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
@@ -199,6 +198,15 @@ class Proposer:
                     values[parameter.name] = internal
                     distributions[parameter.name] = distribution
         return values, distributions
+
+
+def open_mirror(spec: StudySpec, storage: str) -> Mirror:
+    """The copy of a study in an Optuna storage.
+
+    Raises:
+        StudyFileError: If the storage cannot be opened.
+    """
+    return Mirror(storage, f"{spec.name}-{spec.identity}", objectives=len(spec.search.objectives))
 
 
 def _seed(text: str) -> int:

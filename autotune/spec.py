@@ -36,6 +36,11 @@ SettingValue = bool | int | float | str
 Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 
 
+def _duration_or_none(value: str | float) -> float:
+    """Seconds of a duration that may be 0, for none."""
+    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
+
+
 class Effort(StrEnum):
     """How much measuring a study may spend; scales the caps of `[measure]` and `[confirm]`."""
 
@@ -275,7 +280,7 @@ class ConfirmSpec(_Section):
     processes: Annotated[int, Field(ge=3, le=100)] = 5
     pairs: Annotated[int, Field(ge=4, le=1000)] = 20
     minimise: bool = True
-    soak: Literal[0] | Seconds = 60.0
+    soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
 
 
@@ -464,7 +469,9 @@ def _explain(error: Any, data: dict[str, Any]) -> str:
     got = error.get("input")
     shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {got!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"`{key}` must be: {message}{shown}"
+    if not location:  # of the study as a whole; such a message names its keys itself
+        return str(message)
+    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
 
 
 def _legal_keys(location: list[Any]) -> list[str]:

@@ -203,6 +203,7 @@ def test_illegal_options(study: Path) -> None:
     assert "must be reachable" in refused(
         study.parent, "run", "typed.toml", "--storage", "postgresql://nobody@127.0.0.1:1/x"
     )
+    assert not (study.parent / "runs").exists()  # nothing was started for a storage that is not there
 
 
 def test_a_trial_that_does_not_exist(finished: Path) -> None:

@@ -120,3 +120,21 @@ def test_every_study_of_the_repository_is_legal(path: Path) -> None:
 def test_spec_survives_json() -> None:
     spec = parse_study({**MINIMAL, "baseline": {"xla_a": True}, "search": {"settings": {"xla_b": [1, 2]}}})
     assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_soak_may_be_nothing_but_not_less() -> None:
+    study = {"name": "s", "workload": {"entry": "llama"}}
+    assert parse_study({**study, "confirm": {"soak": 0}}).confirm.soak == 0
+    assert parse_study({**study, "confirm": {"soak": "2m"}}).confirm.soak == 120
+    with pytest.raises(StudyFileError) as caught:
+        parse_study({**study, "confirm": {"soak": "-3s"}})
+    assert str(caught.value).count("soak") == 1
+    assert str(caught.value).count("but got") == 1
+
+
+def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() -> None:
+    study = {"name": "s", "workload": {"entry": "llama"}, "search": {"step_time": "predicted"}, "replay": {}}
+    with pytest.raises(StudyFileError) as caught:
+        parse_study(study)
+    assert "``" not in str(caught.value)
+    assert "`search.step_time" in str(caught.value)
