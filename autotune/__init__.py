@@ -9,19 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.api import Study as Study
-    from autotune.api import compare as compare
-    from autotune.api import load as load
+    from autotune.model import NotComparableError as NotComparableError
+    from autotune.results import Study as Study
+    from autotune.results import compare as compare
+    from autotune.results import load as load
 
-_OFFERED = ("Study", "compare", "load")
+_OFFERED = ("NotComparableError", "Study", "compare", "load")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from autotune import api
+    from autotune import model, results
 
-    return getattr(api, name)
+    return getattr(model if name == "NotComparableError" else results, name)
 
 
 def __dir__() -> list[str]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.intervals import Floats, hodges_lehmann
-from autotune.simulate import Machine, NoiseModel, Process
-from autotune.stats import Estimate, Sandwich, confirm, estimate_runs, estimate_sandwiches
+from autotune.stats.estimates import Estimate, Sandwich, confirm, estimate_runs, estimate_sandwiches
+from autotune.stats.intervals import Floats, hodges_lehmann
+from autotune.stats.simulate import Machine, NoiseModel, Process
 from benchmarks.studies import (
     CONFIRM_PAIRS,
     FINALISTS,

@@ -30,22 +30,22 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune import environment, measure
-from autotune.catalog import load_catalog
-from autotune.check import check_settings
-from autotune.evaluate import Bench
-from autotune.flags import FlagSet
-from autotune.launch.base import WorkerFailed
-from autotune.launch.local import LocalLauncher
-from autotune.pipeline import run_study
-from autotune.preflight import prepare
-from autotune.probe import probe
-from autotune.records import ConclusionRecord, FinalistResult, FloorResult, TrialResult, TrialStatus
-from autotune.spec import parse_study
-from autotune.stats import estimate_pairs
-from autotune.store import Stopwatch, Store
-from autotune.telemetry import open_watch
-from autotune.view import LineView
+from autotune.cli.live import LineView
+from autotune.machine import environment
+from autotune.machine.telemetry import open_watch
+from autotune.model import Stopwatch
+from autotune.model.clock import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord, FinalistResult, FloorResult
+from autotune.model.spec import parse_study
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.rundir.store import Store
+from autotune.settings.catalog import load_catalog
+from autotune.settings.check import check_settings
+from autotune.settings.probe import probe_build
+from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, run_study
+from autotune.workers.base import WorkerFailed
+from autotune.workers.local import LocalLauncher
 
 STUDY = """
 name = "gpu-acceptance"
@@ -145,7 +145,7 @@ class Report:
         self._path = path
         self._began = time.monotonic()
         self._budget_s = budget_s
-        self.data: dict[str, Any] = {"provenance": environment.provenance(), "budget_s": budget_s, "parts_s": {}}
+        self.data: dict[str, Any] = {"provenance": environment.make_provenance(), "budget_s": budget_s, "parts_s": {}}
 
     @property
     def left_s(self) -> float:
@@ -174,12 +174,12 @@ class Report:
 
 def machine(plan: Plan, folder: Path) -> dict[str, Any]:
     """The GPUs as NVML shows them, and what the installed build says of the study's settings."""
-    watch = open_watch(environment.caller())
+    watch = open_watch(environment.caller_environment())
     watch.look(folder)
     file = folder / "telemetry.jsonl"
     samples = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     platform: Any = plan.platform
-    report = probe(environment.python(), platform=platform)
+    report = probe_build(environment.driver_python(), platform=platform)
     verdicts = {}
     for name, settings in plan.sets.items():
         found = list(check_settings(FlagSet(settings), report, load_catalog()))
@@ -200,7 +200,7 @@ def workload(plan: Plan, entry: str, options: dict[str, Any], count: int, folder
             "measure": {"start_limit_s": 100, "block_limit_s": 40, "check_steps": 3, "warmup_steps": 3},
         }
     )
-    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller(), watch=Stopwatch())
+    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller_environment(), watch=Stopwatch())
     place = folder / entry.replace(":", ".")
     place.mkdir(exist_ok=True)
     try:
@@ -252,16 +252,18 @@ def study_text(plan: Plan, verdicts: Mapping[str, Any], count: int) -> str:
     )
 
 
-def study(text: str, folder: Path, budget_s: float, console: Console) -> tuple[dict[str, Any], Store, Bench]:
+def begin(text: str, folder: Path, budget_s: float | None, console: Console) -> StudyRun:
+    """A session of the short study, made or gone on with."""
+    spec, watch = parse_study(tomllib.loads(text)), Stopwatch()
+    spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
+    view = LineView(console, watch)
+    return new_run(spec, folder / "run", study_dir=folder, view=view, watch=watch, command=sys.argv)
+
+
+def study(text: str, folder: Path, budget_s: float, console: Console) -> tuple[dict[str, Any], Store]:
     """The short study, as a user would run it."""
-    spec = parse_study(tomllib.loads(text))
-    ready = prepare(spec, storage=None, note=lambda line: console.print(line, highlight=False))
-    store = Store.create_or_resume(folder / "run", spec, study_dir=folder)
-    view = LineView(console, store.watch)
-    bench = ready.bench(store, view)
-    conclusion = run_study(
-        store, bench, ready.proposer, trials=spec.search.trials, time_budget_s=budget_s, view=view, command=sys.argv
-    )
+    session = begin(text, folder, budget_s, console)
+    conclusion, store, spec = run_study(session), session.store, session.spec
     records = [json.loads(r.model_dump_json(exclude_none=True)) for r in store.records()]
     raw = {
         r.directory: [json.loads(p.model_dump_json()) for p in store.pairs(r.directory)]
@@ -269,12 +271,15 @@ def study(text: str, folder: Path, budget_s: float, console: Console) -> tuple[d
         if r.directory
     }
     found = {"spec": spec.model_dump(mode="json"), "sentence": conclusion.sentence, "records": records, "pairs": raw}
-    return found, store, bench
+    return found, store
 
 
-def equal_programs(store: Store, bench: Bench, report: Report, reserve_s: float) -> list[dict[str, Any]]:
+def equal_programs(session: StudyRun, report: Report, reserve_s: float) -> list[dict[str, Any]]:
     """Sets whose program has the reference's fingerprint, measured in turns all the same."""
     rows = []
+    probe(session)
+    noise_floor(session)
+    store, sesoi = session.store, session.spec.measure.smallest_effect
     same = [r for r in store.of(TrialResult) if r.status is TrialStatus.SAME_PROGRAM]
     starts = [r.worker.start_s for r in same if r.worker] or [30.0]
     try:
@@ -282,19 +287,11 @@ def equal_programs(store: Store, bench: Bench, report: Report, reserve_s: float)
             if report.left_s < reserve_s + 2.5 * max(starts) + 10:
                 break
             folder = store.folder("floor", f"equal-{result.number}")
-            candidate = bench.start(result.settings, folder)
-            try:
-                sesoi = store.spec.measure.smallest_effect
-                pairs, _ = bench.run_turns(
-                    bench.reference(),
-                    candidate,
-                    folder,
-                    name=f"equal-{result.number}",
-                    stop=measure.fixed(16, sesoi=sesoi),
-                )
-            finally:
-                candidate.close()
-            found = estimate_pairs([measure.log_ratio(p) for p in pairs])
+            measured: Compared[None] = session.comparer.compare(
+                result.settings, folder, name=f"equal-{result.number}", rule=fixed(16, sesoi=sesoi)
+            )
+            assert measured.comparison is not None
+            found = measured.comparison.estimate
             rows.append(
                 {
                     "settings": dict(result.settings),
@@ -304,16 +301,16 @@ def equal_programs(store: Store, bench: Bench, report: Report, reserve_s: float)
                 }
             )
     finally:
-        bench.close()
+        session.close()
     return rows
 
 
 def screened(text: str, folder: Path, target: str | None, limit_s: float) -> dict[str, Any]:
     """What compiling alone says of the study's sets."""
     (folder / "study.toml").write_text(text, encoding="utf-8")
-    command = [environment.python(), "-m", "autotune", "screen", str(folder / "study.toml"), "--json"]
+    command = [environment.driver_python(), "-m", "autotune", "screen", str(folder / "study.toml"), "--json"]
     command += ["--target", target, "--topology", "1x1"] if target else []
-    env = {**environment.caller(), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    env = {**environment.caller_environment(), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=max(10, limit_s), check=False, env=env)
     if done.returncode != 0:
         return {"error": done.stderr[-2000:]}
@@ -347,7 +344,7 @@ def agreement(store: Store, found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def target_of(gpus: list[dict[str, Any]]) -> str | None:
     """The name under which the screen knows this GPU, or None."""
-    from autotune.screen.targets import target_names
+    from autotune.compiler.targets import target_names
 
     name = str(gpus[0]["name"]).lower().replace(" ", "-") if gpus else ""
     known = sorted(target_names(), key=len, reverse=True)
@@ -374,22 +371,21 @@ def main() -> int:
         text = study_text(plan, found["settings"], arguments.count)
         reserve_s = max(plan.smallest_s, 0.55 * arguments.budget)
         report.part("workloads", lambda: workloads(plan, arguments.count, folder, report, reserve_s, console))
-        stores: list[tuple[Store, Bench]] = []
+        stores: list[Store] = []
 
         def run() -> dict[str, Any]:
-            result, store, bench = study(text, folder, max(plan.smallest_s, 0.75 * report.left_s), console)
-            stores.append((store, bench))
+            result, store = study(text, folder, max(plan.smallest_s, 0.75 * report.left_s), console)
+            stores.append(store)
             return result
 
         report.part("study", run)
         if not stores:
             return 1
-        store, bench = stores[0]
-        report.part("equal_programs", lambda: equal_programs(store, bench, report, 0.1 * arguments.budget))
+        store, session = stores[0], begin(text, folder, None, console)
+        report.part("equal_programs", lambda: equal_programs(session, report, 0.1 * arguments.budget))
         gpus = found["gpus"] if plan.platform == "cuda" else []
         said = report.part("screen", lambda: screened(text, folder, target_of(gpus), report.left_s - 5))
         report.part("agreement", lambda: agreement(store, said))
-        store.close()
         conclusion, finalists = store.last(ConclusionRecord), store.of(FinalistResult)
     console.print(
         f"{conclusion.sentence if conclusion else 'no conclusion'} ({len(finalists)} finalists)", highlight=False

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError
-from autotune.records import SCHEMA_VERSION
-from autotune.screen.calibrate import hold
-from autotune.screen.plugin import installed_versions
-from autotune.spec import StudySpec
-from autotune.store import RECORDS, STUDY, Store
+from autotune.compiler.calibrate import check_predictions
+from autotune.compiler.plugin import compiler_versions
+from autotune.model.errors import AutotuneError
+from autotune.model.records import SCHEMA_VERSION
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import RECORDS, STUDY, Store
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 def of_run(store: Store) -> dict[str, Any]:
     """One run: the figures of every program, and how well the orders agree."""
     try:
-        found = hold(store, progress=lambda what: print(what[:120], flush=True))
+        found = check_predictions(store, progress=lambda what: print(what[:120], flush=True))
     except AutotuneError as error:
         return {"cannot": str(error)}
     rows = [
@@ -70,7 +70,7 @@ def main() -> None:
         stores = {str(run): Store.open(run) for run in args.runs} | dict(acceptance_runs(Path(folder)))
         found = {name: of_run(store) for name, store in stores.items()}
     data = {
-        "versions": installed_versions(),
+        "versions": compiler_versions(),
         "runs": found,
         "note": "" if found else "no measurement on a GPU lies here: no rank correlation can be given",
     }

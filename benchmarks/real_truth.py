@@ -14,30 +14,29 @@ The extra work is calibrated by paired turns, so that it is that share on this m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from autotune import environment, measure
-from autotune.confirm import prove
-from autotune.evaluate import Bench
-from autotune.flags import FlagSet
-from autotune.pipeline import run_study
-from autotune.preflight import prepare
-from autotune.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
-from autotune.spec import StudySpec, parse_study
-from autotune.stats import estimate_pairs
-from autotune.store import Store
-from autotune.view import LineView
+from autotune.cli.live import LineView
+from autotune.machine import environment
+from autotune.model import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, prove, run_study
 
 HERE = Path(__file__).parent
 VARIABLE = "PLANTED_ITERATIONS"
@@ -83,17 +82,25 @@ def _burn(seed: int) -> None:
         time.sleep(rng.uniform(0.1, 2.0))
 
 
-def run(spec: StudySpec, then: Callable[[Store, Bench], dict[str, Any]]) -> dict[str, Any]:
-    """Runs one study whole; gives its figures, and what `then` finds on the same bench."""
+def begin(spec: StudySpec, folder: str, console: Console | None = None) -> StudyRun:
+    """A session of a study in a folder, made or gone on with."""
+    watch = Stopwatch()
+    view = LineView(console or Console(width=160, no_color=True, stderr=True), watch)
+    return new_run(spec, Path(folder) / "run", study_dir=HERE, view=view, watch=watch)
+
+
+def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
+    """Runs one study whole; gives its figures, and the proof of `slow` in the same run directory."""
     with tempfile.TemporaryDirectory() as folder:
-        ready = prepare(spec, storage=None, note=lambda text: None)
-        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
-        view = LineView(Console(width=160, no_color=True, stderr=True), store.watch)
-        bench = ready.bench(store, view)
-        conclusion = run_study(store, bench, ready.proposer, trials=spec.search.trials, time_budget_s=None, view=view)
-        found = {**describe(store, conclusion), **then(store, bench)}
-        bench.close()
-        store.close()
+        study_run = begin(spec, folder)
+        conclusion = run_study(study_run)
+        found = describe(study_run.store, conclusion)
+        if slow is not None:
+            with contextlib.closing(begin(spec, folder)) as again:
+                probe(again)
+                noise_floor(again)
+                proven = prove(again, [(1, slow)], stage="slowdown")[0]
+            found["proof"] = {"verdict": str(proven.verdict), "estimate": _interval(proven.estimate)}
         return found
 
 
@@ -129,20 +136,16 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
     """Iterations that cost `effect` of a step: from the cost of many, measured in turns."""
     spec = study("calibrate", candidates=[{VARIABLE: str(large)}], baseline={})
     with tempfile.TemporaryDirectory() as folder:
-        ready = prepare(spec, storage=None, note=lambda text: None)
-        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
-        bench = ready.bench(store, LineView(Console(quiet=True), store.watch))
-        candidate = bench.start(FlagSet({VARIABLE: str(large)}), store.folder("trials", "large"))
-        pairs, _ = bench.run_turns(
-            bench.reference(),
-            candidate,
-            store.folder("trials", "large"),
-            name="c",
-            stop=measure.fixed(30, sesoi=0.005),
-        )
-        bench.close()
-        store.close()
-    ratio = estimate_pairs([measure.log_ratio(p) for p in pairs]).ratio
+        with contextlib.closing(begin(spec, folder, Console(quiet=True))) as session:
+            probe(session)
+            found: Compared[None] = session.comparer.compare(
+                FlagSet({VARIABLE: str(large)}),
+                session.store.folder("trials", "large"),
+                name="c",
+                rule=fixed(30, sesoi=0.005),
+            )
+    assert found.comparison is not None
+    ratio = found.comparison.estimate.ratio
     iterations = max(1, round(large * effect / (ratio - 1.0)))
     print(f"{large} iterations cost {ratio - 1.0:.1%} of a step, so {effect:.1%} is {iterations}")
     return iterations
@@ -151,16 +154,13 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
 def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[str, Any]:
     """Only the proof that the extra work is slower: fresh pairs of processes, so many pairs of blocks in each."""
     spec = study("proof", candidates=[{VARIABLE: str(iterations)}], baseline={})
-    spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update={"pairs": pairs})})
-    with tempfile.TemporaryDirectory() as folder:
-        ready = prepare(spec, storage=None, note=lambda text: None)
-        store = Store.create_or_resume(Path(folder) / "run", spec, study_dir=HERE)
-        bench = ready.bench(store, LineView(Console(width=160, no_color=True, stderr=True), store.watch))
-        bench.loss_tolerance = 1e-3
-        found = prove(bench, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown", processes=processes)[0]
-        runs = [r.log_ratio for r in store.of(ConfirmRun)]
-        bench.close()
-        store.close()
+    sizes = {"pairs": pairs, "processes": processes}
+    spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(begin(spec, folder)) as session:
+        probe(session)
+        session.bench.loss_tolerance = 1e-3
+        found = prove(session, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown")[0]
+        runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {
         "iterations": iterations,
         "pairs": pairs,
@@ -187,30 +187,24 @@ def main() -> None:
         with bursts(arguments.seed):
             iterations = arguments.iterations or calibrate(arguments.effect)
             found = proof_of_slowdown(iterations, pairs=arguments.proof, processes=arguments.processes)
-        proof = {"provenance": environment.provenance(), "effect": arguments.effect, **found}
+        proof = {"provenance": environment.make_provenance(), "effect": arguments.effect, **found}
         arguments.out.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
         print(proof)
         return
     both = arguments.aa == arguments.planted
-    result: dict[str, Any] = {"provenance": environment.provenance(), "effect": arguments.effect}
+    result: dict[str, Any] = {"provenance": environment.make_provenance(), "effect": arguments.effect}
     with bursts(arguments.seed):
         if arguments.aa or both:
             identical = [{LABEL: str(i)} for i in range(12)]
-            result["identical"] = run(study("identical", candidates=identical, baseline={}), lambda s, b: {})
+            result["identical"] = run(study("identical", candidates=identical, baseline={}))
         if arguments.planted or both:
             extra = str(calibrate(arguments.effect))
             result["iterations"] = int(extra)
             result["speed_up"] = run(
-                study("speed-up", candidates=[{VARIABLE: "0"}, {LABEL: "1"}], baseline={VARIABLE: extra}),
-                lambda s, b: {},
+                study("speed-up", candidates=[{VARIABLE: "0"}, {LABEL: "1"}], baseline={VARIABLE: extra})
             )
             slow = FlagSet({VARIABLE: extra})
-
-            def prove_slow(store: Store, bench: Bench) -> dict[str, Any]:
-                found = prove(bench, [(1, slow)], stage="slowdown", processes=5)[0]
-                return {"proof": {"verdict": str(found.verdict), "estimate": _interval(found.estimate)}}
-
-            result["slow_down"] = run(study("slow-down", candidates=[dict(slow)], baseline={}), prove_slow)
+            result["slow_down"] = run(study("slow-down", candidates=[dict(slow)], baseline={}), slow)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name in ("identical", "speed_up", "slow_down"):
         if name in result:

@@ -15,16 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.catalog import load_catalog
-from autotune.flags import FlagSet
-from autotune.migrate import for_build
-from autotune.probe import probe
-from autotune.recipes import load_recipes
-from autotune.screen import program as programs
-from autotune.screen.compiler import CompileJob, compile_sets
-from autotune.screen.predict import predict
-from autotune.screen.program import CompileResult
-from autotune.screen.targets import load_target, parse_topology
+from autotune.compiler import program as programs
+from autotune.compiler.compiler import CompileJob, compile_sets
+from autotune.compiler.predict import predict_step
+from autotune.compiler.program import CompileResult
+from autotune.compiler.targets import load_target, parse_topology
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_catalog
+from autotune.settings.migrate import for_build
+from autotune.settings.probe import probe_build
+from autotune.settings.recipes import load_recipes
 
 RESULTS = Path(__file__).parent / "results"
 MORE = {
@@ -54,7 +54,7 @@ def main() -> None:
     mesh = {"data": topology.device_count // args.fsdp, "fsdp": args.fsdp}
     options = {"mesh": mesh, "batch": args.batch_per_device * topology.device_count, "seq": args.seq}
     job = CompileJob(entry=args.entry, options=options, target=load_target(args.target), topology=topology)
-    report, catalog = probe(sys.executable, platform="cuda"), load_catalog()
+    report, catalog = probe_build(sys.executable, platform="cuda"), load_catalog()
     named = {"reference": FlagSet()}
     named |= {name: for_build(FlagSet(s), report, catalog) for name, s in MORE.items()}
     named |= {name: for_build(r.settings, report, catalog) for name, r in load_recipes().items()}
@@ -112,7 +112,7 @@ def _figures(result: CompileResult, args: argparse.Namespace) -> dict[str, Any]:
     if result.failure is not None:
         return {**shared, "failure": result.failure.kind, "message": result.failure.message}
     assert result.program is not None
-    predicted = predict(result.program, load_target(args.target), parse_topology(args.topology))
+    predicted = predict_step(result.program, load_target(args.target), parse_topology(args.topology))
     return {
         **shared,
         "fingerprint": result.program.fingerprint,

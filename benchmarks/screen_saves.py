@@ -16,7 +16,6 @@ Writes ``benchmarks/results/screen_saves_JAXLIB.json``.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import itertools
 import json
@@ -29,29 +28,26 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune import environment, measure
-from autotune.catalog import load_catalog
-from autotune.evaluate import Bench
-from autotune.flags import FlagSet
-from autotune.launch.base import Progress
-from autotune.launch.local import LocalLauncher
-from autotune.launch.replay import ReplayLauncher, ReplayWorker
-from autotune.parameters import Parameter, SearchSpace
-from autotune.pipeline import run_study
-from autotune.probe import default_cache_dir
-from autotune.records import TrialResult, WorkerReport
-from autotune.screen.classify import Effect, Screen
-from autotune.screen.compiler import CompileJob, Compiler
-from autotune.screen.plugin import installed_versions
-from autotune.screen.predict import predict
-from autotune.screen.targets import Target, load_target, parse_topology
-from autotune.screening import Screening
-from autotune.search import Proposer
-from autotune.simulate import Process
-from autotune.spec import StudySpec, parse_study
-from autotune.stats import estimate_pairs
-from autotune.store import Store
-from autotune.view import LineView
+from autotune.cli.live import LineView
+from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.plugin import compiler_versions
+from autotune.compiler.predict import predict_step
+from autotune.compiler.targets import Target, load_target, parse_topology
+from autotune.compiler.verdicts import Effect, Screen
+from autotune.machine import caller_environment, environment
+from autotune.machine.environment import default_cache_dir
+from autotune.model import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.settings.catalog import load_catalog
+from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.stats.simulate import Process
+from autotune.study import Compared, StudyRun, fixed, probe, run_study
+from autotune.workers.base import Progress
+from autotune.workers.local import LocalLauncher
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated import GivenSetup, given_run
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SPACE = {
@@ -122,18 +118,19 @@ def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -
     """Every point in a real worker beside the reference; the screen's word against the worker's program and times."""
     entry, options = CPU_WORKLOAD
     spec = parse_study({"name": "measured", "workload": {"entry": entry, "options": options}})
-    store = Store.create_or_resume(folder / "measured", spec, study_dir=folder)
-    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller(), watch=store.watch)
-    bench = Bench(store, launcher, runtime_settings=lambda s: s, watcher=LineView(Console(), store.watch))
+    watch = Stopwatch()
+    launcher = LocalLauncher(spec, study_dir=str(folder), base=caller_environment(), watch=watch)
+    setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
+    session = given_run(spec, folder / "measured", setup, LineView(Console(), watch))
+    probe(session)
     dead = {s.name for s in screen.run(space, {}).of_effect(Effect.DEAD)}
     rows = []
     try:
         for number, settings in enumerate(points(space)):
-            rows.append(_point(bench, screen, settings, number, dead))
-            print(f"{store.watch.session_s:6.0f} s  {rows[-1]}", flush=True)
+            rows.append(_point(session, screen, settings, number, dead))
+            print(f"{session.store.watch.session_s:6.0f} s  {rows[-1]}", flush=True)
     finally:
-        bench.close()
-        store.close()
+        session.close()
     by_screen = {row["screen_key"] for row in rows}
     agree = [
         (a["screen_key"] == b["screen_key"]) == (a["fingerprint"] == b["fingerprint"])
@@ -152,22 +149,19 @@ def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -
     }
 
 
-def _point(bench: Bench, screen: Screen, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
+def _point(session: StudyRun, screen: Screen, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
     """One point: its real program, its ratio, and what the screen says."""
-    folder = bench.store.folder("trials", f"{number:04d}")
-    candidate = bench.start(settings, folder)
-    try:
-        stop = measure.fixed(PAIRS, sesoi=0.005)
-        pairs, _ = bench.run_turns(bench.reference(), candidate, folder, name=f"point-{number}", stop=stop)
-        found = estimate_pairs([measure.log_ratio(p) for p in pairs])
-    finally:
-        candidate.close()
+    folder = session.store.folder("trials", f"{number:04d}")
+    rule = fixed(PAIRS, sesoi=0.005)
+    measured: Compared[None] = session.comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
+    assert measured.comparison is not None
+    found = measured.comparison.estimate
     # Lost: the search would never have come to this program, for the setting that makes it was called dead.
     kept = screen.program_key(settings.without(*dead))
     return {
         "settings": dict(settings),
         "screen_key": screen.program_key(settings),
-        "fingerprint": candidate.report.fingerprint,
+        "fingerprint": measured.candidate.fingerprint,
         "lost": screen.program_key(settings) != kept,
         "ratio": round(found.ratio, 4),
         "low": round(found.low, 4),
@@ -193,7 +187,7 @@ class CompiledMachine(ReplayLauncher):
         worker = super().start(settings, folder, progress=progress)
         program = self._screen.result(settings.without("XLA_CLIENT_MEM_FRACTION")).program
         assert program is not None
-        step_s = predict(program, self._target, self._screen.job.topology).step_s
+        step_s = predict_step(program, self._target, self._screen.job.topology).step_s
         report = worker.report.model_copy(
             update={"fingerprint": f"t{hashlib.sha256(str(settings).encode()).hexdigest()[:15]}"}
         )
@@ -224,20 +218,13 @@ def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, tri
             for n, values in {**GPU_SPACE, **RUNTIME}.items()
         )
     )
-    store = Store.create_or_resume(folder, spec, study_dir=folder.parent)
-    view = LineView(Console(quiet=True), store.watch)
     launcher = CompiledMachine(spec, screen, target)
-    screening = Screening(store, view) if spec.screen.enabled is True else None
-
-    def proposer(reference: WorkerReport) -> Proposer:
-        left = screening.narrow(space, {}, reference) if screening else space
-        return Proposer(spec, left, first=(), storage=None)
-
+    spec = spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
+    setup = GivenSetup(given_space=space, given_launcher=launcher)
+    session = given_run(spec, folder, setup, LineView(Console(quiet=True), Stopwatch()))
     started = time.monotonic()
-    with contextlib.closing(store), contextlib.closing(screening) if screening else contextlib.nullcontext():
-        bench = Bench(store, launcher, runtime_settings=lambda s: s.of_kind("env"), watcher=view, screening=screening)
-        conclusion = run_study(store, bench, proposer, trials=trials, time_budget_s=None, view=view)
-    results = store.of(TrialResult)
+    conclusion = run_study(session)
+    results = session.store.of(TrialResult)
     return {
         "trials": len(results),
         "launched": launcher.started,
@@ -257,13 +244,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["all points", "measured", "replayed"])
     parser.add_argument("--trials", type=int, default=24, help="of the replayed study")
     args = parser.parse_args()
-    versions = installed_versions()
+    versions = compiler_versions()
     path = RESULTS / f"screen_saves_{versions['jaxlib']}.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     target, catalog = load_target("h100-sxm"), load_catalog()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # the study's own screen takes programs from there, and from nowhere else
-        cache = default_cache_dir(environment.caller()) / "screen"
+        cache = default_cache_dir(environment.caller_environment()) / "screen"
         with Compiler(job(None), cache_dir=cache) as cpu, Compiler(job(target), cache_dir=cache) as gpu:
 
             def screen(compiler: Compiler) -> Screen:

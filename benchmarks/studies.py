@@ -7,18 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.intervals import Floats, hodges_lehmann
-from autotune.simulate import Machine, NoiseModel, Process, log_ratios, run_pairs
-from autotune.stats import (
-    DEFAULT_SESOI,
-    REFERENCE,
-    Estimate,
-    SequentialPlan,
-    Verdict,
-    confirm,
-    decide,
-    judge,
-)
+from autotune.stats.estimates import DEFAULT_SESOI, REFERENCE, Estimate, SequentialPlan, Verdict, confirm, decide, judge
+from autotune.stats.intervals import Floats, hodges_lehmann
+from autotune.stats.simulate import Machine, NoiseModel, Process, log_ratios, run_pairs
 
 BLOCK_STEPS = 3
 CANDIDATES = 12

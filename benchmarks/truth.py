@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.intervals import hodges_lehmann, student_quantile
-from autotune.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
-from autotune.stats import DEFAULT_SESOI
+from autotune.stats.estimates import DEFAULT_SESOI
+from autotune.stats.intervals import hodges_lehmann, student_quantile
+from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 from benchmarks.coverage import coverage, covers
 from benchmarks.studies import (
     BLOCK_STEPS,

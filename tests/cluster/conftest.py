@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.sandbox import Slurm, missing_slurm
+from harness.sandbox import Slurm, missing_slurm
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,5 +80,5 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def copy_programs(folder: Path) -> None:
     """Puts the workloads that go wrong on demand beside a study."""
-    source = ROOT / "tests/autotune/launch/programs/faulty.py"
+    source = ROOT / "tests/workers/programs/faulty.py"
     shutil.copy(source, folder / source.name)

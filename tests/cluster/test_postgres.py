@@ -11,9 +11,9 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune.mirror import NUMBER_KEY
+from autotune.rundir.mirror import NUMBER_KEY
+from harness.sandbox import Postgres, wait_for
 from tests.cluster.conftest import ROOT, marked
-from tests.cluster.sandbox import Postgres, wait_for
 from tests.cluster.test_submit import is_whole, trials_of, write
 
 pytestmark = pytest.mark.cluster

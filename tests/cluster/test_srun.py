@@ -12,20 +12,20 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.errors import LaunchError
-from autotune.flags import FlagSet
-from autotune.launch.base import WorkerFailed
-from autotune.launch.local import LocalWorker
-from autotune.launch.srun import SrunLauncher
-from autotune.records import FailureKind
-from autotune.spec import StudySpec, parse_study
-from autotune.store import Stopwatch
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.spec import StudySpec, parse_study
+from autotune.workers.base import WorkerFailed
+from autotune.workers.local import LocalWorker
+from autotune.workers.srun import SrunLauncher
+from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, Allocate, marked
-from tests.cluster.sandbox import Slurm, wait_for
 
 pytestmark = pytest.mark.cluster
 
-PROGRAMS = ROOT / "tests/autotune/launch/programs"
+PROGRAMS = ROOT / "tests/workers/programs"
 QUICK = {"check_steps": 2, "warmup_steps": 2, "start_limit_s": 120, "block_limit_s": 30}
 
 
@@ -62,7 +62,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def ranks() -> dict[str, psutil.Process]:
     """The ranks that are alive, by the node on which they run."""
-    found = [p for p in marked("'SLURMD_NODENAME'") if "autotune.worker" in p.cmdline() and "-I" not in p.cmdline()]
+    found = [
+        p for p in marked("'SLURMD_NODENAME'") if "autotune.child.measure" in p.cmdline() and "-I" not in p.cmdline()
+    ]
     return {p.environ()["SLURMD_NODENAME"]: p for p in found}
 
 
@@ -135,7 +137,7 @@ def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Pat
         import os, time
         from pathlib import Path
         from autotune.flags import FlagSet
-        from autotune.launch.srun import SrunLauncher
+        from autotune.workers.srun import SrunLauncher
         from autotune.store import Stopwatch
         from tests.cluster.test_srun import PROGRAMS, two_nodes
         launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import LaunchError
-from autotune.records import TrialResult
-from autotune.slurm import ask
-from autotune.store import Store
-from benchmarks.kill_tally import tally_of
+from autotune.machine.slurm import ask_slurm
+from autotune.model.errors import LaunchError
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from harness.kills import tally_of
+from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, copy_programs, marked
-from tests.cluster.sandbox import Slurm, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -300,4 +300,4 @@ def test_a_machine_without_slurm_still_shows_the_script(tmp_path: Path) -> None:
 
 def test_a_controller_that_does_not_answer_is_told() -> None:
     with pytest.raises(LaunchError, match="SLURM must answer within 0 s but `sleep` did not"):
-        ask(["sleep", "60"], os.environ, limit_s=0.3)
+        ask_slurm(["sleep", "60"], os.environ, limit_s=0.3)

@@ -1,0 +1,212 @@
+"""The compile worker: lowers one training step once, compiles it under many flag sets.
+
+XLA parses XLA_FLAGS once in a process, and only when it first compiles. So this process imports, builds
+the workload and lowers it for described devices, and compiles nothing; each set is compiled by a fork
+that puts the set into its environment first. Every setting then reaches the compiler exactly as it does
+in a measured trial, lowering is paid once, and a compiler that aborts, hangs or eats the memory takes
+nothing with it but its fork.
+
+Talks JSON lines like the measuring worker (see `autotune.child.guard`):
+
+* in: ``job`` (once), then any number of ``compile``, then ``stop``;
+* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. What a compilation gives
+  lies as files in the folder that ``compile`` names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.child.fingerprint import fingerprint, strip_hlo
+from autotune.child.measure import Channel
+
+PR_SET_PDEATHSIG = 1
+RESULT_FILE = "result.json"
+HLO_FILE = "optimized.hlo"
+LOG_FILE = "compile.log"
+THUNKS_FILE = "thunks.txt"
+THUNK_NAMES_FILE = "thunk_names.txt"
+
+Lower = Callable[[], Any]
+
+
+def described_devices(job: dict[str, Any]) -> Sequence[Any]:
+    """Compile-only devices of the described GPU; starts no backend and parses no XLA_FLAGS."""
+    from jax.experimental import topologies
+
+    described = topologies.get_topology_desc(
+        platform="cuda", target_config=job["target_config"], topology=job["topology"]
+    )
+    return list(described.devices)
+
+
+def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
+    """State and batch as shapes with shardings: the workload's own, or for one device those of its arrays.
+
+    Raises:
+        ValueError: If the workload does not say how its arrays are split over several devices.
+    """
+    import jax
+
+    if workload.abstract_state is not None and workload.abstract_batch is not None:
+        return workload.abstract_state, workload.abstract_batch
+    if len(devices) > 1:
+        raise ValueError(
+            f"workload `{entry}` must have `abstract_state` and `abstract_batch` (jax.ShapeDtypeStruct with "
+            f"shardings) to be compiled for {len(devices)} devices that are not here; see workloads/base.py"
+        )
+    here = jax.sharding.SingleDeviceSharding(devices[0])
+    shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
+    placed = functools.partial(jax.ShapeDtypeStruct, sharding=here)
+    return jax.tree.map(lambda leaf: placed(leaf.shape, leaf.dtype), shapes)
+
+
+def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
+    """Builds the workload; gives what a fork calls for the lowered step, and what to tell the driver."""
+    import jax
+
+    from workloads.base import jit_step, load
+
+    def lower(devices: Sequence[Any]) -> Any:
+        workload = load(job["entry"], job["options"], devices)
+        facts.update(flops_per_step=workload.flops_per_step, tokens_per_step=workload.tokens_per_step)
+        mesh = getattr(workload, "mesh", None)
+        facts["mesh"] = {str(k): int(v) for k, v in mesh.shape.items()} if mesh is not None else {}
+        facts["layer_bytes"] = dict(getattr(workload, "layer_bytes", None) or {})
+        return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
+
+    versions = {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
+    facts: dict[str, Any] = {"versions": versions}
+    if job["platform"] == "cpu":
+        # The host's own backend starts threads and parses XLA_FLAGS: only a fork may start it.
+        return lambda: lower(jax.devices()), facts
+    started = time.perf_counter()
+    lowered = lower(described_devices(job))
+    # MLIR's thread pool does not survive a fork: whoever serializes this module there must not wait for it.
+    lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
+    facts["lower_s"] = time.perf_counter() - started
+    return lambda: lowered, facts
+
+
+def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Compiles under one set in a fork; gives how the fork ended."""
+    folder = Path(order["folder"])
+    parent = os.getpid()
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; those of MLIR idle here and are not used again.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _run_fork(lower, order, facts, folder, parent)
+    descriptor = os.pidfd_open(pid)
+    try:
+        ended = bool(select.select([descriptor], [], [], order["limit_s"])[0])
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+    finally:
+        os.close(descriptor)
+    return {
+        "id": order["id"],
+        "exit_status": os.waitstatus_to_exitcode(status),
+        "timed_out": not ended,
+        "duration_s": time.perf_counter() - started,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder: Path, parent: int) -> None:
+    """What the fork does; never returns."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(order["environment"])
+        result: dict[str, Any] = {}
+        try:
+            result = _compile(lower, folder, is_cpu=order["is_cpu"])
+            status = 0
+        except Exception as error:
+            result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
+            traceback.print_exc()
+        (folder / RESULT_FILE).write_text(json.dumps({**facts, **result}), encoding="utf-8")
+    finally:
+        os._exit(status)  # no clean-up: threads and locks of the parent are not here to be joined
+
+
+def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
+    """Compiles; leaves the program's text in the folder and gives its figures."""
+    lowered = lower()
+    started = time.perf_counter()
+    compiled = lowered.compile()
+    compile_s = time.perf_counter() - started
+    text = compiled.as_text()
+    found: dict[str, Any] = {"compile_s": compile_s, "memory": None}
+    if is_cpu:
+        found["fingerprint"] = fingerprint(compiled)
+    else:
+        found["hlo_digest"] = hashlib.sha256(strip_hlo(text).encode()).hexdigest()
+    memory = compiled.memory_analysis()
+    if memory is not None:
+        parts = ("argument", "output", "alias", "temp", "generated_code")
+        found["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
+    _keep_dumps(folder)
+    return found
+
+
+def _keep_dumps(folder: Path) -> None:
+    """Moves what is read out of XLA's dump, which holds a file for every pass and kernel.
+
+    The module's text is XLA's own, not `as_text()`: that one leaves out what asynchronous starts wrap.
+    """
+    for pattern, name in (
+        ("*gpu_after_optimizations.txt", HLO_FILE),
+        # An empty command buffer list leaves the passes out, and then there is no file of after them.
+        ("*.thunk_sequence.txt", THUNKS_FILE),
+        ("*.thunk_sequence_after_thunk_passes.txt", THUNKS_FILE),
+        ("*.thunk_metadata.txt", THUNK_NAMES_FILE),
+    ):
+        for path in sorted((folder / "dump").glob(pattern)):
+            path.replace(folder / name)
+
+
+def serve(channel: Channel) -> int:
+    """Builds the job, then compiles until told to stop; gives the exit status."""
+    job = channel.receive()
+    if job["type"] != "job":
+        return 0
+    sys.path[:0] = job["paths"]
+    try:
+        lower, facts = prepare(job)
+    except BaseException as error:  # whatever the workload raises, SystemExit included
+        channel.send("error", error_type=type(error).__name__, message=str(error)[:4000])
+        traceback.print_exc()
+        return 1
+    channel.send("ready", **facts)
+    while (order := channel.receive())["type"] == "compile":
+        order["is_cpu"] = job["platform"] == "cpu"
+        channel.send("compiled", **compile_in_fork(lower, order, facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Channel()))

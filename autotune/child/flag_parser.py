@@ -1,0 +1,83 @@
+"""Answers, one JSON line per question, how this Python's jaxlib takes XLA_FLAGS texts.
+
+Started by `autotune.settings.parser`, never imported. jaxlib parses XLA_FLAGS once per process and ends the process on
+an error; so the library is loaded once, and each question is put to a fork of this process (milliseconds
+each).
+
+Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``.
+Answers on standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
+DebugOptions as a text proto, or a mapping of JAX config options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+_MARK = b"\0options\0"
+
+
+def ask_parser(text: str) -> dict[str, Any]:
+    """Starts a fork in which jaxlib parses `text`, and gives its exit code, log and resolved options."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        os.dup2(write_end, 2)
+        _parse_and_exit(text, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        output = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    log, mark, options = output.partition(_MARK)
+    return {
+        "exit_code": os.waitstatus_to_exitcode(status),
+        "log": log.decode("utf-8", "replace"),
+        "options": options.decode("utf-8", "replace") if mark else None,
+    }
+
+
+def _parse_and_exit(text: str, write_end: int) -> None:
+    from jaxlib import xla_client
+
+    os.environ["XLA_FLAGS"] = text
+    # A temporary CompileOptions would be freed while its debug_options are read: keep both names.
+    compile_options = xla_client.CompileOptions()
+    build_options = compile_options.executable_build_options
+    answer = _MARK + repr(build_options.debug_options).encode()
+    while answer:
+        answer = answer[os.write(write_end, answer) :]
+    os._exit(0)
+
+
+def jax_options() -> dict[str, dict[str, Any]]:
+    """Every option of `jax.config`: its type, its legal values if they are few, and its present value."""
+    import jax
+
+    # `meta` and `values` are not documented; without them the JAX options simply stay unknown.
+    meta = getattr(jax.config, "meta", {})
+    found = {}
+    for name, value in getattr(jax.config, "values", {}).items():
+        kind, _, details = meta.get(name, (str, [], {}))
+        found[name] = {
+            "type": kind if isinstance(kind, str) else kind.__name__,
+            "values": [str(v) for v in details.get("enum_values") or ()],
+            "default": None if value is None else str(value),
+        }
+    return found
+
+
+def main() -> None:
+    """Answers questions until standard input ends."""
+    import jaxlib.xla_client  # noqa: F401  (loaded before the forks, so that each is cheap)
+
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer = jax_options() if "jax_options" in question else ask_parser(question["xla_flags"])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""The guard: a small process between driver and worker that no worker outlives.
+
+Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, here or through ``srun``.
+Standard library only, for it must start in milliseconds. It
+
+* starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
+* carries lines between its own stdin/stdout and that socket, so that the driver reaches a worker on another machine
+  as it reaches a local one, and nothing ever listens on a port;
+* keeps the first and the last half of ``LOG_BYTES`` of the worker's output, whatever the worker prints;
+* when its stdin ends (the driver stopped, however it stopped), or the command ends, kills every process that
+  descends from the command, those that left its session included (it is their "child subreaper", see prctl(2));
+* says at the end, as its last line, how the command ended.
+
+With ``--remote`` it first takes one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
+environment but for the variables to keep, which the node itself sets (which GPUs are there). So nothing that lies
+between driver and node can change or show it. It answers with a line ``hello``: its node and step, and a free port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
+GUARD_PROGRAM = __file__
+
+
+class BoundedLog:
+    """Writes the first half of what it gets at once, keeps the last half until closed.
+
+    Args:
+        path: File to write; errors are swallowed, for a full disk must not kill a trial that runs.
+        limit: Bytes kept in all.
+    """
+
+    def __init__(self, path: str, limit: int) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._half = limit // 2
+        self._head = 0
+        self._tail = bytearray()
+        self.total = 0
+
+    def write(self, data: bytes) -> None:
+        """Takes a piece of output."""
+        self.total += len(data)
+        if self._head < self._half:
+            piece, data = data[: self._half - self._head], data[self._half - self._head :]
+            self._head += len(piece)
+            self._put(piece)
+        self._tail += data
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: -self._half]
+
+    def last_lines(self, count: int = 20) -> list[str]:
+        """The last lines of the output, each cut to 500 characters."""
+        if len(self._tail) < 20_000:
+            with contextlib.suppress(OSError):
+                size = min(self._head, 20_000)
+                head = b""
+                reader = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
+                try:
+                    head = os.pread(reader, size, self._head - size)
+                finally:
+                    os.close(reader)
+                return _lines(head + bytes(self._tail), count)
+        return _lines(bytes(self._tail[-20_000:]), count)
+
+    def close(self) -> None:
+        """Writes what is left, with a note on how much was left out."""
+        tail = bytes(self._tail[-self._half :])
+        dropped = self.total - self._head - len(tail)
+        if dropped > 0:
+            self._put(f"\n[... {dropped} bytes of output left out here ...]\n".encode())
+        self._put(tail)
+        os.close(self._descriptor)
+
+    def _put(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, data)
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, zombies excepted."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs a third of the guard's start)
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
+                    fields = stream.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] not in (b"Z", b"X"):
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_all(patience_s: float = 10.0) -> None:
+    """Kills every descendant until none is left; new ones may appear while it works."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        alive = descendants()
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            if not alive:
+                return
+        time.sleep(0.005)
+
+
+def start(command: list[str], channel: socket.socket, output: int) -> int:
+    """Forks and runs the command in a session of its own; gives its process number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(127)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.set_inheritable(channel.fileno(), True)
+        os.environ[CHANNEL_VARIABLE] = str(channel.fileno())
+        os.execvpe(command[0], command, os.environ)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
+    """Runs one command to its end, or to the end of stdin; gives what the last line says.
+
+    `received` is what of stdin was read already and is the command's.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair()
+    out_read, out_write = os.pipe2(os.O_CLOEXEC)
+    wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    pid = start(command, theirs, out_write)
+    theirs.close()
+    os.close(out_write)
+    relay = Relay(ours)
+    ours.sendall(received)
+    status: int | None = None
+    stopped = False
+    poll = select.poll()
+    for descriptor in (0, ours.fileno(), out_read, wake_read):
+        poll.register(descriptor, select.POLLIN)
+    while status is None and not stopped:
+        for descriptor, _ in poll.poll():
+            if descriptor == 0:
+                stopped = not relay.to_worker()
+            elif descriptor == ours.fileno():
+                if not relay.to_driver():
+                    poll.unregister(descriptor)
+            elif descriptor == out_read:
+                data = os.read(out_read, 1 << 16)
+                log.write(data)
+                if not data:
+                    poll.unregister(descriptor)
+            else:
+                woken = os.read(wake_read, 256)
+                stopped = stopped or any(n in woken for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        with contextlib.suppress(ChildProcessError):
+            done, code = os.waitpid(pid, os.WNOHANG)
+            status = code if done else None
+        _reap_strangers(pid)
+    left_behind = len(descendants()) if status is not None else 0
+    kill_all()
+    _drain(out_read, log)
+    while relay.to_driver():
+        pass
+    relay.end_line()
+    return {
+        "type": "exit",
+        "exit_status": os.waitstatus_to_exitcode(status) if status is not None else None,
+        "stopped": stopped,
+        "left_behind": left_behind,
+        "output_bytes": log.total,
+        "last_lines": log.last_lines(),
+    }
+
+
+class Relay:
+    """Carries bytes between stdin/stdout and the worker's socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._in_line = False
+
+    def to_worker(self) -> bool:
+        """Carries what stdin holds; False at its end."""
+        data = os.read(0, 1 << 16)
+        if data:
+            with contextlib.suppress(OSError):
+                self._channel.sendall(data)
+        return bool(data)
+
+    def to_driver(self) -> bool:
+        """Carries what the worker wrote; False when its end is closed."""
+        try:
+            data = self._channel.recv(1 << 16)
+        except OSError:
+            return False
+        if data:
+            _write_all(data)
+            self._in_line = not data.endswith(b"\n")
+        return bool(data)
+
+    def end_line(self) -> None:
+        """Closes a line that the worker left open when it died."""
+        if self._in_line:
+            _write_all(b"\n")
+
+
+def _write_all(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # a driver that is gone is noticed by the end of stdin
+        while data:
+            data = data[os.write(1, data) :]
+
+
+def _reap_strangers(own: int) -> None:
+    """Collects dead orphans that were re-parented to the guard, but never the command itself."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid == own:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(found.si_pid, os.WNOHANG)
+
+
+def _drain(descriptor: int, log: BoundedLog) -> None:
+    """Takes what is still in the output pipe; all writers are dead by now."""
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(OSError):
+        while data := os.read(descriptor, 1 << 16):
+            log.write(data)
+
+
+def _lines(data: bytes, count: int) -> list[str]:
+    text = data.decode("utf-8", errors="replace")
+    return [line[:500] for line in text.splitlines() if line.strip()][-count:]
+
+
+def take_environment() -> bytes:
+    """Takes the command's environment from the first line of stdin and says hello; gives what came after that line.
+
+    Raises:
+        SystemExit: If stdin ended first.
+    """
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            raise SystemExit(1)
+        data += piece
+    line, _, rest = data.partition(b"\n")
+    message = json.loads(line)
+    own = {name: os.environ[name] for name in message["keep"] if name in os.environ}
+    node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
+    os.environ.clear()
+    os.environ.update({**message["environment"], **own})
+    with socket.socket() as probe:
+        probe.bind(("", 0))  # never listens: only asks the kernel which port is free
+        port = probe.getsockname()[1]
+    _write_all(json.dumps({"type": "hello", "node": node, "step": step, "port": port}).encode() + b"\n")
+    return rest
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; see the module's first lines."""
+    path, limit, *rest = arguments
+    remote = rest[:1] == ["--remote"]
+    dashes, *command = rest[remote:]
+    if dashes != "--" or not command:
+        raise SystemExit("usage: guard.py LOG LOG_BYTES [--remote] -- COMMAND ...")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # A cluster tells a whole step with them that its time is nearly up; only the driver acts on that.
+        signal.signal(number, signal.SIG_IGN)
+    received = take_environment() if remote else b""
+    log = BoundedLog(path, int(limit))
+    try:
+        end = run(log, command, received)
+    finally:
+        kill_all()
+        log.close()
+    _write_all(json.dumps(end).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""The worker: compiles one training step under the flags of its environment and runs blocks of it when told.
+
+Talks JSON lines over the socket whose number is in ``AUTOTUNE_CHANNEL`` (see `autotune.child.guard`); whatever the
+workload prints goes to the log and can't disturb the talk. Messages:
+
+* in: ``job`` (once), then any number of ``block``, then ``stop``;
+* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each block, or ``error`` and the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BATCH_RING = 4
+"""Batches kept on the device and used in turn: making them anew would be timed along with the step."""
+
+
+class Channel:
+    """JSON lines over the inherited socket."""
+
+    def __init__(self) -> None:
+        # Taken out of the environment: a process that the workload starts must not speak for it.
+        self._socket = socket.socket(fileno=int(os.environ.pop("AUTOTUNE_CHANNEL")))
+        self._socket.set_inheritable(False)
+        self._lines = self._socket.makefile("rb")
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends one message."""
+        self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        """Waits for one message; a driver that is gone reads as ``stop``."""
+        line = self._lines.readline()
+        return json.loads(line) if line.endswith(b"\n") else {"type": "stop"}
+
+
+class Job:
+    """The compiled step with its state: what one process of a trial holds."""
+
+    def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
+        started = time.perf_counter()
+        self._since_exec_s = _seconds_since_exec()
+        sys.path[:0] = job["paths"]
+        tell("import")
+        import jax
+
+        from autotune.child.fingerprint import fingerprint
+        from workloads.base import jit_step, load
+
+        self._jax = jax
+        if job["process_count"] > 1:
+            jax.distributed.initialize(
+                job["coordinator"],
+                num_processes=job["process_count"],
+                process_id=job["process_index"],
+                local_device_ids=_own_gpus(job),
+                cluster_detection_method="deactivate",  # the driver has said all there is to know
+                coordinator_bind_address=job["coordinator_bind"],
+            )
+        tell("build")
+        devices = jax.devices()
+        wanted = job["device_count"] or len(devices)
+        if wanted > len(devices):
+            raise ValueError(
+                f"the study asks for {wanted} devices but this process sees {len(devices)} ({devices[0].device_kind}); "
+                "lower `device.count` or make more devices visible"
+            )
+        workload = load(job["entry"], job["options"], devices[:wanted])
+        step = jit_step(workload)
+        tell("compile")
+        state = workload.init(job["seed"])
+        self._batches = [workload.batch(i) for i in range(BATCH_RING)]
+        compile_start = time.perf_counter()
+        compiled = step.lower(state, self._batches[0]).compile()
+        compile_s = time.perf_counter() - compile_start
+        tell("warm-up")
+        self._step = compiled
+        self._state = state
+        self._next = 0
+        losses, norms = self._check(job["check_steps"])
+        warmup = self.run_block(job["warmup_steps"])
+        gc.collect()
+        gc.freeze()
+        self.report = {
+            "fingerprint": fingerprint(compiled),
+            "platform": devices[0].platform,
+            "device_kind": devices[0].device_kind,
+            "device_count": wanted,
+            "process_count": job["process_count"],
+            "compile_s": compile_s,
+            "start_s": self._since_exec_s + time.perf_counter() - started,
+            "losses": losses,
+            "grad_norms": norms,
+            "dtype": str(getattr(workload, "config", {}).get("dtype", "float32")),
+            "warmup_step_times_s": warmup,
+            **_memory(jax, compiled),
+            **_figures(workload),
+            "versions": _versions(jax),
+        }
+        # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
+        self.values = {n: os.environ.get(n) for n in job["variables"]}
+        self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}
+
+    def _check(self, steps: int) -> tuple[list[float], list[float]]:
+        """Loss and gradient norm of the first steps, read one by one; never timed."""
+        losses, norms = [], []
+        for _ in range(steps):
+            metrics = self._advance()
+            losses.append(float(metrics["loss"]))
+            norms.append(float(metrics.get("grad_norm", 0.0)))
+        return losses, norms
+
+    def _advance(self) -> Any:
+        self._state, metrics = self._step(self._state, self._batches[self._next % BATCH_RING])
+        self._next += 1
+        return metrics
+
+    def run_block(self, steps: int) -> list[float]:
+        """Runs steps and gives the seconds between their ends; the next one is queued while one runs.
+
+        So the device is never idle between steps, as in a real training loop, and still every step has a time.
+        """
+        times: list[float] = []
+        gc.disable()
+        last = time.perf_counter()
+        pending = self._advance()["loss"]
+        for _ in range(steps - 1):
+            following = self._advance()["loss"]
+            pending.block_until_ready()
+            now = time.perf_counter()
+            times.append(now - last)
+            last, pending = now, following
+        pending.block_until_ready()
+        times.append(time.perf_counter() - last)
+        gc.enable()
+        self.loss = float(pending)
+        return times
+
+
+def serve(channel: Channel) -> int:
+    """Starts the job, then runs blocks until told to stop; gives the exit status."""
+    phase = "start"
+
+    def tell(name: str) -> None:
+        nonlocal phase
+        phase = name
+        channel.send("phase", phase=name)
+
+    try:
+        job = channel.receive()
+        if job["type"] != "job":
+            return 0
+        work = Job(job, tell)
+        channel.send("ready", report=_json_safe(work.report), values=work.values, jax_options=work.jax_options)
+        phase = "step"
+        while (message := channel.receive())["type"] == "block":
+            times = work.run_block(message["steps"])
+            channel.send("block", step_times_s=times, loss=_json_safe(work.loss))
+        return 0
+    except BaseException as error:  # whatever the workload raises, SystemExit included, is the trial's result
+        channel.send(
+            "error",
+            phase=phase,
+            error_type=type(error).__name__,
+            message=str(error)[:4000],
+            in_workload=not _raised_here(error),
+        )
+        traceback.print_exc()
+        return 1
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the innermost frame of an error lies in this file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).name == "__main__.py"
+
+
+def _seconds_since_exec() -> float:
+    """Seconds since this process began, from the kernel; 0 where /proc does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
+    """Peak and limit over the devices, in bytes; on CPU the peak of this process."""
+    stats = [d.memory_stats() for d in jax.local_devices()]
+    found: dict[str, Any] = {}
+    if stats and all(stats):
+        found["device_memory"] = [
+            {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats
+        ]
+        found["peak_bytes"] = max(s.get("peak_bytes_in_use", 0) for s in stats)
+        found["limit_bytes"] = min(s.get("bytes_limit", 0) for s in stats) or None
+    else:
+        import resource
+
+        found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    analysis = compiled.memory_analysis()
+    if analysis is not None:
+        found["temp_bytes"] = int(analysis.temp_size_in_bytes)
+    return found
+
+
+def _own_gpus(job: dict[str, Any]) -> list[int] | None:
+    """Which of the node's GPUs are this rank's; None on CPU, where each rank makes its own devices."""
+    if os.environ.get("JAX_PLATFORMS") != "cuda":
+        return None
+    each = job["device_count"] // job["process_count"]
+    first = job["local_rank"] * each
+    return list(range(first, first + each))
+
+
+def _figures(workload: Any) -> dict[str, Any]:
+    """What a workload knows of itself; every figure is optional for a user's own."""
+    mesh = getattr(workload, "mesh", None)
+    return {
+        "tokens_per_step": getattr(workload, "tokens_per_step", None),
+        "flops_per_step": getattr(workload, "flops_per_step", None),
+        "param_count": getattr(workload, "param_count", None),
+        "layer_bytes": dict(getattr(workload, "layer_bytes", None) or {}),
+        "mesh": {str(k): int(v) for k, v in mesh.shape.items()} if mesh is not None else {},
+    }
+
+
+def _versions(jax: Any) -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "python": sys.version.split()[0]}
+
+
+def _json_safe(value: Any) -> Any:
+    """Numbers that JSON lacks become text, which pydantic reads back as numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(v) for v in value]
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Channel()))

@@ -1,0 +1,377 @@
+"""The commands about settings: flags, recipes, symptoms, space, doctor. Mounted by `autotune.cli`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli.printing import print_json, print_table
+
+if TYPE_CHECKING:
+    from autotune.settings import Catalog, Migration, ProbeReport, Setting, SettingCheck
+
+flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
+recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
+
+_TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
+
+
+class PluginChoice(StrEnum):
+    """Which build is asked; ``auto`` is the CUDA plugin if it is installed."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PluginOption = Annotated[PluginChoice, typer.Option("--plugin", help="Which build is asked.")]
+PythonOption = Annotated[str | None, typer.Option("--python", help="Interpreter whose packages are meant.")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", help="A script that holds XLA flags and variables.", dir_okay=False)
+]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", help="A recipe of `autotune recipes list`.")]
+
+
+@flags_app.command("list")
+def list_flags(
+    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
+    grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
+    from autotune.model import SettingError, close_matches
+    from autotune.settings import Scope, load_catalog
+
+    catalog = load_catalog()
+    every_group = sorted({s.group for s in catalog.values()})
+    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
+        if given is not None and given not in legal:
+            hint = close_matches(given, legal)
+            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
+    word = (grep or "").lower()
+    found = [
+        s
+        for s in catalog.values()
+        if (group is None or group in (s.group, *s.also_in))
+        and (scope is None or scope in s.scopes)
+        and (word in s.name.lower() or word in s.summary.lower())
+    ]
+    if as_json:
+        print_json([_setting_json(s) for s in found])
+        return
+    rows = [(s.name, s.group, s.tier, s.summary) for s in found]
+    print_table(("setting", "group", "tier", "what it does"), rows)
+    print(f"{len(found)} of {len(catalog)} settings")
+
+
+@flags_app.command("show", context_settings=_TAKES_FLAGS)
+def show_flag(
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
+    plugin: PluginOption = PluginChoice.auto,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tells all that is known of one setting, and what the installed build says of it."""
+    from autotune.settings import describe_setting, load_catalog, load_recipes
+
+    catalog = load_catalog()
+    setting = catalog.find(name)
+    report = _report(plugin, python)
+    info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
+    recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
+    if as_json:
+        known = info if info is not None else option
+        build = None if known is None else dataclasses.asdict(known)
+        print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
+        return
+    print(f"{setting.name}: {setting.summary}")
+    for label, text in (*describe_setting(setting, report, catalog), ("recipes", ", ".join(recipes))):
+        if text:
+            print(f"  {label:16} {text}")
+
+
+@flags_app.command("check", context_settings=_TAKES_FLAGS)
+def check_flags(
+    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
+    recipe: RecipeOption = None,
+    file: FileOption = None,
+    env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
+    plugin: PluginOption = PluginChoice.auto,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Says of each setting what it really is for the installed build; fails if any would stop a process."""
+    from autotune.settings import load_catalog, would_start
+
+    report, catalog = _report(plugin, python), load_catalog()
+    checks = _checks(text, recipe, file, env, report, catalog)
+    _print_checks(checks, report, as_json=as_json)
+    if not would_start(checks):
+        raise typer.Exit(1)
+
+
+@flags_app.command("migrate", context_settings=_TAKES_FLAGS)
+def migrate_flags(
+    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
+    file: FileOption = None,
+    write: Annotated[bool, typer.Option("--write", help="Change the file; a copy stays beside it.")] = False,
+    plugin: PluginOption = PluginChoice.auto,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rewrites a block of settings for the installed build, with a reason for each change."""
+    from autotune.model import SettingError
+    from autotune.settings import load_catalog, migrate_text
+
+    if (file is None) == (not text) or (write and file is None):
+        raise SettingError("give either flags or --file, and --write only with --file")
+    before = _read(file) if file is not None else " ".join(text or ())
+    migration = migrate_text(before, _report(plugin, python), load_catalog())
+    if as_json:
+        print_json(dataclasses.asdict(migration))
+    else:
+        _print_migration(migration)
+    if write and file is not None and migration.changes:
+        backup = _backup_path(file)
+        backup.write_text(before, "utf-8")
+        file.write_text(migration.text, "utf-8")
+        print(f"written: {file}; the old text is in {backup}", file=sys.stderr)
+
+
+@recipes_app.command("list")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """Lists the published sets."""
+    from autotune.settings import load_recipes
+
+    recipes = list(load_recipes().values())
+    if as_json:
+        print_json([dataclasses.asdict(r) for r in recipes])
+        return
+    rows = [(r.name, r.date, r.for_hardware, str(len(r.settings)), r.source) for r in recipes]
+    print_table(("recipe", "date", "for", "settings", "source"), rows)
+
+
+@recipes_app.command("show")
+def show_recipe(
+    name: Annotated[str, typer.Argument(help="A recipe.")],
+    existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
+    plugin: PluginOption = PluginChoice.auto,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prints one set as it was published, or what is left of it for the installed build."""
+    from autotune.settings import find_recipe, for_build, load_catalog
+
+    recipe = find_recipe(name)
+    settings = recipe.settings
+    if existing:
+        settings = for_build(settings, _report(plugin, python), load_catalog())
+    if as_json:
+        print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
+        return
+    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
+        if line:
+            print(f"# {line}")
+    for name_, value in settings.items():
+        print(f"{name_}={value}")
+
+
+@recipes_app.command("check")
+def check_recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
+    plugin: PluginOption = PluginChoice.auto,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Says what of a published set the installed build takes; fails if any of it would stop a process."""
+    from autotune.settings import check_settings, find_recipe, load_catalog, load_recipes, would_start
+
+    report, catalog = _report(plugin, python), load_catalog()
+    chosen = [find_recipe(name)] if name else list(load_recipes().values())
+    checks = {r.name: check_settings(r.settings, report, catalog) for r in chosen}
+    if name:
+        _print_checks(checks[name], report, as_json=as_json)
+    elif as_json:
+        print_json({n: [dataclasses.asdict(c) for c in found] for n, found in checks.items()})
+    else:
+        rows = [
+            (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
+            for n, found in checks.items()
+        ]
+        print_table(("recipe", f"starts on {report.build}", "refused"), rows)
+    if not all(would_start(found) for found in checks.values()):
+        raise typer.Exit(1)
+
+
+def symptoms(
+    text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Gives the groups of settings that are worth a search for what one sees."""
+    from autotune.model import SettingError
+    from autotune.settings import load_symptoms, search_symptoms
+
+    found = search_symptoms(text) if text else tuple(load_symptoms().values())
+    if not found:
+        known = ", ".join(load_symptoms())
+        raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
+    if as_json:
+        print_json([dataclasses.asdict(s) for s in found])
+        return
+    for symptom in found:
+        print(f"{symptom.name}: {symptom.title}")
+        print(f"  {symptom.advice}")
+        print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.symptoms = [{symptom.name!r}])")
+
+
+def space(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    python: PythonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prints the search space of a study, its size, and the reason for every setting left out."""
+    from autotune.model import load_study
+    from autotune.settings import describe_condition, describe_domain, load_catalog
+    from autotune.study import study_space
+
+    spec = load_study(study)
+    report = _report(PluginChoice(spec.device.platform), python)
+    found = study_space(spec, report, load_catalog(), None)
+    if as_json:
+        parameters = [dataclasses.asdict(p) for p in found.parameters]
+        print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
+        return
+    rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
+    print_table(("parameter", "values", "default", "acts"), rows)
+    print(f"{found.size():.6g} points on {report.build}")
+    if found.left_out:
+        print("left out:")
+    for name, reason in found.left_out.items():
+        print(f"  {name}: {reason}")
+
+
+def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None, as_json: JsonOption = False) -> None:
+    """Shows what this machine offers, what steers it already, and what is missing for which feature."""
+    from autotune.machine import caller_environment, driver_python
+    from autotune.model import LaunchError
+    from autotune.settings import describe_diagnosis, diagnose, load_catalog
+
+    try:
+        report: ProbeReport | None = _report(plugin, python)
+    except LaunchError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        report = None
+    found = diagnose(python or driver_python(), caller_environment(), report=report, catalog=load_catalog())
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    for line in describe_diagnosis(found):
+        print(line)
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _report(plugin: PluginChoice, python: str | None) -> ProbeReport:
+    """What the chosen build says; ``auto`` is the CUDA plugin if it is installed."""
+    from autotune.machine import driver_python
+    from autotune.settings import probe_build
+
+    interpreter = python or driver_python()
+    if plugin is PluginChoice.cpu:
+        return probe_build(interpreter, platform="cpu")
+    report = probe_build(interpreter, platform="cuda")
+    if report.plugin is None:
+        if plugin is PluginChoice.auto:
+            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
+        print(
+            "autotune: the CUDA plugin is not installed; the CPU library of the same release answers, "
+            "which holds the same flags",
+            file=sys.stderr,
+        )
+    return report
+
+
+def _checks(
+    text: Sequence[str] | None,
+    recipe: str | None,
+    file: Path | None,
+    env: bool,
+    report: ProbeReport,
+    catalog: Catalog,
+) -> tuple[SettingCheck, ...]:
+    from autotune.machine import caller_environment
+    from autotune.model import SettingError
+    from autotune.settings import (
+        check_found,
+        check_settings,
+        check_xla_flags,
+        find_recipe,
+        find_settings,
+        find_steering,
+    )
+
+    if sum((bool(text), recipe is not None, file is not None, env)) != 1:
+        raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
+    if recipe is not None:
+        return check_settings(find_recipe(recipe).settings, report, catalog)
+    if file is not None:
+        return tuple(check_found(f, report, catalog) for f in find_settings(_read(file), catalog))
+    if env:
+        return find_steering(caller_environment(), report, catalog)
+    return check_xla_flags(" ".join(text or ()), report, catalog)
+
+
+def _read(file: Path) -> str:
+    from autotune.model import SettingError
+
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
+
+
+def _backup_path(file: Path) -> Path:
+    """A name beside the file that is still free, so that no earlier copy is lost."""
+    for number in range(1000):
+        path = file.with_name(file.name + (".orig" if not number else f".orig.{number}"))
+        if not path.exists():
+            return path
+    raise FileExistsError(f"too many copies of {file}")
+
+
+def _setting_json(setting: Setting) -> dict[str, Any]:
+    return {**dataclasses.asdict(setting), "kind": setting.kind}
+
+
+def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
+    from autotune.settings import describe_check, would_start
+
+    if as_json:
+        verdicts = [dataclasses.asdict(c) for c in checks]
+        print_json({"build": report.build, "starts": would_start(checks), "settings": verdicts})
+        return
+    print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
+    refused = sum(not c.starts for c in checks)
+    outcome = f"{refused} would stop a process" if refused else "all would start"
+    print(f"{report.build}: {len(checks)} settings, {outcome}")
+
+
+def _print_migration(migration: Migration) -> None:
+    """The new text on standard output, the reasons on standard error."""
+    sys.stdout.write(migration.text if migration.text.endswith("\n") else migration.text + "\n")
+    for change in migration.changes:
+        after = change.after or "(removed)"
+        print(f"line {change.line}: {change.before} -> {after}: {change.reason}", file=sys.stderr)
+    for remark in migration.remarks:
+        print(f"left as it is, {remark}", file=sys.stderr)
+    if not migration.changes:
+        print("nothing to change", file=sys.stderr)

@@ -1,0 +1,214 @@
+"""What a person sees while a study runs: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from autotune.model import (
+    PREDICTED,
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Stopwatch,
+    TrialConfig,
+    TrialResult,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+from autotune.results import (
+    describe_finalist,
+    describe_floor,
+    describe_trial,
+    format_estimate,
+    shorten,
+)
+from autotune.stats import Verdict
+
+STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
+_PHASE_WORDS = {
+    "import": "importing jax",
+    "build": "building the workload",
+    "compile": "compiling",
+    "warm-up": "checking the loss, warming up",
+}
+
+
+class LineView:
+    """Plain lines, one for each thing that happened; for logs, pipes and CI.
+
+    Args:
+        console: Where to print.
+        watch: The study's time.
+    """
+
+    def __init__(self, console: Console, watch: Stopwatch) -> None:
+        self._console = console
+        self._watch = watch
+
+    def line(self, text: str) -> None:
+        """Prints one line with the study's time before it."""
+        minutes, seconds = divmod(int(self._watch.total_s), 60)
+        self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def stage(self, name: str, detail: str) -> None:
+        """See `told.View`."""
+        self.line(f"== {name}: {detail}")
+
+    def phase(self, what: str) -> None:
+        """See `told.View`; too fine for lines."""
+
+    def pair(self, ratios: list[float]) -> None:
+        """See `told.View`; too fine for lines."""
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        """See `evaluate.Watcher`."""
+        found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
+        trial = f"trial {run.trial}, " if run.trial else ""
+        self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
+
+    def floor(self, result: FloorResult) -> None:
+        """See `told.View`."""
+        for text in describe_floor(result):
+            self.line(text)
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """See `told.View`."""
+        self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """See `told.View`."""
+        self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
+        for warning in result.comparison.warnings if result.comparison else ():
+            self.note(warning)
+
+    def trial_of_other(self, result: TrialResult) -> None:
+        """See `told.View`."""
+        self.line(f"worker {result.by}, trial {result.number}: {shorten(result.settings)}")
+        self.line(f"  -> {describe_trial(result)}")
+
+    def finalist(self, result: FinalistResult) -> None:
+        """See `told.View`."""
+        trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
+        self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
+
+    def ablation(self, result: AblationResult) -> None:
+        """See `told.View`."""
+        self.line(f"  without {result.left_out}: {'kept' if result.kept else 'dropped'}, {result.reason}")
+
+    def note(self, text: str) -> None:
+        """See `told.View`."""
+        self.line(f"note: {text}")
+
+
+class LiveView(LineView):
+    """A panel that is redrawn in place, above which finished things scroll by as lines.
+
+    Args:
+        console: A terminal.
+        watch: The study's time.
+        name: Of the study.
+        budget_s: Time budget, if there is one.
+    """
+
+    def __init__(self, console: Console, watch: Stopwatch, *, name: str, budget_s: float | None) -> None:
+        super().__init__(console, watch)
+        self._name = name
+        self._budget_s = budget_s
+        self._stage = "starting"
+        self._detail = ""
+        self._what = ""
+        self._doing = ""
+        self._floor = ""
+        self._best = "none yet better than the default"
+        self._best_ratio = 1.0
+        self._durations: list[float] = []
+        self._left: int | None = None
+        self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def stage(self, name: str, detail: str) -> None:
+        """See `told.View`."""
+        super().stage(name, detail)
+        self._stage, self._detail, self._what, self._doing = name, detail, "", ""
+
+    def phase(self, what: str) -> None:
+        """See `told.View`."""
+        is_screen = what.startswith("screening")
+        self._doing = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
+
+    def pair(self, ratios: list[float]) -> None:
+        """See `told.View`."""
+        self._doing = (
+            f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
+        )
+
+    def floor(self, result: FloorResult) -> None:
+        """See `told.View`."""
+        super().floor(result)
+        self._floor = f"effects from about {format_share(result.floor.detectable)} can be found here"
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """See `told.View`."""
+        super().trial_starts(config, asked)
+        self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
+        self._left = asked - config.number + 1
+        self._doing = "starting a worker"
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """See `told.View`."""
+        super().trial_ends(result)
+        self._durations.append(result.duration_s)
+        if (told := result.prediction) is not None and told.ratio < self._best_ratio and result.failure is None:
+            self._best_ratio = told.ratio
+            self._best = f"trial {result.number}: {format_ratio(told.ratio)}, {PREDICTED}"
+        found = result.comparison.estimate if result.comparison else None
+        if found is not None and found.ratio < self._best_ratio and result.failure is None:
+            self._best_ratio = found.ratio
+            self._best = f"trial {result.number}: {format_estimate(found)}, not yet proven"
+
+    def finalist(self, result: FinalistResult) -> None:
+        """See `told.View`."""
+        super().finalist(result)
+        if result.verdict is Verdict.FASTER and result.estimate is not None:
+            self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"
+
+    def _panel(self) -> Group:
+        steps = Text("  ".join(f"[{s}]" if s == self._stage else s for s in STAGES), style="cyan")
+        left = ""
+        if self._stage == "search" and self._durations and self._left is not None:
+            left = f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left"
+        if self._budget_s is not None:
+            rest = f"budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left"
+            left = f"{left}, {rest}" if left else rest
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column()
+        for name, text in (
+            ("study", f"{self._name}, {format_seconds(self._watch.total_s)} so far"),
+            ("stage", self._detail),
+            ("now", self._what),
+            ("", self._doing),
+            ("best", self._best),
+            ("noise", self._floor),
+            ("time", left),
+        ):
+            if text:
+                table.add_row(name, Text(text))
+        return Group(Text(), steps, table)
+
+
+# ---------------------------------------------------------------------- words

@@ -1,0 +1,372 @@
+"""The commands on results: report, compare, export, verify, exec, library, best, recheck."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.results import Difference, Winner
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
+
+
+class PreferChoice(StrEnum):
+    """Which side wins a conflict between the winner and the caller's environment."""
+
+    winner = "winner"
+    mine = "mine"
+
+
+# ---------------------------------------------------------------------- report, compare
+
+
+def report(
+    run_path: RunArgument,
+    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
+    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
+) -> None:
+    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    from autotune.results import render_html, render_markdown
+    from autotune.rundir import Store
+
+    store = Store.open(run_path)
+    if markdown:
+        sys.stdout.write(render_markdown(store))
+    else:
+        _write(render_html(store), html or run_path / "report.html", hint="open it in a browser")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
+        ),
+    ] = "",
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+) -> None:
+    """Sets studies side by side: winners, which settings agree, which are dead where; refuses the incomparable."""
+    from autotune.model import AutotuneError
+    from autotune.results import compare_stores as set_side_by_side
+    from autotune.rundir import Store
+
+    if as_json + markdown + (html is not None) > 1:
+        raise AutotuneError("only one of --json, --md and --html must be given but got several")
+    table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
+    if as_json:
+        _print_json(table.to_json())
+    elif html is not None:
+        _write(table.to_html(), html, hint="open it in a browser")
+    else:
+        sys.stdout.write(table.to_markdown())
+
+
+# ---------------------------------------------------------------------- export, verify, exec
+
+
+def export(
+    run_path: RunArgument,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, toml, python or maxtext."),
+    ] = "env",
+    output: OutputOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
+    ] = False,
+    trial: Annotated[
+        int | None,
+        typer.Option(min=1, help="A set of the proven front, in a study by several objectives; default: the fastest."),
+    ] = None,
+) -> None:
+    """Writes the proven winner as a file, with its evidence in comments."""
+    from autotune.model import AutotuneError, close_matches
+    from autotune.results import USE, ExportFormat, render_export
+    from autotune.rundir import Store
+
+    if form not in set(ExportFormat):
+        legal = ", ".join(ExportFormat)
+        raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
+    text = render_export(Store.open(run_path), ExportFormat(form), trial=trial, even_predicted=force)
+    _write(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
+
+
+def verify(
+    file: FileArgument,
+    study: Annotated[
+        Path | None, typer.Option(help="Study file of the workload that is meant to run; compared too.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
+    from autotune.results import read_winner
+
+    winner = read_winner(file)
+    found, notes = _check(file, winner, study)
+    if as_json:
+        _print_json({"holds": not found, "differences": [d.model_dump() for d in found], "notes": notes})
+    else:
+        for difference in found:
+            print(f"differs  {difference}")
+        for note in notes:
+            print(f"note     {note}")
+        if not found:
+            print(f"holds    {winner.study}: this machine is as it was when it was proven")
+    if found:
+        raise typer.Exit(1)
+
+
+def _check(file: Path, winner: Winner, study: Path | None) -> tuple[list[Difference], list[str]]:
+    """In what a machine, a workload or the file itself differ from the proof, and what was not checked."""
+    from datetime import UTC, datetime
+
+    from autotune.model import PREDICTED, load_study
+    from autotune.results import Difference, differences, is_unchanged, this_machine
+
+    workload = load_study(study).workload_hash if study else None
+    here = this_machine(platform=winner.conditions.platform, workload=workload)
+    found, notes = differences(winner.conditions, here), []
+    if winner.is_predicted:
+        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
+    if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
+        found.append(Difference(field="file", proven="its text as exported", here="changed since"))
+    if workload is None:
+        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
+    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
+        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
+    if winner.soaked_s is None:
+        notes.append("it was never soaked: watch the first long run for hangs")
+    return found, notes
+
+
+def exec_(
+    context: typer.Context,
+    file: FileArgument,
+    prefer: Annotated[
+        PreferChoice | None, typer.Option(help="Who wins where your environment and the winner differ.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
+    ] = False,
+) -> None:
+    """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py."""
+    import os
+
+    from autotune.machine import caller_environment, merge_for_exec
+    from autotune.model import AutotuneError
+    from autotune.results import read_winner
+
+    command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
+    if not command:
+        raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
+    winner = read_winner(file)
+    found, _ = _check(file, winner, None)
+    if found and not force:
+        raise AutotuneError(
+            f"this machine must be as it was when {winner.study} was proven but differs in\n"
+            + "\n".join(f"  - {d}" for d in found)
+            + "\n  measure again here (autotune recheck), or run it all the same with --force"
+        )
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer.value if prefer else None)
+    for line in [*(f"not proven here, forced: {d}" for d in found), *lines]:
+        print(f"autotune: {line}", file=sys.stderr, flush=True)
+    try:
+        os.execvpe(command[0], command, merged)
+    except OSError as error:
+        raise AutotuneError(
+            f"the command must be one that can be started but {command[0]}: {error.strerror}"
+        ) from error
+
+
+# ---------------------------------------------------------------------- library, recheck
+
+library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
+LibraryOption = Annotated[Path, typer.Option("--library", help="Folder of the library.")]
+
+
+@library_app.command("add")
+def library_add(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
+    library: LibraryOption = Path("library"),
+) -> None:
+    """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
+    from autotune.results import add_to_library, read_winner
+
+    for run in runs:
+        print(add_to_library(read_winner(run), library))
+
+
+@library_app.command("list")
+def library_list(library: LibraryOption = Path("library"), as_json: JsonOption = False) -> None:
+    """Lists the winners of the library."""
+    from autotune.model import format_interval, format_ratio
+    from autotune.results import library_entries
+
+    known = library_entries(library)
+    if as_json:
+        _print_json([{"file": str(e.path), **e.winner.model_dump(mode="json")} for e in known])
+        return
+    for e in known:
+        c, found = e.winner.conditions, e.winner.estimate
+        ratio = f"{format_ratio(found.ratio)} {format_interval(found.low, found.high)}" if found else "-"
+        print(f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}")
+
+
+def best(
+    gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
+    jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
+    library: LibraryOption = Path("library"),
+    as_json: JsonOption = False,
+) -> None:
+    """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
+    from autotune.results import LibraryQuery, describe_entry, library_entries
+    from autotune.results import best_known as nearest
+
+    match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
+    if as_json:
+        entry = match.entry
+        _print_json(
+            {
+                "tested": match.is_tested,
+                "distance": list(match.distance),
+                "file": str(entry.path),
+                **entry.winner.model_dump(mode="json"),
+            }
+        )
+        return
+    for line in describe_entry(match):
+        print(line)
+
+
+def recheck(
+    file: FileArgument,
+    study: Annotated[
+        Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
+    from autotune.cli.live import LineView
+    from autotune.model import AutotuneError, Outcome, Stopwatch, load_study
+    from autotune.results import read_winner
+    from autotune.rundir import Store
+    from autotune.study import new_recheck, recheck_winner
+
+    winner = read_winner(file)
+    if study is not None:
+        spec, folder = load_study(study), study.resolve().parent
+    elif file.is_dir():
+        old = Store.open(file)
+        spec, folder = old.spec, Path(old.study_dir)
+    else:
+        raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
+    path = run_dir or _unfinished(Path("runs") / f"{spec.name}-recheck-{_today()}")
+    watch = Stopwatch()
+    view = LineView(_console(stderr=as_json), watch)
+    run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
+    conclusion = recheck_winner(run, winner)
+    if as_json:
+        _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+    else:
+        print(f"{conclusion.sentence}\neverything lies in {path}")
+    if conclusion.outcome is not Outcome.WINNER:
+        raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------------- T4
+
+t4_app = typer.Typer(help="T4, the interchange format of autotuning results.", no_args_is_help=True)
+
+
+@t4_app.command("export")
+def t4_export(run_path: RunArgument, output: OutputOption = None) -> None:
+    """Writes all trials of a run for other tools to read."""
+    from autotune.results import render_t4
+    from autotune.rundir import Store
+
+    _write(render_t4(Store.open(run_path)), output)
+
+
+@t4_app.command("show")
+def t4_show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A T4 file, gzipped or not.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every configuration as CSV.")] = False,
+) -> None:
+    """Checks a T4 file of any tool and shows what it holds."""
+    from autotune.results import read_t4
+
+    found = read_t4(file)
+    frame, objectives = found.frame(), found.results[0].objectives if found.results else ()
+    if as_csv:
+        frame.drop(columns="runtimes", errors="ignore").to_csv(sys.stdout, index=False)
+        return
+    if frame.empty:
+        print("no configurations")
+        return
+    print(f"{len(found.results)} configurations of {len(frame.columns) - 2 - len(objectives)} parameters")
+    for name, count in frame["invalidity"].value_counts().items():
+        print(f"  {name}: {count}")
+    for objective in objectives:
+        print(f"  {objective}: best {frame[objective].min():.6g}, median {frame[objective].median():.6g}")
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _write(text: str, output: Path | None, *, hint: str = "") -> None:
+    """Text to a file, whole or not at all, or to standard output."""
+    from autotune.rundir import write_atomically
+
+    if output is None:
+        sys.stdout.write(text)
+        return
+    write_atomically(output, text)
+    print(f"written to {output}" + (f"; {hint}" if hint else ""), file=sys.stderr)
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
+
+
+def _unfinished(path: Path) -> Path:
+    """A path, with a number after it if a run there has come to its end: that one must not be taken for a new one."""
+    from autotune.model import ConclusionRecord
+    from autotune.rundir import Store
+
+    for number in itertools.count(2):
+        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
+            break
+        path = path.with_name(f"{path.name.partition('+')[0]}+{number}")
+    return path
+
+
+def _today() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).strftime("%Y%m%d")
+
+
+def _console(*, stderr: bool) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=160, no_color=not sys.stderr.isatty())

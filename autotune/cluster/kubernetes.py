@@ -1,0 +1,180 @@
+"""A study as a Kubernetes Job: one pod for each worker, one shared volume, restarts that go on where a pod was stopped.
+
+The manifest is data: shown for a person to apply, never applied here. The study travels in a ConfigMap, the run
+directory lies on a volume that all pods share, and a storage's URL comes from a Secret.
+
+References:
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.cluster.submit import STORAGE_VARIABLE
+from autotune.model import STOPPED, StudyFileError, StudySpec
+
+STUDY_FOLDER = "/etc/autotune"
+RETRIES = 3
+"""How often one worker's pod may fail for good reasons of its own; evictions and clean stops do not count."""
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
+_RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRequest:
+    """What is asked of the cluster.
+
+    Attributes:
+        image: What the workers run in; it has autotune and the workload installed.
+        python: Its interpreter.
+        nodes: Workers, each a pod of its own.
+        gpus_per_node: GPUs of each pod.
+        time_s: Longest wall time, seconds.
+        grace_s: How long a pod has to stop cleanly.
+        claim: Name of the PersistentVolumeClaim that all pods share (ReadWriteMany).
+        mount: Where it is mounted.
+        run_dir: Run directory below `mount`.
+        options: Options of `autotune worker`.
+        with_storage: Whether the URL of a storage comes from a Secret.
+    """
+
+    image: str
+    python: str
+    nodes: int
+    gpus_per_node: int | None
+    time_s: float
+    grace_s: float
+    claim: str
+    mount: str
+    run_dir: str
+    options: tuple[str, ...] = ()
+    with_storage: bool = False
+
+
+def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dict[str, Any]]:
+    """The ConfigMap that holds the study, and the Job.
+
+    Raises:
+        StudyFileError: If the study cannot run as pods that know nothing of each other.
+    """
+    if spec.device.node_count > 1:
+        raise StudyFileError(
+            "a trial on Kubernetes must fit into one pod but the study has `device.node_count = "
+            f"{spec.device.node_count}`; run it under SLURM, or lower `device.node_count`"
+        )
+    if not _NAME.fullmatch(request.claim):
+        raise StudyFileError(f"--claim must be a name as Kubernetes has them but got {request.claim!r}")
+    name = _name(f"autotune-{spec.name}")
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"study.toml": study_text},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "autotune"}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": request.nodes,
+            "parallelism": request.nodes,
+            "backoffLimitPerIndex": RETRIES,
+            "activeDeadlineSeconds": int(request.time_s),
+            "podFailurePolicy": {
+                "rules": [
+                    # Told to stop before the end, or moved off its node: there is more to do, and nothing failed.
+                    {
+                        "action": "Ignore",
+                        "onExitCodes": {"containerName": "worker", "operator": "In", "values": [STOPPED]},
+                    },
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": _pod(name, request),
+        },
+    }
+    return [config, job]
+
+
+def _pod(name: str, request: PodRequest) -> dict[str, Any]:
+    gpus = {"nvidia.com/gpu": request.gpus_per_node} if request.gpus_per_node else {}
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    env: list[dict[str, Any]] = [{"name": "WORKER", "valueFrom": index}]
+    if request.with_storage:
+        secret = {"secretKeyRef": {"name": f"{name}-storage", "key": "url"}}
+        env.append({"name": STORAGE_VARIABLE, "valueFrom": secret})
+    return {
+        "metadata": {"labels": {"app.kubernetes.io/name": "autotune"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": int(request.grace_s),
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "worker",
+                    "image": request.image,
+                    # Kubernetes fills in $(WORKER) itself; no shell reads this.
+                    "command": [
+                        request.python, "-m", "autotune", "worker", f"{STUDY_FOLDER}/study.toml",
+                        "--run-dir", f"{request.mount}/{request.run_dir}", "--name", "pod-$(WORKER)",
+                        *(o.replace("$(", "$$(") for o in request.options),
+                    ],
+                    "env": env,
+                    "resources": {"limits": gpus} if gpus else {},
+                    "securityContext": {"allowPrivilegeEscalation": False},
+                    "volumeMounts": [
+                        {"name": "study", "mountPath": STUDY_FOLDER, "readOnly": True},
+                        {"name": "shared", "mountPath": request.mount},
+                        {"name": "memory", "mountPath": "/dev/shm"},
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "study", "configMap": {"name": name}},
+                {"name": "shared", "persistentVolumeClaim": {"claimName": request.claim}},
+                {"name": "memory", "emptyDir": {"medium": "Memory"}},
+            ],
+        },
+    }  # fmt: skip
+
+
+def to_yaml(documents: list[dict[str, Any]]) -> str:
+    """Documents as YAML; every text that could be read as something else is quoted as JSON, which YAML reads alike."""
+    return "---\n".join("\n".join(_lines(document)) + "\n" for document in documents)
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    if isinstance(value, dict) and value:
+        found = []
+        for key, item in value.items():
+            if isinstance(item, dict | list) and item:
+                found += [f"{indent}{_scalar(key)}:", *_lines(item, indent + "  ")]
+            else:
+                found.append(f"{indent}{_scalar(key)}: {_scalar(item)}")
+        return found
+    if isinstance(value, list) and value:
+        found = []
+        for item in value:
+            first, *rest = _lines(item, indent + "  ")
+            found += [f"{indent}- {first.strip()}", *rest]
+        return found
+    return [f"{indent}{_scalar(value)}"]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
+        return value
+    shown = json.dumps(value, ensure_ascii=False)  # as JSON writes them, pairs of surrogates are none in YAML
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in shown)
+
+
+def _name(text: str) -> str:
+    """A study's name as Kubernetes takes names: lower case, digits and hyphens, at most 50."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower())[:50].strip("-")

@@ -1,0 +1,324 @@
+"""A study as a SLURM job: the batch script, what the cluster says to it, and its submission.
+
+The script is plain bash that a person can read, change and submit by hand. It starts one worker on each node (trials
+run in parallel), or one driver for each group of nodes that a trial spans, passes the warning of the time limit on to
+them, and puts the job back into the queue if that was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.machine import ask_slurm, inside_slurm_job, slurm_client_environment, slurm_partitions
+from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, parse_duration
+
+MOST_REQUEUES = 100
+LONGEST_GRACE_S = 65_535
+STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
+"""Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
+
+_SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What is asked of the cluster.
+
+    Attributes:
+        nodes: Nodes in all, over the whole array if it is one.
+        gpus_per_node: GPUs of each node; None asks for none.
+        time_s: Longest wall time, seconds.
+        grace_s: How long before its end the job is told to stop.
+        array: One job for each worker, which may start at different times, instead of one for all.
+        requeue: Put a job that was stopped before its end back into the queue.
+        exclusive: Share the nodes with nobody: another job's noise would be in every measurement.
+        sbatch: More options for sbatch, as they are.
+        srun: More arguments for every srun.
+        container_image: For pyxis: what the workers run in.
+        container_mounts: For pyxis: its mounts.
+    """
+
+    partition: str | None
+    nodes: int
+    gpus_per_node: int | None
+    time_s: float
+    grace_s: float
+    array: bool = False
+    requeue: bool = False
+    exclusive: bool = True
+    account: str | None = None
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    container_image: str | None = None
+    container_mounts: str | None = None
+
+    @property
+    def srun_arguments(self) -> list[str]:
+        """More arguments for every srun, those for containers included."""
+        image, mounts = self.container_image, self.container_mounts
+        return [
+            *([f"--container-image={image}"] if image else []),
+            *([f"--container-mounts={mounts}"] if mounts else []),
+            *self.srun,
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a driver is called on a node.
+
+    Attributes:
+        python: The interpreter, as it is called there.
+        study: The study file, absolute.
+        run_dir: The run directory, absolute.
+        options: Options that `run` and `worker` share.
+    """
+
+    python: str
+    study: Path
+    run_dir: Path
+    options: tuple[str, ...] = ()
+
+    def command(self, verb: str) -> list[str]:
+        """The whole command, but for the worker's name."""
+        return [self.python, "-m", "autotune", verb, str(self.study), "--run-dir", str(self.run_dir), *self.options]
+
+    @property
+    def script(self) -> Path:
+        """Where the batch script lies: beside the run directory, which holds nothing but the run."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.sbatch")
+
+    def log(self, pattern: str) -> str:
+        """A log file beside the run directory, as SLURM takes it: it fills in the job's number and the like."""
+        return f"{str(self.run_dir).replace('%', '%%')}.slurm-{pattern}.log"
+
+
+def parse_time(text: str) -> float:
+    """Seconds in ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]``.
+
+    Raises:
+        StudyFileError: If it is none of them; a plain number says no unit, and SLURM's is not everybody's.
+    """
+    found = _SLURM_TIME.fullmatch(text.strip())
+    try:
+        if found is None:
+            return parse_duration(text)
+        days, *fields = found.groups()
+        if days is None and fields[2] is None:
+            raise ValueError("no unit")
+        hours, minutes, seconds = (int(f or 0) for f in fields)
+        total = int(days or 0) * 86_400.0 + hours * 3600 + minutes * 60 + seconds
+        if total <= 0:
+            raise ValueError("nothing")
+        return total
+    except ValueError as error:
+        raise StudyFileError(
+            f"a time limit must look like 8h, 90m, 08:00:00 or 1-12:00:00 but got {text!r}; say its unit"
+        ) from error
+
+
+def format_time(seconds: float) -> str:
+    """Seconds in SLURM's ``D-HH:MM:SS``, rounded up to whole ones."""
+    whole = int(-(-seconds // 1))
+    days, rest = divmod(whole, 86_400)
+    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+
+
+def check_request(spec: StudySpec, request: JobRequest) -> int:
+    """How many drivers the job has: one for each group of nodes that a trial spans.
+
+    Raises:
+        StudyFileError: If the nodes do not divide into such groups, or their GPUs do not suffice.
+    """
+    device = spec.device
+    if request.nodes % device.node_count:
+        raise StudyFileError(
+            f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
+            f"{request.nodes}; nodes that no trial can use would only wait"
+        )
+    if spec.replay is None and device.platform == "cuda":
+        gpus = (request.gpus_per_node or 0) * device.node_count
+        if gpus < (device.count or device.node_count):
+            raise StudyFileError(
+                f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} nodes has {gpus} "
+                f"and the study asks for {device.count or 'at least one on each node'}"
+            )
+    if not 1 <= request.grace_s <= LONGEST_GRACE_S or request.grace_s >= request.time_s:
+        raise StudyFileError(
+            f"--grace must be shorter than --time and at most {LONGEST_GRACE_S} s but got {request.grace_s:.0f} s of "
+            f"{request.time_s:.0f} s"
+        )
+    return request.nodes // device.node_count
+
+
+def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
+    """The batch script.
+
+    Raises:
+        StudyFileError: If a path or option holds what a batch script cannot.
+    """
+    drivers = check_request(spec, request)
+    storage = [f': "${{{STORAGE_VARIABLE}:?must hold the URL of the storage}}"'] if with_storage else []
+    parts = [
+        "#!/bin/bash",
+        *_directives(spec, request, program, drivers),
+        "",
+        f"# Made by `autotune submit` for the study {spec.name}; change it and submit it by hand as you like.",
+        "set -u",
+        *storage,
+        _HEAD,
+        *_start(spec, request, program, drivers),
+        _TAIL.format(stopped=STOPPED, requeue=int(request.requeue), most=MOST_REQUEUES),
+    ]
+    return "\n".join(parts)
+
+
+_HEAD = """
+children=()
+told=""
+tell() { told=$1; [ ${#children[@]} -eq 0 ] || kill -USR1 "${children[@]}" 2>/dev/null; }
+trap 'tell limit' USR1
+trap 'tell end' TERM
+"""
+
+_TAIL = """
+status=0
+for child in "${{children[@]}}"; do
+    while kill -0 "$child" 2>/dev/null; do wait "$child"; done # a trapped signal only interrupts `wait`
+    wait "$child"
+    code=$?
+    [ "$code" -gt "$status" ] && status=$code
+done
+# Stopped before the end ({stopped}), and not by scancel: there is more to do.
+again=0
+[ "$status" = {stopped} ] && again={requeue}
+[ "$told" = limit ] && [ "$status" != 0 ] && again={requeue}
+[ "$told" = end ] && again=0
+[ "$again" = 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ] && scontrol requeue "$SLURM_JOB_ID"
+exit "$status"
+"""
+
+
+def _directives(spec: StudySpec, request: JobRequest, program: Program, drivers: int) -> list[str]:
+    """The options of sbatch, one a line; those of the caller come last and win."""
+    nodes = spec.device.node_count if request.array else request.nodes
+    options = [
+        f"--job-name=autotune-{spec.name}",
+        *([f"--partition={request.partition}"] if request.partition else []),
+        *([f"--account={request.account}"] if request.account else []),
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        *([f"--gres=gpu:{request.gpus_per_node}"] if request.gpus_per_node else []),
+        *(["--exclusive", "--mem=0"] if request.exclusive else []),
+        f"--time={format_time(request.time_s)}",
+        f"--signal=B:USR1@{int(request.grace_s)}",
+        "--requeue" if request.requeue else "--no-requeue",
+        "--no-kill",  # a node that is lost must not take the others with it
+        *([f"--array=0-{drivers - 1}"] if request.array else []),
+        f"--output={program.log('%A_%a' if request.array else '%j')}",
+        "--open-mode=append",
+        *request.sbatch,
+    ]
+    return [f"#SBATCH {_directive(option)}" for option in options]
+
+
+def _directive(option: str) -> str:
+    """One option as sbatch reads it from a script."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", option):
+        return option
+    if any(c in '"\\' or not c.isprintable() for c in option):
+        raise StudyFileError(
+            f"an option of sbatch must not hold quotes, backslashes or control characters but got {option!r}; "
+            "choose another --run-dir or option"
+        )
+    name, equals, value = option.partition("=")
+    return f'{name}{equals}"{value}"' if equals else f'"{option}"'
+
+
+def worker_step(nodes: int, more: Sequence[str], program: Program) -> list[str]:
+    """``srun`` that starts one worker on each of a job's nodes, each called after its node and the job."""
+    named = 'exec "$@" --name "${SLURMD_NODENAME:-node}-$SLURM_JOB_ID"'
+    return [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none",
+        "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *more,
+        "sh", "-c", named, "worker", *program.command("worker"),
+    ]  # fmt: skip
+
+
+def _start(spec: StudySpec, request: JobRequest, program: Program, drivers: int) -> list[str]:
+    """The lines that start all drivers of the job in the background."""
+    per_trial = spec.device.node_count
+    if per_trial == 1:
+        own = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
+        nodes = 1 if request.array else request.nodes
+        line = shlex.join(worker_step(nodes, [*own, *request.srun_arguments], program))
+        return ["# One worker on each node: trials run in parallel.", f"{line} &", "children+=($!)"]
+    extra = f"export AUTOTUNE_SRUN={shlex.quote(shlex.join(request.srun_arguments))}" if request.srun_arguments else ""
+    lines = ["# Each trial spans several nodes: its ranks are steps of this job.", *([extra] if extra else [])]
+    if drivers == 1 and not request.array:
+        return [*lines, f"{shlex.join(program.command('run'))} &", "children+=($!)"]
+    return [
+        *lines,
+        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        f"for ((i = 0; i + {per_trial} <= ${{#nodes[@]}}; i += {per_trial})); do",
+        f'    AUTOTUNE_NODES=$(IFS=,; echo "${{nodes[*]:i:{per_trial}}}") \\',
+        f'        {shlex.join(program.command("worker"))} --name "${{nodes[i]}}-$SLURM_JOB_ID" &',
+        "    children+=($!)",
+        "done",
+    ]
+
+
+# ---------------------------------------------------------------------- the cluster
+
+
+def check_cluster(request: JobRequest, env: Mapping[str, str]) -> None:
+    """Refuses what this cluster accepts but would never start.
+
+    Raises:
+        LaunchError: If SLURM is not here, does not answer, or has no such partition, nodes or time.
+    """
+    if not inside_slurm_job():
+        raise LaunchError(
+            "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
+            "or show the script with --dry-run"
+        )
+    partitions = slurm_partitions(env)
+    if request.partition is None:
+        return
+    found = partitions.get(request.partition)
+    if found is None:
+        raise LaunchError(
+            f"--partition must be one of {', '.join(sorted(partitions)) or 'none'} but got {request.partition!r}"
+            f"{close_matches(request.partition, partitions)}"
+        )
+    if request.nodes > found.node_count and not request.array:
+        raise LaunchError(
+            f"--nodes must be at most {found.node_count}, all nodes of partition {request.partition}, but got "
+            f"{request.nodes}; SLURM would take the job and never start it"
+        )
+    if found.limit_s is not None and request.time_s > found.limit_s:
+        raise LaunchError(
+            f"--time must be at most {format_time(found.limit_s)}, the limit of partition {request.partition}, but got "
+            f"{format_time(request.time_s)}; with --requeue a study goes on over several jobs"
+        )
+
+
+def submit_job(program: Program, script: str, env: Mapping[str, str]) -> str:
+    """Writes the script and submits it; gives the job's number.
+
+    Raises:
+        LaunchError: If SLURM refuses it; then no script is left behind.
+    """
+    program.script.parent.mkdir(parents=True, exist_ok=True)
+    program.script.write_text(script, encoding="utf-8")
+    try:
+        # The caller's own job, if it is inside one, must not shape the new one.
+        said = ask_slurm(["sbatch", "--parsable", str(program.script)], slurm_client_environment(env))
+    except LaunchError:
+        program.script.unlink()
+        raise
+    return said.strip().partition(";")[0]

@@ -1,0 +1,146 @@
+"""Opens a screen for a study: its workload, on a described cluster or on this machine's CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autotune.compiler.compiler import CompileJob, Compiler, Progress
+from autotune.compiler.targets import Target, Topology
+from autotune.compiler.verdicts import Effect, Screen, ScreenReport, SettingReport
+from autotune.machine import caller_environment
+from autotune.model import StudyFileError, StudySpec
+from autotune.settings import Parameter, SearchSpace, load_catalog
+
+MOST_VALUES = 5
+"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+
+
+def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
+    """The study as it would be for that cluster, and the cluster.
+
+    Args:
+        spec: The study.
+        target: The GPU; None is this machine's CPU.
+        topology: The cluster; None takes the study's own devices, else one machine of the target.
+
+    Raises:
+        StudyFileError: If a study for GPUs, or a topology, comes without a target.
+    """
+    device = spec.device
+    if target is None:
+        if topology is not None or device.platform == "cuda":
+            raise StudyFileError(
+                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
+                "(see `autotune targets list`)"
+            )
+        topology = Topology(1, device.count or 1)
+    elif topology is None:
+        own = device.count // device.node_count if device.platform == "cuda" and device.count else None
+        usual = target.network.gpus_per_node if target.network else 1
+        topology = Topology(device.node_count, own or usual)
+    moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
+    return spec.model_copy(update={"device": moved}), topology
+
+
+@contextlib.contextmanager
+def open_screen(
+    spec: StudySpec,
+    *,
+    study_dir: Path,
+    target: Target | None,
+    topology: Topology | None = None,
+    cache_dir: Path | None = None,
+    limit_s: float = 900.0,
+    progress: Progress = lambda what: None,
+) -> Iterator[tuple[StudySpec, Screen]]:
+    """A screen with its compile worker, which ends with the block.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, where the user's own modules are found.
+        target: The GPU; None is this machine's CPU.
+        topology: The cluster; see `on_cluster`.
+        cache_dir: Where programs are kept; None keeps none.
+        limit_s: Longest time for one compilation.
+        progress: Told what is under way.
+
+    Raises:
+        StudyFileError: If the study runs a command, or the cluster does not fit.
+        LaunchError: If nothing can be compiled for GPUs with what is installed.
+    """
+    if spec.workload.entry is None:
+        raise StudyFileError(
+            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
+            "command; write the step as module:function (see workloads/example.py)"
+        )
+    moved, cluster = on_cluster(spec, target, topology)
+    job = CompileJob(
+        entry=spec.workload.entry,
+        options=spec.workload.options,
+        target=target,
+        topology=cluster,
+        paths=(str(study_dir),),
+        base=caller_environment(),
+    )
+    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
+        yield moved, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+
+
+def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
+    """The space without what measuring could not tell apart: dead settings, and values that do not fit in memory.
+
+    What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
+    fail that compile on one. A parameter that acts only under a value of a dead one goes with it.
+
+    Args:
+        space: As it was screened.
+        report: What the screen found.
+    """
+    found = {s.name: s for s in report.settings}
+    reasons = {n: _dead_reason(s, report) for n, s in found.items() if s.effect is Effect.DEAD}
+    fixed = {p.name: p.default_choice for p in space.parameters if p.name in reasons}
+    kept: list[Parameter] = []
+    for parameter in space.parameters:
+        if parameter.name in reasons:
+            continue
+        condition = dict(parameter.condition or {})
+        gone = [n for n in condition if n in fixed]
+        if any(fixed[n] not in condition[n] for n in gone):
+            reasons[parameter.name] = f"acts only with {', '.join(gone)}, which changes nothing here"
+            fixed[parameter.name] = parameter.default_choice
+            continue
+        left = {n: v for n, v in condition.items() if n not in fixed} or None
+        refused = _refused_values(found.get(parameter.name), report)
+        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
+        if choices == ():
+            reasons[parameter.name] = "no value of it compiles and fits here"
+            continue
+        kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
+    return SearchSpace(tuple(kept), {**space.left_out, **reasons})
+
+
+def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:
+    tried = ", ".join(v.value or "(empty)" for v in setting.values)
+    return f"dead here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
+
+
+def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
+    """Values that must not be launched; where not even the reference is said to fit, memory is not believed."""
+    values = setting.values if setting else ()
+    is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
+    return {v.value for v in values if (v.fits is False and believed) or (is_cpu and v.message)}
+
+
+def domains(space: SearchSpace) -> Mapping[str, list[str]]:
+    """Values to compile for each parameter of a search space; those that leave a setting alone are the reference."""
+    return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
+
+
+def spread(values: list[str]) -> list[str]:
+    """At most `MOST_VALUES` of some values, the first and the last among them."""
+    if len(values) <= MOST_VALUES:
+        return values
+    return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]

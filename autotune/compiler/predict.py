@@ -1,0 +1,297 @@
+"""Predicts the step time of a compiled program without its GPUs: roofline, collectives, simulated streams.
+
+A prediction is no measurement: nothing here knows how good a kernel is, how warm a GPU runs or what else
+uses the network. It is for ranking programs and for seeing where time goes.
+
+Sources:
+    Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
+    Kernels: xla/service/gpu/model/gpu_performance_model.cc and the cost model of Triton products, as XLA writes them
+        into `reification_cost`.
+    Reachable shares: `Calibration`; measured trials may replace them.
+    Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us
+        between
+        kernels of a stream, 0.5 us inside a graph.
+    Streams: xla/backends/gpu/runtime: a start waits for what its stream has been given so far, a done
+        makes it wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autotune.compiler.collective_time import collective_time
+from autotune.compiler.program import CompiledProgram, Op, OpKind
+from autotune.compiler.targets import Network, Target, Topology
+from autotune.model import StudyFileError
+
+MAIN = "compute"
+_EXACT_TRIPS = 3
+"""Iterations of a loop that are simulated; the rest take as long as the last of them."""
+
+SANE = 4.0
+"""Largest factor between a roofline and XLA's own estimate of a kernel at which that one is believed."""
+
+_RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Shares of the peaks that real kernels reach, and the cost of launches; defaults are published figures.
+
+    Attributes:
+        matrix_share: Of the matrix units' peak: large bf16 products of cuBLAS on H100 reach 0.7 to 0.8
+            (github.com/NVIDIA/cutlass, media/docs/profiler).
+        memory_share: Of the memory's rate: BabelStream reaches 0.9 to 0.93 on A100 and H100
+            (github.com/UoB-HPC/BabelStream).
+        kernel_gap_s: Between kernels of a stream.
+        graph_gap_s: Between kernels of a command buffer.
+        host_launch_s: Time of the host for one launch; a graph is one launch.
+        compute_scale: Measured over predicted time of kernels, see `autotune.compiler.calibrate`; 1 without.
+        exposed_scale: Likewise of communication.
+        idle_scale: Likewise of gaps.
+        source: Which measurements the three are from; empty without.
+    """
+
+    matrix_share: float = 0.72
+    memory_share: float = 0.90
+    kernel_gap_s: float = 0.9e-6
+    graph_gap_s: float = 0.5e-6
+    host_launch_s: float = 2.5e-6
+    compute_scale: float = 1.0
+    exposed_scale: float = 1.0
+    idle_scale: float = 1.0
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that ran on a stream.
+
+    Attributes:
+        count: How many times over it stands for: later iterations of a loop are one event.
+    """
+
+    stream: str
+    name: str
+    kind: str
+    start_s: float
+    end_s: float
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a step would take.
+
+    Attributes:
+        step_s: Predicted seconds of one step.
+        compute_s: Kernels on the compute stream.
+        communication_s: All collectives, hidden ones included.
+        exposed_s: Communication that computing waits for.
+        idle_s: The compute stream has nothing to do and waits for no collective: launches.
+        mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
+        unknown_loops: Loops whose length the compiler does not know; counted once.
+        events: The simulated time line.
+    """
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    mfu: float | None
+    tokens_per_s: float | None
+    unknown_loops: tuple[str, ...]
+    events: tuple[Event, ...] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, the time line left out; labelled as what it is."""
+        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
+        return {
+            "predicted": True,
+            **{n: getattr(self, n) for n in names},
+            "unknown_loops": list(self.unknown_loops),
+        }
+
+
+def predict_step(
+    program: CompiledProgram, target: Target, topology: Topology, calibration: Calibration | None = None
+) -> Prediction:
+    """Predicts one program.
+
+    Args:
+        program: Compiled for this target and topology.
+        target: The GPU.
+        topology: The cluster.
+        calibration: Shares of the peaks; published ones when None.
+
+    Raises:
+        StudyFileError: If the target's rates are not known (a file of the user's).
+    """
+    if target.network is None or not target.flops_per_s:
+        raise StudyFileError(
+            f"to predict, the rates of {target.name} must be known but its file has none; name one of "
+            "`autotune targets list`, or give the file the device_description_str of one of them"
+        )
+    shares = calibration or Calibration()
+    simulation = _Simulation(target, target.network, topology, shares)
+    simulation.run(program.schedule, MAIN)
+    done = simulation.totals
+    compute_s, exposed_s = done["compute"] * shares.compute_scale, done["exposed"] * shares.exposed_scale
+    idle_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"]) * shares.idle_scale
+    step_s = compute_s + exposed_s + idle_s
+    peak = target.flops_per_s["bf16"] * topology.device_count
+    flops, tokens = program.flops_per_step, program.tokens_per_step
+    return Prediction(
+        step_s=step_s,
+        compute_s=compute_s,
+        communication_s=done["communication"] * shares.exposed_scale,
+        exposed_s=exposed_s,
+        idle_s=idle_s,
+        mfu=flops / (peak * step_s) if flops and step_s else None,
+        tokens_per_s=tokens / step_s if tokens and step_s else None,
+        unknown_loops=tuple(sorted(simulation.unknown_loops)),
+        events=tuple(simulation.events),
+    )
+
+
+def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
+    """Seconds of one kernel or copy: XLA's own estimate, if it is near a roofline's, else that.
+
+    The roofline is the slowest of matrix units, scalar units and memory. XLA knows more of a fusion (which reads
+    repeat, how many threads there are), but its models give absurd figures for some: those are not taken.
+    """
+    kind = op.matrix_dtype or ""
+    rates = target.flops_per_s
+    name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
+    matrix = op.matrix_flops / (rates.get(name, rates["scalar"]) * shares.matrix_share)
+    roof_s = max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
+    is_sane = op.xla_s is not None and roof_s / SANE <= op.xla_s <= roof_s * SANE
+    return op.xla_s if is_sane and op.xla_s is not None else roof_s
+
+
+class _Simulation:
+    """Issues a schedule as the host does and keeps the clock of every stream."""
+
+    def __init__(self, target: Target, network: Network, topology: Topology, shares: Calibration) -> None:
+        self._target = target
+        self._network = network
+        self._gpus_per_node = topology.gpus_per_node
+        self._shares = shares
+        self._host = 0.0
+        self._clock: dict[str, float] = {MAIN: 0.0}
+        self._finished: dict[int, float] = {}
+        self._in_graph = False
+        self._is_recorded = True
+        self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
+        self.events: list[Event] = []
+        self.unknown_loops: set[str] = set()
+
+    @property
+    def end_s(self) -> float:
+        """When everything is done."""
+        return max(self._clock.values())
+
+    def run(self, ops: Sequence[Op], stream: str) -> None:
+        """Issues some entries on a stream."""
+        for op in ops:
+            if op.kind is OpKind.LOOP:
+                self._loop(op, stream)
+            elif op.kind is OpKind.GRAPH:
+                self._graph(op, stream)
+            elif op.kind is OpKind.START:
+                self._start(op, stream)
+            elif op.kind is OpKind.DONE:
+                self._done(op, stream)
+            elif op.kind is OpKind.BRANCH:
+                self._branch(op, stream)
+            elif op.collective is not None:
+                best = collective_time(op.collective, self._network, self._gpus_per_node)
+                self._launch(op, stream, best.seconds, "communication")
+            elif op.kind in (OpKind.KERNEL, OpKind.COPY):
+                self._launch(op, stream, kernel_time(op, self._target, self._shares), "compute")
+            else:
+                self.run(op.content, stream)
+
+    def _launch(self, op: Op, stream: str, seconds: float, kind: str) -> None:
+        gap = self._shares.graph_gap_s if self._in_graph else self._shares.kernel_gap_s
+        if not self._in_graph:
+            self._host += self._shares.host_launch_s
+        begin = max(self._clock.get(stream, 0.0) + gap, self._host)
+        self._clock[stream] = begin + seconds
+        if kind == "communication":
+            self.totals["communication"] += seconds
+            if stream == MAIN:  # nothing else runs there meanwhile
+                self.totals["exposed"] += seconds
+        elif stream == MAIN:
+            self.totals["compute"] += seconds
+        if self._is_recorded:
+            self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
+
+    def _graph(self, op: Op, stream: str) -> None:
+        """One launch of the host for all that a command buffer holds."""
+        if not self._in_graph:
+            self._host += self._shares.host_launch_s
+            self._clock[stream] = max(self._clock.get(stream, 0.0), self._host)
+        outer, self._in_graph = self._in_graph, True
+        self.run(op.content, stream)
+        self._in_graph = outer
+
+    def _start(self, op: Op, stream: str) -> None:
+        """Content on another stream, after everything that this one has been given so far."""
+        other = op.stream or "stream"
+        self._clock[other] = max(self._clock.get(other, 0.0), self._clock.get(stream, 0.0))
+        self.run(op.content, other)
+        if op.async_id is not None:
+            self._finished[op.async_id] = self._clock[other]
+
+    def _done(self, op: Op, stream: str) -> None:
+        ready = self._finished.get(op.async_id, 0.0) if op.async_id is not None else 0.0
+        now = self._clock.get(stream, 0.0)
+        if ready > now:
+            self._clock[stream] = ready
+            if stream == MAIN:
+                self.totals["exposed"] += ready - now
+                if self._is_recorded:
+                    self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
+
+    def _branch(self, op: Op, stream: str) -> None:
+        """The branch that takes longest: which one is taken is not known."""
+        longest = max(op.content, key=lambda b: _rough(b, self._target, self._shares), default=None)
+        if longest is not None:
+            self.run(longest.content, stream)
+
+    def _loop(self, op: Op, stream: str) -> None:
+        """Some iterations exactly; the clocks then move on by the last one for each that is left."""
+        if op.trip_count is None:
+            self.unknown_loops.add(op.name)
+        trips = 1 if op.trip_count is None else op.trip_count
+        before, totals = self._state(), dict(self.totals)
+        for _ in range(min(trips, _EXACT_TRIPS)):
+            before, totals = self._state(), dict(self.totals)
+            self.run(op.condition, stream)
+            self.run(op.content, stream)
+        left = trips - _EXACT_TRIPS
+        if left <= 0:
+            return
+        one = self._clock.get(stream, 0.0) - before["stream:" + stream]
+        began = self._clock.get(stream, 0.0)
+        self._host += (self._host - before["host"]) * left
+        for name, clock in list(self._clock.items()):
+            if clock > before.get("stream:" + name, 0.0):  # a stream that the loop uses
+                self._clock[name] = clock + one * left
+        for name in self.totals:
+            self.totals[name] += (self.totals[name] - totals[name]) * left
+        if self._is_recorded:
+            label = f"{left} more iterations of {op.name}"
+            self.events.append(Event(stream, label, "loop", began, began + one * left, count=left))
+
+    def _state(self) -> Mapping[str, float]:
+        return {"host": self._host, **{"stream:" + n: c for n, c in self._clock.items()}}
+
+
+def _rough(op: Op, target: Target, shares: Calibration) -> float:
+    """Kernel seconds of everything below an entry, for comparing branches."""
+    own = kernel_time(op, target, shares)
+    return own + sum(_rough(inner, target, shares) * (op.trip_count or 1) for inner in (*op.content, *op.condition))

@@ -1,0 +1,250 @@
+"""Reads XLA's dump of the thunk sequence (what the host really issues) and joins it with the HLO."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from autotune.compiler import kernel_work as work
+from autotune.compiler.hlo import Computation, Instruction, Module, device_groups
+from autotune.compiler.program import Collective, Op, OpKind
+
+_THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
+_SECTION = re.compile(r"^\s*(\w+):\s*$")
+_NAME = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
+_LINKS = re.compile(r"\[(?:source|prev=)[^\]]*\]")
+
+_KINDS = {
+    "CommandBuffer": OpKind.GRAPH,
+    "AsyncStart": OpKind.START,
+    "AsyncDone": OpKind.DONE,
+    "While": OpKind.LOOP,
+    "Conditional": OpKind.BRANCH,
+    "Copy": OpKind.COPY,
+    "Memcpy": OpKind.COPY,
+    "DeviceToDeviceCopy": OpKind.COPY,
+    "CustomKernel": OpKind.KERNEL,
+    "Kernel": OpKind.KERNEL,
+    "Gemm": OpKind.KERNEL,
+    "CublasLtMatmul": OpKind.KERNEL,
+    "Cudnn": OpKind.KERNEL,
+    "CustomCall": OpKind.KERNEL,
+    "Memset32BitValue": OpKind.KERNEL,
+    "MemzeroThunk": OpKind.KERNEL,
+}
+COLLECTIVE_OPCODES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
+    "collective-broadcast", "send", "recv",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Thunk:
+    """One line of the dump with what is nested below it."""
+
+    number: int
+    kind: str
+    text: str
+    indent: int
+    sections: dict[str, list[Thunk]] = field(default_factory=dict)
+    current: str = ""
+
+    @property
+    def nested(self) -> list[Thunk]:
+        """All below it but a loop's condition."""
+        return [t for name, section in self.sections.items() if name != "condition" for t in section]
+
+
+def parse_thunks(text: str) -> list[Thunk]:
+    """The thunks of a dump, nested as they run.
+
+    A line ``condition:`` or ``body:`` belongs to the innermost loop that is open; the dump does not
+    indent it reliably.
+    """
+    top = Thunk(-1, "", "", -1)
+    stack = [top]
+    for line in text.splitlines():
+        section = _SECTION.match(line)
+        if section:
+            _open_section(stack, section[1])
+            continue
+        found = _THUNK.match(line)
+        if not found:
+            continue
+        thunk = Thunk(int(found[2]), found[3], found[4].strip(), len(found[1]))
+        while len(stack) > 1 and stack[-1].indent >= thunk.indent:
+            stack.pop()
+        stack[-1].sections.setdefault(stack[-1].current, []).append(thunk)
+        stack.append(thunk)
+    return top.sections.get("", [])
+
+
+def _open_section(stack: list[Thunk], name: str) -> None:
+    """Says of which loop or branch the next deeper lines are a part."""
+    for thunk in reversed(stack):
+        if thunk.kind == "While" and (name == "condition" or thunk.current == "condition"):
+            if name == "condition" and thunk.current:
+                continue
+            thunk.current = name
+            return
+        if thunk.kind == "Conditional" and name != "condition" and name != "body":
+            thunk.current = name
+            return
+
+
+def parse_names(text: str) -> dict[int, str]:
+    """Thunk number to the HLO instruction that it came from."""
+    return {int(number): name for name, number in _NAME.findall(text)}
+
+
+def fingerprint(hlo_digest: str, thunks: str) -> str:
+    """Names a program compiled for a described GPU.
+
+    Args:
+        hlo_digest: Digest of the optimized module without metadata; see
+            `autotune.child.fingerprint.strip_hlo`.
+        thunks: The dump of the thunk sequence; the notes on neighbours in it say nothing new.
+    """
+    return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
+
+
+class Reader:
+    """Turns thunks into the schedule of one program.
+
+    Args:
+        module: Its optimized HLO.
+        names: Thunk number to HLO instruction.
+        device_count: All GPUs of the topology.
+        gpus_per_node: GPUs of one machine, to see which groups cross machines.
+    """
+
+    def __init__(self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int) -> None:
+        self._module = module
+        self._names = names
+        self._device_count = device_count
+        self._gpus_per_node = gpus_per_node
+        self._index: dict[str, tuple[Computation, Instruction]] = module.index()
+
+    def schedule(self, thunks: Iterable[Thunk]) -> tuple[Op, ...]:
+        """The thunks as entries of a schedule."""
+        return tuple(self._op(t) for t in thunks)
+
+    def _op(self, thunk: Thunk) -> Op:
+        name = self._names.get(thunk.number, "")
+        found = self._index.get(name)
+        content = self.schedule(thunk.nested)
+        kind = _KINDS.get(thunk.kind, OpKind.OTHER)
+        number = re.search(r"async_id=(\d+)", thunk.text)
+        fields: dict[str, object] = {
+            "name": name or thunk.kind,
+            "detail": thunk.kind,
+            "content": content,
+            "async_id": int(number[1]) if number else None,
+        }
+        if kind is OpKind.START:
+            stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
+            return Op(kind=kind, stream=stream[1] if stream else "stream", **fields)
+        if kind is OpKind.BRANCH:
+            fields["content"] = tuple(
+                Op(kind=OpKind.OTHER, name=branch, content=self.schedule(inside))
+                for branch, inside in thunk.sections.items()
+            )
+            return Op(kind=kind, **fields)
+        if kind is OpKind.LOOP:
+            trip_count = found[1].attribute(r'"known_trip_count":\{"n":"(\d+)"\}') if found else None
+            condition = self.schedule(thunk.sections.get("condition", ()))
+            return Op(kind=kind, condition=condition, trip_count=int(trip_count) if trip_count else None, **fields)
+        collective = self._collective(found, thunk)
+        if collective is not None:
+            return Op(kind=OpKind.COLLECTIVE, collective=collective, **fields)
+        if kind in (OpKind.GRAPH, OpKind.DONE) or found is None:
+            return Op(kind=kind, **fields)
+        if thunk.kind == "DynamicSliceFusion":  # it runs its content at computed addresses; the fusion says how much
+            kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
+            fields["content"] = ()
+        return self._kernel(kind, fields, *found)
+
+    def _kernel(
+        self, kind: OpKind, fields: dict[str, object], computation: Computation, instruction: Instruction
+    ) -> Op:
+        """A kernel or copy with its work; other thunks (events, ids) are kept without."""
+        if kind is OpKind.OTHER:
+            return Op(kind=kind, **fields)
+        done = work.count(self._module, computation, instruction)
+        fields["detail"] = _what(self._module, instruction)
+        return Op(
+            kind=kind, flops=done.flops, matrix_flops=done.matrix_flops, matrix_dtype=done.matrix_dtype,
+            bytes=done.bytes, xla_s=_estimate(instruction, is_matrix=done.matrix_flops > 0), **fields,
+        )  # fmt: skip
+
+    def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
+        """The collective that a thunk runs, if it is one; starts and dones around it are not."""
+        if found is None or thunk.sections:
+            return None
+        computation, instruction = found
+        own_kernel = thunk.kind == "CollectiveKernel" or instruction.opcode == "fusion"
+        if instruction.opcode in ("fusion", "async-start") and "calls" in instruction.called:
+            computation = self._module.computations[instruction.called["calls"]]
+            inner = [i for i in computation.instructions.values() if _collective_kind(i)]
+            if not inner:
+                return None
+            instruction = inner[0]
+        kind = _collective_kind(instruction)
+        if kind is None or "Done" in thunk.kind:
+            return None
+        operands = [a for arrays in self._module.operand_arrays(computation, instruction) for a in arrays]
+        groups = device_groups(instruction, self._device_count)
+        size = len(groups[0]) if kind != "collective-permute" else 2
+        moved = [g for g in groups if len(set(g)) > 1] or groups
+        per_gpu = sum(a.bytes for a in operands)
+        return Collective(
+            kind=kind,
+            bytes=per_gpu * size if kind == "all-gather" else per_gpu,
+            dtype=operands[0].dtype if operands else "",
+            array_count=len(operands),
+            group_size=size,
+            node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
+            implementation="kernel" if own_kernel else "nccl",
+        )
+
+
+def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
+    """Seconds that XLA's cost model for this kind of kernel gives; it writes microseconds, by several models."""
+    text = instruction.attribute(r'"reification_cost":(\[[^\]]*\])')
+    times = {e.get("name"): e.get("exec_time_us", 0.0) for e in json.loads(text)} if text else {}
+    found = times.get("experimental-gemm-cost-model" if is_matrix else "", 0.0)
+    return float(found) * 1e-6 or None
+
+
+def _collective_kind(instruction: Instruction) -> str | None:
+    opcode = instruction.opcode.removesuffix("-start")
+    return opcode if opcode in COLLECTIVE_OPCODES else None
+
+
+def _what(module: Module, instruction: Instruction) -> str:
+    """What people call a kernel: the kind of fusion, or the target of a custom call."""
+    if instruction.opcode == "custom-call":
+        return instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
+    if instruction.opcode == "fusion":
+        kind = instruction.attribute(r'"fusion_backend_config":\{.*?"kind":"(\w+)"')
+        plain = instruction.attribute(r"kind=k(\w+)") or ""
+        return kind.strip("_") if kind else f"{plain.lower()} fusion"
+    return instruction.opcode
+
+
+def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
+    """Instructions outside of fusions by opcode, and custom calls by target."""
+    fused = {
+        i.called.get("calls")
+        for c in module.computations.values()
+        for i in c.instructions.values()
+        if i.opcode == "fusion"
+    }
+    outside = [i for c in module.computations.values() if c.name not in fused for i in c.instructions.values()]
+    opcodes = Counter(i.opcode for i in outside)
+    targets = Counter(_what(module, i) for i in outside if i.opcode == "custom-call")
+    return dict(sorted(opcodes.items())), dict(sorted(targets.items()))

@@ -1,0 +1,84 @@
+"""The devices that a driver works on, each held by one study at a time on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from autotune.model import LaunchError, StudyFileError
+
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Device ids from a list such as ``0,1`` or ``4-7``; ids of NVIDIA's UUID form stay as they are.
+
+    Raises:
+        StudyFileError: If the list is malformed or names a device twice.
+    """
+    found: list[str] = []
+    for part in (p.strip() for p in text.split(",")):
+        span = re.fullmatch(r"(\d+)-(\d+)", part)
+        if span and int(span[1]) <= int(span[2]):
+            found += [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
+        elif _DEVICE.fullmatch(part) and not span:
+            found.append(part)
+        else:
+            raise StudyFileError(f"devices must be given like 0,1 or 4-7 but got {text!r}")
+    if len(set(found)) != len(found):
+        raise StudyFileError(f"each device must be named once but got {text!r}")
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def held_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
+    """Holds some devices of this machine against every other study of this user.
+
+    Args:
+        kind: ``cuda`` or ``cpu``.
+        devices: Ids as `parse_devices` gives them.
+
+    Raises:
+        LaunchError: If another study has one of them, with its process.
+    """
+    folder = Path(tempfile.gettempdir()) / f"autotune-slots-{os.getuid()}"
+    with contextlib.ExitStack() as stack:
+        for device in sorted(devices):
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                name = folder / f"{kind}-{device.replace('/', '_')}"
+                lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise LaunchError(
+                    f"{folder} must be writable, to hold devices against other studies, but: {error.strerror}; "
+                    "name another temporary folder with TMPDIR"
+                ) from error
+            stack.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
+                raise LaunchError(
+                    f"a device must be used by one study at a time but {kind} device {device} is in use by another "
+                    f"(process {holder}); name other devices with --devices, or wait"
+                ) from None
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+
+
+def worker_name(environment: Mapping[str, str], host: str, devices: Sequence[str]) -> str:
+    """What a worker is called unless told: its machine and devices, or its place in a SLURM job.
+
+    The name lasts over a restart, so that the worker's noise floor is not measured again.
+    """
+    parts = [host.split(".")[0]]
+    if (job := environment.get("SLURM_JOB_ID")) is not None:
+        parts += [job, environment.get("SLURM_LOCALID", "0")]
+    parts += devices
+    return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)).lstrip("._-")[:100]

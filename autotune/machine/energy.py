@@ -1,0 +1,180 @@
+"""How many joules the devices drew while a block ran, from the counters that they keep themselves.
+
+On GPUs NVML's total energy counter, on Linux CPUs the RAPL counters where they may be read. The number is that of the
+whole device between the start and the end of the block: it holds what the device draws when it idles, and what any
+other process does on it meanwhile. Where turns are taken the other arm's process waits, in both arms alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.machine.telemetry import GpuWatch
+from autotune.model import EnergyUse, Pair, StudySpec
+from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
+
+T = TypeVar("T")
+
+POWERCAP = Path("/sys/class/powercap")
+
+NVML_SHORTEST_S = 0.5
+"""Shortest block whose energy NVML can tell, seconds: newer GPUs move their counter every 20 to 100 ms (PETSc's manual,
+PetscLogGpuEnergyMeter), and what falls between two moves counts for the neighbouring block."""
+
+RAPL_SHORTEST_S = 0.02
+"""Likewise of RAPL, which moves about a thousand times a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """One counter of energy that only rises.
+
+    Attributes:
+        read_j: Gives its reading in joules; None if it does not answer now.
+        range_j: Where it starts again from 0, joules; None if it does not.
+    """
+
+    read_j: Callable[[], float | None]
+    range_j: float | None = None
+
+    def used_j(self, before: float | None, after: float | None) -> float | None:
+        """Joules between two readings that are less than one range apart."""
+        if before is None or after is None:
+            return None
+        if after >= before:
+            return after - before
+        return after - before + self.range_j if self.range_j is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyMeter:
+    """Counts what the devices of a study draw while something runs.
+
+    Attributes:
+        counters: Of all devices; empty where none can be read.
+        source: Who counts, in words.
+        shortest_s: Shortest time, in seconds, over which the counters can be trusted.
+    """
+
+    counters: tuple[Counter, ...] = ()
+    source: str = "nothing"
+    shortest_s: float = 0.0
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether there is anything to read."""
+        return bool(self.counters)
+
+    def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
+        """Does something; gives its result, and the joules drawn meanwhile or None where they are not known."""
+        before = [counter.read_j() for counter in self.counters]
+        result = work()
+        used = [c.used_j(b, c.read_j()) for c, b in zip(self.counters, before, strict=True)]
+        known = [j for j in used if j is not None]
+        return result, sum(known) if known and len(known) == len(used) else None
+
+    def use_of(self, pairs: Sequence[Pair], *, sandwiches: bool = False) -> EnergyUse | None:
+        """Energy of both arms; None if it was not counted in every block, or blocks were too short for the counters.
+
+        Args:
+            pairs: All pairs of a measurement.
+            sandwiches: They are two for each sandwich.
+        """
+        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.reference_s))]
+        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.candidate_s))]
+        durations = sorted(sum(steps) for p in pairs for steps in (p.reference_s, p.candidate_s))
+        if not len(reference) == len(candidate) == len(pairs) > 0 or durations[len(durations) // 2] < self.shortest_s:
+            return None
+        if sandwiches:
+            runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)
+            estimate = estimate_sandwiches([Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in runs])
+        else:
+            estimate = estimate_pairs([math.log(c / r) for r, c in zip(reference, candidate, strict=True)])
+        return EnergyUse(
+            source=self.source,
+            reference_step_j=sum(reference) / len(reference),
+            candidate_step_j=sum(candidate) / len(candidate),
+            estimate=estimate,
+        )
+
+
+NO_METER = EnergyMeter()
+
+
+def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powercap: Path = POWERCAP) -> EnergyMeter:
+    """The meter of a study's devices; one that counts nothing unless every device of it can be read from here.
+
+    Args:
+        spec: The study.
+        gpus: The GPUs that are visible here.
+        is_shared: Several workers share the study, perhaps on the cores of one processor, whose counter is of all.
+        powercap: Where Linux has its RAPL counters.
+    """
+    if spec.replay is not None or spec.device.node_count > 1:
+        return NO_METER
+    if spec.device.platform == "cpu":
+        return NO_METER if is_shared else rapl_meter(powercap)
+    readers = gpus.energy_readers(spec.device.count)
+    if not readers or any(read_j() is None for read_j in readers):
+        return NO_METER
+    plural = "s" if len(readers) > 1 else ""
+    return EnergyMeter(
+        counters=tuple(Counter(read_j=read_j) for read_j in readers),
+        source=f"NVML, {len(readers)} GPU{plural}",
+        shortest_s=NVML_SHORTEST_S,
+    )
+
+
+def rapl_meter(powercap: Path) -> EnergyMeter:
+    """A meter of all processor packages and the memory beside them; one that counts nothing if any is unreadable."""
+    zones = [z for z in sorted(powercap.glob("intel-rapl:*")) if _text(z / "name").startswith(("package", "dram"))]
+    packages = sum(_text(z / "name").startswith("package") for z in zones)
+    counters = tuple(_zone(z) for z in zones)
+    if not packages or any(c.read_j() is None for c in counters):
+        return NO_METER
+    source = f"RAPL, {packages} processor package{'s' if packages > 1 else ''}"
+    if len(zones) > packages:
+        source += " and memory"
+    return EnergyMeter(counters=counters, source=source, shortest_s=RAPL_SHORTEST_S)
+
+
+def why_not(spec: StudySpec) -> str:
+    """What a user can do whose study asks for energy where nothing counts it."""
+    if spec.replay is not None:
+        return "a replayed study has no device that draws any"
+    if spec.device.node_count > 1:
+        return "counters are read by the driver, which sees those of its own machine only; use device.node_count = 1"
+    if spec.device.platform == "cuda":
+        return (
+            "NVML must answer for every GPU (Volta or newer; not for parts of one that MIG made): "
+            "pip install 'xla-autotune[gpu]', and see `autotune doctor`"
+        )
+    return (
+        f"the RAPL counters under {POWERCAP} must be readable, which most systems allow to root only "
+        f"(chmod a+r {POWERCAP}/intel-rapl*/energy_uj), and virtual machines have none"
+    )
+
+
+def _step_j(joules: float | None, steps: Sequence[float]) -> float | None:
+    return None if joules is None else joules / len(steps)
+
+
+def _zone(zone: Path) -> Counter:
+    top = _text(zone / "max_energy_range_uj")
+    return Counter(read_j=lambda: _joules(zone / "energy_uj"), range_j=int(top) / 1e6 if top.isdigit() else None)
+
+
+def _joules(file: Path) -> float | None:
+    text = _text(file)
+    return int(text) / 1e6 if text.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

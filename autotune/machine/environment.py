@@ -1,0 +1,276 @@
+"""The environment of a child process, and the provenance of a result; the only reader of `os.environ`.
+
+A worker gets the caller's environment, less everything that steers performance, plus exactly the settings under
+trial: what a user sources from an exported file is what was measured. Only allow-listed variables are ever stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.model import FlagSet, LaunchError, SettingError, kind_of
+
+STEERING = re.compile(
+    r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"
+    r"|JAX_(OPTIMIZATION_LEVEL|MEMORY_FITTING_LEVEL|ENABLE_PGLE|PGLE_.*|COMPILATION_CACHE_EXPECT_PGLE"
+    r"|DEFAULT_MATMUL_PRECISION|COMPILER_ENABLE_REMAT_PASS|CPU_ENABLE_ASYNC_DISPATCH|DISABLE_JIT"
+    r"|DISABLE_MOST_OPTIMIZATIONS|DEBUG_NANS|ENABLE_X64|NUM_CPU_DEVICES|PLATFORMS|PLATFORM_NAME)"
+    r"|NCCL_(PROTO|ALGO|NVLS_ENABLE|BUFFSIZE|LL_BUFFSIZE|LL128_BUFFSIZE|MAX_NCHANNELS|MIN_NCHANNELS|NTHREADS"
+    r"|MAX_CTAS|MIN_CTAS|LAUNCH_MODE|P2P_.*CHUNKSIZE|NVLS_CHUNKSIZE|CUMEM_ENABLE)"
+    r"|CUDA_DEVICE_MAX_CONNECTIONS|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS"
+    r"|MALLOC_[A-Z_]+|GLIBC_TUNABLES|LD_PRELOAD"
+)
+"""Variables that change speed or results: taken out of the caller's environment before settings go in.
+
+Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
+
+FORBIDDEN = frozenset(
+    {"PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "IFS", "ENV", "BASH_ENV", "SHELL", "USER"}
+)
+"""Variables that no study may set: they change which program runs, not how fast it is."""
+
+_NOT_FOR_TRIALS = re.compile(
+    r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
+    r"|PMI_.*|PMIX_.*"
+)
+"""What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;
+and where results are mirrored, perhaps with a password, which is no trial's business."""
+
+_STORED = re.compile(
+    STEERING.pattern
+    + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
+)
+
+_DISTRIBUTIONS = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "optuna",
+    "numpy",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+)
+
+
+def caller_environment() -> dict[str, str]:
+    """A copy of the environment in which the command was called."""
+    return dict(os.environ)
+
+
+def steering_settings(environment: Mapping[str, str]) -> FlagSet:
+    """The settings of an environment that steer XLA, JAX, NCCL or the allocator: XLA_FLAGS taken apart, the rest whole.
+
+    Raises:
+        SettingError: If XLA_FLAGS is not of the form that XLA parses.
+    """
+    skip = {"XLA_FLAGS", "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES", "LD_PRELOAD"}
+    names = [n for n in environment if n not in skip and STEERING.fullmatch(n)]
+    return FlagSet.from_environment(environment, names)
+
+
+def child_environment(
+    base: Mapping[str, str], settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
+) -> dict[str, str]:
+    """The whole environment of a worker: the caller's, less what steers, plus exactly `settings`.
+
+    Args:
+        base: The caller's environment.
+        settings: The settings under trial, baseline merged in.
+        platform_name: ``cpu`` or ``cuda``; given to JAX_PLATFORMS.
+        virtual_devices: On CPU, how many devices JAX shall make.
+
+    Raises:
+        SettingError: If a setting would change which program runs.
+    """
+    refuse_forbidden(settings)
+    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
+    env["JAX_PLATFORMS"] = platform_name
+    if virtual_devices is not None:
+        env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
+    # One shared cache would let one trial's compilation or autotuning reach another: its key ignores
+    # NCCL_*, CUDA_* and memory variables.
+    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    env["PYTHONUNBUFFERED"] = "1"
+    env.update(settings.to_environment())
+    return env
+
+
+def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
+    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
+
+    Raises:
+        LaunchError: If this machine does not have those cores.
+    """
+    if platform_name == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return
+    try:
+        os.sched_setaffinity(0, {int(d) for d in devices})
+    except (ValueError, OSError) as error:
+        usable = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
+        raise LaunchError(
+            f"devices of a CPU must be cores that this process may use ({usable}) but got {','.join(devices)}"
+        ) from error
+
+
+def visible_gpus() -> str:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES gives them; empty if nothing is known of any."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return named
+    with contextlib.suppress(OSError):
+        return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
+    return ""
+
+
+def data_dir() -> Path:
+    """Where what studies of this user learn for later ones is kept (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "autotune"
+
+
+def refuse_forbidden(settings: Mapping[str, str]) -> None:
+    """Refuses settings that would change which program runs.
+
+    Raises:
+        SettingError: If there is one, with its name.
+    """
+    for name in settings:
+        if name in FORBIDDEN or name.startswith(("LD_", "AUTOTUNE_")):
+            raise SettingError(
+                f"a study may set what steers XLA, JAX, NCCL or the allocator but {name} changes which program "
+                "runs; take it out of the settings"
+            )
+
+
+def storable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that may be kept in a run directory: an allow-list, so secrets never are."""
+    return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
+
+
+def without_passwords(text: str) -> str:
+    """Text, such as a command or a message, with the passwords of its URLs struck out."""
+    text = re.sub(r"(://[^:/@\s]*:)[^/\s]+@", r"\1***@", text)
+    return re.sub(r"\b(\w*(?:password|passwd|secret|token))=[^&\s]+", r"\1=***", text, flags=re.IGNORECASE)
+
+
+def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:
+    """What a person sets by hand to run under `settings` as a worker does."""
+    empty: dict[str, str] = {}
+    env = child_environment(empty, settings, platform_name=platform_name, virtual_devices=virtual_devices)
+    env.pop("PYTHONUNBUFFERED")
+    return env
+
+
+def make_provenance() -> dict[str, Any]:
+    """Where and with what a result was made: versions, machine, load; nothing that identifies a person."""
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": utc_now(),
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        **_driver(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1min": round(psutil.getloadavg()[0], 2),
+    }
+
+
+def _driver() -> dict[str, str]:
+    """Version of the NVIDIA driver, where there is one."""
+    try:
+        shown = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, check=True, timeout=10,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"driver": shown.splitlines()[0].strip()} if shown.strip() else {}
+
+
+def utc_now() -> str:
+    """The present time in UTC, to the second, ISO 8601."""
+    return datetime.now(UTC).replace(microsecond=0).isoformat()
+
+
+def driver_python() -> str:
+    """The interpreter that workers run under."""
+    return sys.executable
+
+
+def merge_for_exec(
+    own: Mapping[str, str], settings: FlagSet, *, prefer: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Merges a winner into a caller's environment, for `autotune exec`.
+
+    Args:
+        own: The caller's environment.
+        settings: The winner.
+        prefer: Which side wins where both set one setting to different values: ``winner``, ``mine`` or None.
+
+    Returns:
+        The merged environment, and one line for each setting that was merged.
+
+    Raises:
+        SettingError: If both sides set one setting differently and `prefer` is None.
+    """
+    mine = steering_settings(own)
+    conflicts = sorted(n for n in settings if n in mine and mine[n] != settings[n])
+    if conflicts and prefer is None:
+        shown = "; ".join(f"{n}: yours {mine[n]!r}, winner's {settings[n]!r}" for n in conflicts)
+        raise SettingError(
+            f"the winner and your environment must agree but differ ({shown}); "
+            "say which wins with --prefer winner or --prefer mine, or unset yours"
+        )
+    merged = settings.merge(mine) if prefer == "mine" else mine.merge(settings)
+    lines = []
+    for name, value in merged.items():
+        if name in conflicts:
+            lines.append(f"{name}={value} ({'your own' if prefer == 'mine' else 'the winner'}'s value wins)")
+        elif name in settings:
+            lines.append(f"{name}={value} (winner)")
+        elif kind_of(name) == "xla":
+            lines.append(f"{name}={value} (your XLA_FLAGS, kept)")
+    return {**own, **merged.to_environment()}, lines
+
+
+def variables_of(names: Iterable[str]) -> list[str]:
+    """The environment variables through which settings travel, each once."""
+    return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names})
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.machine()
+
+
+def default_cache_dir(environment: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/autotune``, or ``~/.cache/autotune``."""
+    root = environment.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "autotune"

@@ -1,0 +1,173 @@
+"""What SLURM says and takes: its commands as functions, each with a time limit, and no parsing of what may change.
+
+References:
+    https://slurm.schedmd.com/srun.html
+    https://slurm.schedmd.com/sinfo.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.model import LaunchError
+
+ANSWER_LIMIT_S = 60.0
+"""Longest time for an answer of the controller; a busy one takes seconds."""
+
+TRIAL_STEP_LIMIT_S = 20.0
+"""Within which a node that is alive starts a step that does nothing."""
+
+_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
+_OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
+_GONE = ("down", "fail", "unknown", "power", "reboot", "error", "future")
+
+
+class SlurmError(LaunchError):
+    """SLURM refuses something or does not answer."""
+
+
+def inside_slurm_job() -> bool:
+    """Whether SLURM's commands are installed on this machine."""
+    return shutil.which("srun") is not None and shutil.which("sbatch") is not None
+
+
+def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without SLURM's description of the task that the caller itself is.
+
+    ``srun`` reads it as options: a step of one task would get the caller's count of tasks, GPUs and memory.
+    """
+    return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
+
+
+def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = ANSWER_LIMIT_S) -> str:
+    """What one of SLURM's commands prints.
+
+    Raises:
+        SlurmError: If it is not there, fails or takes too long; in its own words.
+    """
+    try:
+        done = subprocess.run(
+            list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=limit_s,
+            stdin=subprocess.DEVNULL, errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        raise SlurmError(
+            f"SLURM's command {command[0]} must be on this machine but cannot be started: {error.strerror}; "
+            "call autotune on a machine of the cluster (a login node)"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(
+            f"SLURM must answer within {limit_s:.0f} s but `{command[0]}` did not; see with `scontrol ping` whether "
+            "its controller is down, then try again"
+        ) from error
+    if done.returncode != 0:
+        said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+        raise SlurmError(f"SLURM refuses `{command[0]}`: {said or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Node names that a list in SLURM's notation stands for, such as ``gpu[01-04]``.
+
+    Raises:
+        SlurmError: If SLURM cannot expand it.
+    """
+    return tuple(ask_slurm(["scontrol", "show", "hostnames", node_list], slurm_client_environment(env)).split())
+
+
+def slurm_address(node: str, env: Mapping[str, str]) -> str:
+    """The address at which SLURM itself reaches a node; its name where that is not told.
+
+    Raises:
+        SlurmError: If there is no such node, or the controller does not answer.
+    """
+    shown = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
+    found = re.search(r"\bNodeAddr=(\S+)", shown)
+    return found.group(1) if found else node
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition: how many nodes it has, and its time limit in seconds, None for none."""
+
+    node_count: int
+    limit_s: float | None
+
+
+def slurm_partitions(env: Mapping[str, str]) -> dict[str, Partition]:
+    """The partitions of this cluster by name.
+
+    Raises:
+        SlurmError: If the controller does not answer.
+    """
+    found: dict[str, Partition] = {}
+    for line in ask_slurm(["sinfo", "-h", "-o", "%R|%D|%l"], slurm_client_environment(env)).splitlines():
+        name, count, limit = line.strip().split("|")  # one line for each state that its nodes are in
+        before = found[name].node_count if name in found else 0
+        found[name] = Partition(before + int(count), _seconds(limit))
+    return found
+
+
+def _seconds(shown: str) -> float | None:
+    """A time as sinfo shows it, ``[[D-]HH:]MM:SS``; None for no limit."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", shown)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(x or 0) for x in found.groups())
+    return float(days * 86_400 + hours * 3600 + minutes * 60 + seconds)
+
+
+def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Which nodes of this job's are gone, each with what is known of it; empty if all of them still start steps.
+
+    SLURM needs minutes to see that a node is silent, so each is given a step that does nothing. That the job is over
+    says nothing about its nodes.
+    """
+    client = slurm_client_environment(env)
+    found: dict[str, str] = {}
+    for node in nodes:
+        try:
+            state = ask_slurm(["sinfo", "-h", "-N", "-n", node, "-o", "%T"], client).split()
+        except SlurmError:
+            break  # a controller that is away says nothing about nodes
+        if state and (state[0].startswith(_GONE) or state[0].endswith("*")):
+            found[node] = f"SLURM calls it {state[0]}"
+    alive = [n for n in nodes if n not in found]
+    steps = {n: _do_nothing_on(n, client) for n in alive}
+    for node, step in steps.items():
+        try:
+            _, said = step.communicate(timeout=TRIAL_STEP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            step.kill()
+            step.communicate()
+            found[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
+        else:
+            if step.returncode != 0 and not re.search(r"already complet|Invalid job id|expired", said, re.IGNORECASE):
+                found[node] = said.strip().splitlines()[-1][:300] if said.strip() else "it starts no step"
+    return found
+
+
+def end_slurm_step(step: str, env: Mapping[str, str]) -> None:
+    """Ends one step of this job, whose ``srun`` is gone; that it is over already is no error."""
+    with contextlib.suppress(SlurmError):
+        ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], slurm_client_environment(env))
+
+
+def slurm_step_command(node: str, env: Mapping[str, str], *extra: str) -> list[str]:
+    """``srun`` for one process on one node of this job, beside whatever runs there already, with all of its GPUs."""
+    return [
+        "srun", f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap",
+        "--export=ALL", "--cpu-bind=none", "--mpi=none", *extra,
+    ]  # fmt: skip
+
+
+def _do_nothing_on(node: str, client: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*slurm_step_command(node, client), "true"], env=dict(client), text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""What flows through a study: flag sets, study files, records, errors, units."""
+
+from autotune.model.blocks import TURNS, block_step_s, log_ratio
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import (
+    STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,
+    StudyFileError, close_matches,
+)  # fmt: skip
+from autotune.model.flags import (
+    FlagSet, FlagToken, Value, combine, format_set, kind_of, parse_set, parse_tokens, render_value,
+)  # fmt: skip
+from autotune.model.measurement import (
+    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
+    Record, Settings, Stamped, WorkerReport, WorkloadFacts,
+)  # fmt: skip
+from autotune.model.objectives import (
+    choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
+    told_log_ratio, trial_log_ratio,
+)  # fmt: skip
+from autotune.model.observer import View
+from autotune.model.records import (
+    RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
+    FloorResult, IncidentRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
+)  # fmt: skip
+from autotune.model.spec import Effort, ReplaySpec, StudySpec, load_study, parse_study
+from autotune.model.trial import (
+    REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
+)  # fmt: skip
+from autotune.model.units import (
+    format_bytes, format_change, format_count, format_interval, format_joules, format_ratio, format_seconds,
+    format_share, parse_duration,
+)  # fmt: skip

@@ -1,0 +1,247 @@
+"""What a process, a pair of blocks and a comparison tell: the parts that records are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, WithJsonSchema
+
+from autotune.model.flags import FlagSet
+from autotune.stats import Estimate, Verdict
+
+PREDICTED = "PREDICTED, NOT MEASURED"
+"""Stands wherever a figure of a model is shown in the place of a measurement."""
+
+
+def _settings(value: object) -> FlagSet:
+    """Settings from what JSON or TOML holds: a table of names and plain values."""
+    if isinstance(value, FlagSet):
+        return value
+    if not isinstance(value, dict) or not all(isinstance(v, str | bool | int | float) for v in value.values()):
+        raise ValueError("a table of settings with text, boolean or number values")
+    return FlagSet(value)
+
+
+Settings = Annotated[
+    InstanceOf[FlagSet],
+    BeforeValidator(_settings),
+    PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Stamped(Record):
+    """A record of `records.jsonl`.
+
+    Attributes:
+        at_s: Seconds since the study began, over all its sessions, when the record was written.
+        by: Name of the worker that wrote it, where several share the study.
+    """
+
+    at_s: float = 0.0
+    by: str | None = None
+
+
+class FailureKind(StrEnum):
+    """Why a trial has no number; the words are shown to users and kept in records."""
+
+    UNKNOWN_FLAG = "unknown_flag"
+    COMPILE_ERROR = "compile_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASH = "crash"
+    HANG = "hang"
+    WRONG_LOSS = "wrong_loss"
+    NOT_APPLIED = "not_applied"
+    WORKLOAD_ERROR = "workload_error"
+    NO_RESULT = "no_result"
+    LAUNCH = "launch"
+    NODE_LOST = "node_lost"
+
+
+class Objective(StrEnum):
+    """What a study makes small; always as a ratio, candidate over reference."""
+
+    STEP_TIME = "step_time"
+    MEMORY = "memory"
+    COMPILE_TIME = "compile_time"
+    ENERGY = "energy"
+
+    @property
+    def words(self) -> str:
+        """As shown to users."""
+        return self.replace("_", " ")
+
+
+class Failure(Record):
+    """One failure: what kind, in which phase, in whose words, and where the whole log is."""
+
+    kind: FailureKind
+    message: str
+    phase: str
+    exit_status: int | None = None
+    signal: str | None = None
+    log: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class DeviceMemory(Record):
+    """Memory of one device, in bytes: the most that was in use, and what the allocator may take if it says."""
+
+    peak_bytes: int
+    limit_bytes: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Peak over limit."""
+        return self.peak_bytes / self.limit_bytes if self.limit_bytes else None
+
+
+class WorkerReport(Record):
+    """What a worker says of itself once its program is compiled and warm.
+
+    Attributes:
+        fingerprint: Name of the compiled program; equal programs have equal names, whatever flags made them.
+        compile_s: Seconds spent lowering and compiling the step; None for a program that does not tell.
+        start_s: Seconds from the start of the process to readiness.
+        losses: Loss of each of the first steps, from the agreed seed and data.
+        grad_norms: Global gradient norm of the same steps.
+        warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
+        peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+    """
+
+    fingerprint: str
+    platform: str
+    device_kind: str
+    device_count: int
+    process_count: int = 1
+    compile_s: float | None = None
+    start_s: float
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    dtype: str = "float32"
+    warmup_step_times_s: tuple[float, ...]
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    device_memory: tuple[DeviceMemory, ...] = ()
+    temp_bytes: int | None = None
+    tokens_per_step: int | None = None
+    flops_per_step: float | None = None
+    param_count: int | None = None
+    layer_bytes: dict[str, int] = Field(default_factory=dict)
+    mesh: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class WorkloadFacts(Protocol):
+    """What a search space is built from: told by a process that runs the workload, or by its compiled program."""
+
+    @property
+    def device_count(self) -> int:
+        """Devices of all processes."""
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Axes of the device mesh with their sizes."""
+
+    @property
+    def layer_bytes(self) -> Mapping[str, int]:
+        """Bytes of ``weights`` and ``gradients`` of one layer, as far as they are known."""
+
+
+class Arm(StrEnum):
+    """Who ran a block."""
+
+    REFERENCE = "reference"
+    CANDIDATE = "candidate"
+
+
+class Pair(Record):
+    """Two neighbouring blocks, one of each arm, in the order in which they ran.
+
+    Attributes:
+        reference_s: Duration of each step of the reference's block, in seconds.
+        candidate_s: Likewise of the candidate's block.
+        at_s: Seconds since the study began, over all its sessions.
+        reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
+        candidate_j: Likewise during the candidate's block.
+    """
+
+    index: int
+    first: Arm
+    reference_s: tuple[float, ...]
+    candidate_s: tuple[float, ...]
+    at_s: float
+    reference_j: float | None = None
+    candidate_j: float | None = None
+
+
+class EnergyUse(Record):
+    """Energy of the whole devices in the measured blocks, what they draw when idle included.
+
+    Attributes:
+        source: Who counted, in words.
+        reference_step_j: Mean energy of one step of the reference, in joules.
+        candidate_step_j: Likewise of the candidate.
+        estimate: Candidate over reference, with the ordinary 95 % interval.
+    """
+
+    source: str
+    reference_step_j: float
+    candidate_step_j: float
+    estimate: Estimate
+
+
+class Comparison(Record):
+    """Candidate against reference: estimate, verdict, and what both arms took.
+
+    Attributes:
+        reference_step_s: Median step of the reference in these pairs, in seconds.
+        candidate_step_s: Median step of the candidate, in seconds.
+        mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
+            run; two pairs with one candidate's run in common for each sandwich).
+        warnings: What the machine did meanwhile that makes the figures doubtful, in words.
+        energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
+    """
+
+    estimate: Estimate
+    verdict: Verdict
+    reference_step_s: float
+    candidate_step_s: float
+    pair_count: int
+    mode: str
+    stopped: str
+    warnings: tuple[str, ...] = ()
+    energy: EnergyUse | None = None
+
+
+class PredictedStep(Record):
+    """What a model says that a compiled program would take on GPUs that are not here. Never a measurement.
+
+    Attributes:
+        ratio: Predicted step time over the reference's, both from the same model.
+        exposed_s: Communication that computing waits for.
+        idle_s: The GPU has nothing to do and waits for no collective.
+        mfu: Model FLOPs over the peak of the matrix units.
+    """
+
+    target: str
+    topology: str
+    ratio: float
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    compile_s: float | None = None

@@ -1,0 +1,248 @@
+"""The records that flow through a study and lie in its run directory, and what the worker reports.
+
+Everything here is data: frozen, checked when read back, written as one JSON object a line. `SCHEMA_VERSION` counts
+changes that older readers cannot follow.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    TypeAdapter,
+)
+
+from autotune.model.measurement import (
+    Comparison,
+    EnergyUse,
+    Failure,
+    FailureKind,
+    Objective,
+    PredictedStep,
+    Settings,
+    Stamped,
+    WorkerReport,
+)
+from autotune.model.trial import TrialResult
+from autotune.stats import Estimate, NoiseFloor, Verdict
+
+SCHEMA_VERSION = 1
+# 1: first published form (2026-11).
+
+
+class ScreenRecord(Stamped):
+    """What compiling alone said before anything was measured, or why the study is not screened.
+
+    Attributes:
+        report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
+        reason: Why there is no report.
+        prediction: Of the reference, where the study predicts.
+    """
+
+    kind: Literal["screen"] = "screen"
+    target: str
+    topology: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    report: dict[str, Any] | None = None
+    reason: str = ""
+    prediction: PredictedStep | None = None
+    duration_s: float = 0.0
+
+
+class SessionRecord(Stamped):
+    """One start of the driver; its budgets go on where the last session's stopped."""
+
+    kind: Literal["session"] = "session"
+    started: str
+    pid: int
+    host: str
+    asked_trials: int
+    command: tuple[str, ...] = ()
+
+
+class SpanRecord(Stamped):
+    """One end of the driver: how long it ran, and how much of that was its own work."""
+
+    kind: Literal["span"] = "span"
+    wall_s: float
+    waited_s: float
+    ended: str
+
+
+class FloorResult(Stamped):
+    """The noise floor: the reference against a second process of itself."""
+
+    kind: Literal["floor"] = "floor"
+    floor: NoiseFloor
+    reference: WorkerReport
+    comparison: Comparison
+    provenance: dict[str, Any]
+    loss_tolerance: float
+    directory: str
+
+
+class ConfirmRun(Stamped):
+    """One fresh pair of processes of one finalist, or the failure that took its place.
+
+    Attributes:
+        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
+        log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
+        others: Likewise of the study's other objectives; None if step time is its only one.
+    """
+
+    kind: Literal["confirm_run"] = "confirm_run"
+    stage: str
+    settings: Settings
+    trial: int
+    repeat: int
+    log_ratio: float | None = None
+    pair_count: int
+    failure: Failure | None = None
+    reference_step_s: float | None = None
+    candidate_step_s: float | None = None
+    energy: EnergyUse | None = None
+    others: dict[Objective, float] | None = None
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class FinalistResult(Stamped):
+    """A finalist's verdict over fresh processes.
+
+    Attributes:
+        estimate: Ratio with its ordinary 95 % interval over processes.
+        corrected: The same with the interval widened for the number of finalists; this one decides.
+        others: The study's other objectives, with intervals widened alike; None if step time is its only one.
+    """
+
+    kind: Literal["finalist"] = "finalist"
+    stage: str
+    trial: int
+    settings: Settings
+    estimate: Estimate | None = None
+    corrected: Estimate | None = None
+    verdict: Verdict
+    process_count: int
+    failure: Failure | None = None
+    others: dict[Objective, Estimate] | None = None
+
+
+class AblationResult(Stamped):
+    """One setting left out of the winner, measured against the whole winner: does the setting pay?"""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: str
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    kept: bool
+    reason: str
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class Outcome(StrEnum):
+    """How a study ended; ``predicted``: nothing was measured, whatever the model says."""
+
+    WINNER = "winner"
+    FRONT = "front"
+    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
+    NOTHING_RAN = "nothing_ran"
+    PREDICTED = "predicted"
+
+
+class ConclusionRecord(Stamped):
+    """The study's one sentence, and the set that earned it if there is one.
+
+    Attributes:
+        front: Trials that are proven to trade one objective for another, fastest first; None in a study by step time
+            alone. `settings`, `trial` and `estimate` are then of the fastest, if it beats the default's step time.
+    """
+
+    kind: Literal["conclusion"] = "conclusion"
+    outcome: Outcome
+    sentence: str
+    settings: Settings | None = None
+    trial: int | None = None
+    estimate: Estimate | None = None
+    prediction: PredictedStep | None = None
+    front: tuple[int, ...] | None = None
+    soaked_s: float | None = None
+    trial_count: int
+    ended: str
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+
+class SoakRecord(Stamped):
+    """The winner's long run under a watchdog.
+
+    Attributes:
+        asked_s: Seconds of steps that were asked for.
+        asked_steps: Fewest steps that were asked for.
+        steps_s: Seconds of steps that were run.
+        starts: Processes that it took; more than one where a program ends by itself.
+        drift: Median step of the last quarter over that of the first.
+        failure: What ended it early; a winner that fails here is none.
+    """
+
+    kind: Literal["soak"] = "soak"
+    settings: Settings
+    asked_s: float
+    asked_steps: int
+    steps_s: float
+    step_count: int
+    starts: int
+    drift: float | None = None
+    failure: Failure | None = None
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class BlameRecord(Stamped):
+    """The smallest part of a failing set that still fails in the same way.
+
+    Attributes:
+        settings: The whole set of the trial.
+        smallest: Its part.
+        is_minimal: Whether no setting of it can be left out, as far as single starts tell.
+        starts: Processes that were started to find it.
+    """
+
+    kind: Literal["blame"] = "blame"
+    trial: int
+    failure_kind: FailureKind
+    settings: Settings
+    smallest: Settings
+    is_minimal: bool
+    starts: int
+    duration_s: float = 0.0
+    directory: str | None = None
+
+
+class IncidentRecord(Stamped):
+    """Something that happened to the tuner, not to a trial: the reference died and was started again."""
+
+    kind: Literal["incident"] = "incident"
+    what: str
+
+
+AnyRecord = Annotated[
+    TrialResult
+    | ScreenRecord
+    | SessionRecord
+    | SpanRecord
+    | FloorResult
+    | ConfirmRun
+    | FinalistResult
+    | AblationResult
+    | ConclusionRecord
+    | SoakRecord
+    | BlameRecord
+    | IncidentRecord,
+    Field(discriminator="kind"),
+]
+
+RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
+"""Reads and checks one line of `records.jsonl`."""

@@ -1,0 +1,308 @@
+"""Studies side by side: winners, which settings agree, which are dead where. Nothing incomparable meets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from autotune.model import (
+    PREDICTED,
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    NotComparableError,
+    Outcome,
+    TrialResult,
+    close_matches,
+    format_count,
+    format_interval,
+    format_joules,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+from autotune.results import analysis
+from autotune.results.report import templates
+from autotune.results.winner import conditions_of, workload_name
+from autotune.rundir import Store
+
+FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
+"""What must be equal in studies that are compared, unless it is the axis of the comparison."""
+
+_IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
+"""Fields that cannot stay the same when another is the axis."""
+
+_GOOD, _NOTHING, _BAD = ("in the winner", "faster"), ("dead", "no difference"), ("slower", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonTable:
+    """The result of a comparison.
+
+    Attributes:
+        by: The fields that were allowed to differ.
+        same: Fields that all studies share, with their values.
+        frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
+            failed, dead (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN where
+            nothing counted energy), detectable, winner (the fastest of the front, of a study by several objectives).
+        settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
+        changes: From each study to the next, in words.
+    """
+
+    by: tuple[str, ...]
+    same: Mapping[str, str]
+    frame: pd.DataFrame
+    settings: pd.DataFrame
+    changes: tuple[str, ...]
+
+    def to_markdown(self) -> str:
+        """The comparison as Markdown."""
+        return templates().get_template("compare.md.j2").render(c=self, rows=_shown(self))
+
+    def to_html(self) -> str:
+        """The comparison as one HTML page that loads nothing."""
+        return templates().get_template("compare.html.j2").render(c=self, rows=_shown(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "by": list(self.by),
+            "same": dict(self.same),
+            "studies": json.loads(self.frame.to_json(orient="records")),
+            "settings": json.loads(self.settings.reset_index().to_json(orient="records")),
+            "changes": list(self.changes),
+        }
+
+    def _repr_html_(self) -> str:
+        tables: str = self.frame.to_html(index=False) + self.settings.to_html()
+        return tables
+
+
+def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTable:
+    """Sets studies side by side.
+
+    Args:
+        stores: Two or more run directories whose noise floor is known.
+        by: Fields of `FIELDS` in which they may differ.
+
+    Raises:
+        NotComparableError: If there are fewer than two, one has not measured its reference, or they differ in
+            another field.
+    """
+    for field in by:
+        if field not in FIELDS:
+            raise NotComparableError(
+                f"--by must name fields of {', '.join(FIELDS)} but got {field!r}{close_matches(field, FIELDS)}"
+            )
+    if len(stores) < 2:
+        raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
+    if len({store.path.resolve() for store in stores}) < len(stores):
+        raise NotComparableError("each run must be given once but one is given twice")
+    facts = [_facts(store) for store in stores]
+    allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
+    for store, mine in zip(stores[1:], facts[1:], strict=True):
+        for field in FIELDS:
+            if field not in allowed and mine[field] != facts[0][field]:
+                raise NotComparableError(
+                    f"runs that are compared must have the same {field} but {stores[0].path} has "
+                    f"{facts[0][field]} and {store.path} has {mine[field]}; make it the axis with --by {field}, "
+                    "or compare others"
+                )
+    order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
+    stores, facts = [stores[i] for i in order], [facts[i] for i in order]
+    names = _names(stores)
+    states = {name: _states(store) for name, store in zip(names, stores, strict=True)}
+    return ComparisonTable(
+        by=tuple(by),
+        same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
+        frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
+        settings=_settings_table(states),
+        changes=tuple(_changes(states, facts, by)),
+    )
+
+
+def _facts(store: Store) -> dict[str, str]:
+    """The fields of one run, as text."""
+    floor = store.last(FloorResult)
+    if store.spec.is_predicted:
+        raise NotComparableError(
+            f"runs that are compared must be measured but {store.path} is {PREDICTED}; `autotune show` lists it"
+        )
+    if floor is None:
+        raise NotComparableError(
+            f"a run must have measured its reference to be compared but {store.path} has not; finish it first"
+        )
+    spec, report = store.spec, floor.reference
+    c = conditions_of(spec, floor, floor.provenance)
+    options = json.dumps(spec.workload.options, sort_keys=True) if spec.workload.options else ""
+    layout = f"{report.process_count} processes" if report.process_count > 1 else ""
+    return {
+        "gpu": c.cpu or "unknown CPU" if c.platform == "cpu" and c.device_kind == "cpu" else str(c.device_kind),
+        "count": " in ".join(p for p in (str(report.device_count), layout) if p),
+        "jaxlib": str(c.jaxlib),
+        "plugin": c.plugin or "none",
+        "driver": c.driver_major or "unknown",
+        "workload": f"{workload_name(spec)} {options}".strip(),
+        "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
+    }
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sorts 0.9 before 0.10."""
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
+
+
+def _names(stores: Sequence[Store]) -> list[str]:
+    """The studies' names, or where those are ambiguous the names of their folders, or else whole paths."""
+    for names in ([s.spec.name for s in stores], [s.path.name for s in stores]):
+        if len(set(names)) == len(names):
+            return names
+    return [s.path.as_posix() for s in stores]
+
+
+def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
+    conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
+    results = store.of(TrialResult)
+    e = conclusion.estimate if conclusion else None
+    dead = {s for r in results if r.is_the_default for s in r.settings.items()}
+    return {
+        "study": name,
+        **{field: facts[field] for field in by},
+        "outcome": str(conclusion.outcome) if conclusion else "not ended",
+        "ratio": e.ratio
+        if e is not None
+        else 1.0
+        if conclusion and conclusion.outcome is not Outcome.NOTHING_RAN
+        else math.nan,
+        "low": e.low if e is not None else math.nan,
+        "high": e.high if e is not None else math.nan,
+        "process_pairs": e.pair_count if e is not None else 0,
+        "trials": len(results),
+        "failed": sum(r.failure is not None for r in results),
+        "dead": len(dead),
+        "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
+        **_energy_of(store, conclusion, floor),
+        "detectable": floor.floor.detectable if floor else math.nan,
+        "winner": str(conclusion.settings) if conclusion and conclusion.settings else "(default)",
+    }
+
+
+def _energy_of(store: Store, conclusion: ConclusionRecord | None, floor: FloorResult | None) -> dict[str, float]:
+    """Joules of a step, of the default and of the winner in its newest proof."""
+    default = floor.comparison.energy if floor else None
+    settings = conclusion.settings if conclusion else None
+    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
+    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
+    tokens = floor.reference.tokens_per_step if floor else None
+    return {
+        "default_step_j": default.reference_step_j if default else math.nan,
+        "winner_step_j": winner_j,
+        "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
+    }
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def _states(store: Store) -> dict[str, tuple[str, str]]:
+    """For each setting and value that was tried: its state in one word or two, and its figures."""
+    conclusion = store.last(ConclusionRecord)
+    winner = dict(conclusion.settings) if conclusion and conclusion.settings else {}
+    sesoi = store.spec.measure.smallest_effect
+    found = {}
+    for row in analysis.effects_frame(store).to_dict("records"):
+        figures = ""
+        if not pd.isna(row["low"]):
+            figures = f"{format_ratio(row['ratio'])} {format_interval(row['low'], row['high'])}"
+        elif row["how"] == "among others":
+            figures = f"about {format_ratio(row['ratio'])}"
+        is_in = winner.get(row["setting"]) == row["value"]
+        state = "in the winner" if is_in else _state(row, sesoi)
+        found[f"{row['setting']}={row['value']}"] = (state, figures)
+    return found
+
+
+def _state(row: Mapping[Any, Any], sesoi: float) -> str:
+    if row["is_dead"] or row["how"] == "same program":
+        return "dead"
+    if row["trials"] and row["failed"] == row["trials"]:
+        return "failed"
+    if pd.isna(row["low"]):
+        return "unclear"
+    if row["high"] < 1 - sesoi:
+        return "faster"
+    if row["low"] > 1 + sesoi:
+        return "slower"
+    return "no difference" if 1 - sesoi < row["low"] and row["high"] < 1 + sesoi else "unclear"
+
+
+def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:
+    names = sorted({setting for found in states.values() for setting in found})
+    rows = []
+    for setting in names:
+        cells = [found.get(setting, ("not tried", "")) for found in states.values()]
+        rows.append([*(" ".join(c).strip() for c in cells), _agreement([state for state, _ in cells])])
+    index = pd.Index(names, name="setting")
+    return pd.DataFrame(rows, columns=[*states, "agreement"], index=index)
+
+
+def _agreement(found: Sequence[str]) -> str:
+    """Whether the studies that resolved a setting say the same of it."""
+    kinds = [next((i for i, words in enumerate((_GOOD, _NOTHING, _BAD)) if s in words), None) for s in found]
+    known = [k for k in kinds if k is not None]
+    if len(known) < 2:
+        return ""
+    return "agree" if len(set(known)) == 1 else "differ"
+
+
+def _changes(
+    states: Mapping[str, Mapping[str, tuple[str, str]]], facts: Sequence[Mapping[str, str]], by: Sequence[str]
+) -> list[str]:
+    """What became different from one study to the next, for settings that both resolved."""
+    lines = []
+    names = list(states)
+    for i, (a, b) in enumerate(itertools.pairwise(names)):
+        here = ", ".join(facts[i][f] for f in by) or a
+        there = ", ".join(facts[i + 1][f] for f in by) or b
+        for setting in sorted(states[a].keys() & states[b].keys()):
+            before, after = states[a][setting], states[b][setting]
+            if before[0] != after[0] and "unclear" not in (before[0], after[0]):
+                lines.append(
+                    f"{setting}: {' '.join(before).strip()} with {here}, {' '.join(after).strip()} with {there}"
+                )
+    return lines
+
+
+def _shown(table: ComparisonTable) -> list[dict[str, str]]:
+    """The rows of `frame` as text; energy only where a study knows it."""
+    has_energy = table.frame["default_step_j"].notna().any()
+    return [
+        {
+            **{k: str(row[k]) for k in ("study", *table.by, "winner")},
+            "outcome": str(row["outcome"]).replace("_", " "),
+            "ratio": format_ratio(row["ratio"]),
+            "interval": format_interval(row["low"], row["high"]) if not pd.isna(row["low"]) else "",
+            "process pairs": str(row["process_pairs"]),
+            "trials": f"{row['trials']} ({row['failed']} failed)",
+            "dead settings": str(row["dead"]),
+            "default's step": format_seconds(row["default_step_s"]),
+            **(_energy_words(row) if has_energy else {}),
+            "smallest effect found": format_share(row["detectable"]),
+        }
+        for row in table.frame.to_dict("records")
+    ]
+
+
+def _energy_words(row: Mapping[Any, Any]) -> dict[str, str]:
+    return {
+        "energy of a step": f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}",
+        "winner's tokens/J": format_count(row["winner_tokens_per_j"]),
+    }

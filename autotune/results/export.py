@@ -1,0 +1,228 @@
+"""A proven winner as a file that other programs read, quoted for each, with its evidence in comments.
+
+Every consumer has its own grammar, and a value may hold anything but NUL. Where a format cannot carry a
+value, that is an error which says so: a setting that arrives changed was never measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from enum import StrEnum
+
+from autotune.model import PREDICTED, AutotuneError
+from autotune.results.winner import Winner, comment_line, evidence, winner_of
+from autotune.rundir import Store
+
+
+class ExportFormat(StrEnum):
+    """What the file is for."""
+
+    ENV = "env"
+    SHELL = "shell"
+    DOCKER = "docker"
+    SBATCH = "sbatch"
+    K8S = "k8s"
+    JSON = "json"
+    TOML = "toml"
+    PYTHON = "python"
+    MAXTEXT = "maxtext"
+
+
+USE = {
+    ExportFormat.ENV: ". ./{file}",
+    ExportFormat.SHELL: "sh {file} python train.py",
+    ExportFormat.DOCKER: "docker run --env-file {file} ...",
+    ExportFormat.SBATCH: "sbatch {file} python train.py",
+    ExportFormat.K8S: "put its `env:` into the container of your Job",
+    ExportFormat.JSON: "read its `environment`",
+    ExportFormat.TOML: "paste its [baseline] into a study, or read its [environment]",
+    ExportFormat.PYTHON: "import it before jax and call apply()",
+    ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
+}
+"""What to type next, for each format."""
+
+LONGEST_DOCKER_LINE = 65_535
+"""Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
+
+
+def render_export(store: Store, form: ExportFormat, *, trial: int | None = None, even_predicted: bool = False) -> str:
+    """The winner of a run, or a set of its front, as text in one format.
+
+    Args:
+        store: The run directory.
+        form: The format.
+        trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
+        even_predicted: Write the favourite of a study in which nothing was measured; the text says so.
+
+    Raises:
+        AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
+    """
+    return render_winner(winner_of(store, trial, even_predicted=even_predicted), form)
+
+
+def render_winner(winner: Winner, form: ExportFormat) -> str:
+    """A winner as text in one format.
+
+    Raises:
+        AutotuneError: If the format cannot carry one of its values.
+    """
+    for name, value in winner.environment.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise AutotuneError(f"the value of {name} must be text that UTF-8 can carry but got {value!r}") from error
+    return _WRITERS[form](winner)
+
+
+def is_unchanged(text: str, winner: Winner) -> bool:
+    """Whether an exported text is still what some format makes of the winner it carries."""
+    for form in ExportFormat:
+        try:
+            if render_winner(winner, form) == text:
+                return True
+        except AutotuneError:
+            continue
+    return False
+
+
+_PYTHON_HEAD = '''"""Settings {how} by autotune: import this before jax and call `apply()`."""
+
+import os
+import sys
+
+'''
+_PYTHON_TAIL = '''
+
+def apply(environment=os.environ):
+    """Sets the variables; jax reads them when it is imported."""
+    if "jax" in sys.modules:
+        raise RuntimeError("apply() must be called before jax is imported")
+    environment.update(ENVIRONMENT)
+'''
+
+
+def _comments(winner: Winner) -> str:
+    return "".join(f"# {line}\n" for line in [*evidence(winner), comment_line(winner)])
+
+
+def _exports(winner: Winner) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.environment.items())
+
+
+def _env(winner: Winner) -> str:
+    """To be sourced by any POSIX shell."""
+    return _comments(winner) + _exports(winner)
+
+
+def _shell(winner: Winner) -> str:
+    """A script that runs a command under the winner; your own XLA_FLAGS come first, so the winner's count."""
+    lines = []
+    for name, value in winner.environment.items():
+        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
+        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
+    return f"#!/bin/sh\n{_comments(winner)}{''.join(lines)}" + 'exec "$@"\n'
+
+
+def _docker(winner: Winner) -> str:
+    """For `docker --env-file`: all behind the equals sign up to the line's end, no quoting of any kind."""
+    lines = []
+    for name, value in winner.environment.items():
+        if "\n" in value or value.endswith("\r"):
+            raise AutotuneError(
+                f"a value in a Docker env-file must not hold a line end but that of {name} does ({value!r}); "
+                "use --format shell as the container's entry point, or --format k8s"
+            )
+        lines.append(f"{name}={value}\n")
+    text = _comments(winner) + "".join(lines)
+    longest = max(len(line.encode()) for line in text.split("\n"))
+    if longest > LONGEST_DOCKER_LINE:
+        raise AutotuneError(
+            f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
+            "use --format shell as the container's entry point"
+        )
+    return text
+
+
+def _sbatch(winner: Winner) -> str:
+    """A job script. `--export=NAME=value` would split values at commas, so the script itself exports."""
+    head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
+    if winner.conditions.platform == "cuda" and winner.conditions.device_count:
+        head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
+    head.append(f"#SBATCH --ntasks-per-node={max(1, winner.process_count // winner.node_count)}")
+    head.append("#SBATCH --export=ALL")
+    # sbatch refuses scripts that hold a return before a line end, so control characters are spelt out.
+    exports = "".join(f"export {name}={_bash_quoted(value)}\n" for name, value in winner.environment.items())
+    return "#!/bin/bash\n" + "\n".join(head) + "\n" + _comments(winner) + exports + 'exec srun --export=ALL "$@"\n'
+
+
+def _k8s(winner: Winner) -> str:
+    """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
+    items = "".join(
+        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n" for name, value in winner.environment.items()
+    )
+    return f"{_comments(winner)}env:\n{items}"
+
+
+def _json(winner: Winner) -> str:
+    data = {
+        "environment": winner.environment,
+        "evidence": evidence(winner),
+        "winner": json.loads(winner.model_dump_json(exclude_none=True)),
+    }
+    return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
+
+
+def _toml(winner: Winner) -> str:
+    """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
+    text = _comments(winner)
+    for title, table in (("baseline", dict(winner.settings)), ("environment", winner.environment)):
+        text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
+    return text
+
+
+def _python(winner: Winner) -> str:
+    """A module without dependencies."""
+    items = "".join(f"    {name!a}: {value!a},\n" for name, value in winner.environment.items())
+    head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
+    return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{_PYTHON_TAIL}"
+
+
+def _maxtext(winner: Winner) -> str:
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments."""
+    return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"\n'
+
+
+def _bash_quoted(text: str) -> str:
+    """Text as one word of Bash without control characters."""
+    if not any(c < " " or c == "\x7f" for c in text):
+        return shlex.quote(text)
+    spelt = "".join(f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else "\\" + c if c in "\\'" else c for c in text)
+    return f"$'{spelt}'"
+
+
+def _quoted(text: str) -> str:
+    """Text in double quotes, with the escapes that YAML 1.2 and TOML 1.0 share."""
+    return '"' + "".join(_escaped(c) for c in text) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    if " " <= char <= "~":
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
+
+
+_WRITERS: dict[ExportFormat, Callable[[Winner], str]] = {
+    ExportFormat.ENV: _env,
+    ExportFormat.SHELL: _shell,
+    ExportFormat.DOCKER: _docker,
+    ExportFormat.SBATCH: _sbatch,
+    ExportFormat.K8S: _k8s,
+    ExportFormat.JSON: _json,
+    ExportFormat.TOML: _toml,
+    ExportFormat.PYTHON: _python,
+    ExportFormat.MAXTEXT: _maxtext,
+}

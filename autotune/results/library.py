@@ -1,0 +1,173 @@
+"""The best known configuration per GPU, count, jaxlib and workload: a plain folder of winners, made for git."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.model import PREDICTED, AutotuneError, format_ratio
+from autotune.results.export import ExportFormat, render_winner
+from autotune.results.winner import Winner, parse_winner
+from autotune.rundir import write_atomically
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One winner of a library.
+
+    Attributes:
+        path: Its file, which `verify` and `exec` take as it is.
+    """
+
+    path: Path
+    winner: Winner
+
+    @property
+    def gpu(self) -> str:
+        """Name of the device, or of the processor where the workload ran on that."""
+        c = self.winner.conditions
+        return c.cpu or "unknown CPU" if c.platform == "cpu" and c.device_kind == "cpu" else str(c.device_kind)
+
+    @property
+    def count(self) -> int:
+        """Devices of the workload, over all nodes."""
+        return (self.winner.conditions.device_count or 1) * self.winner.node_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryQuery:
+    """What somebody wants to run; None asks for anything.
+
+    Attributes:
+        jaxlib: A version or its beginning: ``0.11`` fits ``0.11.1``.
+        workload: Its name, such as ``llama3-8b``, or its hash.
+    """
+
+    gpu: str | None = None
+    count: int | None = None
+    jaxlib: str | None = None
+    workload: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """An entry and how far it is from what was asked, in words; no words: it was proven for just that."""
+
+    entry: Entry
+    distance: tuple[str, ...]
+    cost: float
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the entry was proven for all that was asked."""
+        return not self.distance
+
+
+def add_to_library(winner: Winner, folder: Path) -> Path:
+    """Puts a winner into a library; it takes the place of an older one of the same conditions.
+
+    Returns:
+        The file written.
+
+    Raises:
+        AutotuneError: If the file there is of a later proof, or the winner was never measured.
+        RunDirectoryError: If it cannot be written.
+    """
+    if winner.is_predicted:
+        raise AutotuneError(f"a library must hold proven winners but this one is {PREDICTED}; measure it first")
+    if winner.estimate is not None and winner.estimate.high >= 1.0:
+        raise AutotuneError(
+            f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
+            "keep the exported file itself"
+        )
+    entry = Entry(path=folder, winner=winner)
+    c = winner.conditions
+    name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{c.workload}.json"
+    path = folder / _slug(entry.gpu) / _slug(winner.workload_entry) / name
+    if path.exists():
+        known = parse_winner(path.read_text(encoding="utf-8"), source=str(path))
+        if known.ended > winner.ended:
+            raise AutotuneError(
+                f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
+                "remove it first if it is wrong"
+            )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, render_winner(winner, ExportFormat.JSON))
+    return path
+
+
+def library_entries(folder: Path) -> list[Entry]:
+    """All winners of a library, by path.
+
+    Raises:
+        AutotuneError: If a file in it is not a winner.
+    """
+    return [
+        Entry(path=path, winner=parse_winner(path.read_text(encoding="utf-8"), source=str(path)))
+        for path in sorted(folder.rglob("*.json"))
+    ]
+
+
+def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
+    """The entry nearest to what is asked; among equally near ones the fastest.
+
+    Raises:
+        AutotuneError: If the library is empty.
+    """
+    if not known:
+        raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
+    matches = [_match(entry, query) for entry in known]
+    return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
+
+
+def _match(entry: Entry, query: LibraryQuery) -> Match:
+    """How far an entry is from a query. Another GPU weighs most, then another workload, count, version."""
+    words, cost = [], 0.0
+    if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
+        words.append(f"proven on {entry.gpu}, not on {query.gpu}")
+        cost += 8.0
+    workload = entry.winner.conditions.workload
+    if query.workload is not None and query.workload not in (entry.winner.workload_entry, workload):
+        words.append(f"proven for {entry.winner.workload_entry}, not for {query.workload}")
+        cost += 4.0
+    if query.count is not None and query.count != entry.count:
+        words.append(f"proven on {entry.count} devices, not on {query.count}")
+        cost += 1.0 + abs(math.log2(query.count / entry.count))
+    if query.jaxlib is not None and (far := _version_distance(query.jaxlib, entry.winner.conditions.jaxlib)):
+        words.append(f"proven with jaxlib {entry.winner.conditions.jaxlib}, not with {query.jaxlib}")
+        cost += min(3.0, far)
+    return Match(entry=entry, distance=tuple(words), cost=cost)
+
+
+def describe_entry(match: Match) -> list[str]:
+    """A match in words, one line each."""
+    winner = match.entry.winner
+    ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
+    head = "proven for just this" if match.is_tested else "nearest match, untested here"
+    lines = [f"{head}: {winner.settings}", f"step time ratio {ratio} on {match.entry.count} x {match.entry.gpu}"]
+    return [*lines, *match.distance, f"file: {match.entry.path}"]
+
+
+def _same_name(asked: str, known: str) -> bool:
+    """Whether a device is meant: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
+    wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
+    return bool(wanted) and set(wanted) <= set(words)
+
+
+def _version_distance(asked: str, known: str | None) -> float:
+    """0 for the same version or one that begins so; 0.5 a patch away, 1 and more by minor versions."""
+    if known is None:
+        return 3.0
+    a, b = ([int(p) for p in re.findall(r"\d+", v)] for v in (asked, known))
+    if b[: len(a)] == a:
+        return 0.0
+    if a[:2] == b[:2]:
+        return 0.5
+    return float(1 + abs(a[1] - b[1])) if a[:1] == b[:1] and len(a) > 1 and len(b) > 1 else 3.0
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"

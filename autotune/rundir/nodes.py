@@ -1,0 +1,118 @@
+"""Several workers, each with its own reference: are they alike, and which of them is slow?
+
+A verdict compares a candidate with the reference of its own worker, so that a slow node makes both slow alike and
+plays no part. What is found here is only shown.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autotune.model import FloorResult, LaunchError, TrialResult
+
+SLOW = 0.03
+"""A node whose reference is slower than the median node's by more than this share is named."""
+
+MUST_AGREE = ("jax", "jaxlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEffect:
+    """How fast the reference runs on one worker.
+
+    Attributes:
+        ratio: Median step time of its reference over the median of all workers.
+        low: Lower decile of the ratios seen in its measurements.
+        high: Upper decile of them.
+        step_s: Median step time of its reference, in seconds.
+        measurement_count: Measurements (noise floor and trials) behind the figures.
+    """
+
+    worker: str
+    host: str
+    ratio: float
+    low: float
+    high: float
+    step_s: float
+    measurement_count: int
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether nearly every measurement says that it is slower than the others, and the median clearly so."""
+        return self.ratio > 1 + SLOW and self.low > 1
+
+
+def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -> list[NodeEffect]:
+    """The effect of each worker's node on its reference, slowest first; empty for a study of one worker."""
+    steps: dict[str, list[float]] = {}
+    hosts: dict[str, str] = {}
+    for floor in floors:
+        if floor.by is not None:
+            steps.setdefault(floor.by, []).append(floor.comparison.reference_step_s)
+            hosts[floor.by] = str(floor.provenance.get("host", ""))
+    for trial in trials:
+        if trial.by in steps and trial.comparison is not None and trial.same_as is None:
+            steps[trial.by].append(trial.comparison.reference_step_s)
+    if len(steps) < 2:
+        return []
+    middle = statistics.median(statistics.median(s) for s in steps.values())
+    return sorted(
+        (
+            NodeEffect(
+                worker=worker, host=hosts[worker], ratio=statistics.median(s) / middle, low=_decile(s, 1) / middle,
+                high=_decile(s, 9) / middle, step_s=statistics.median(s), measurement_count=len(s),
+            )
+            for worker, s in steps.items()
+        ),
+        key=lambda n: -n.ratio if math.isfinite(n.ratio) else 0.0,
+    )  # fmt: skip
+
+
+def _decile(values: list[float], which: int) -> float:
+    """A decile, rounded outwards to a value that was seen."""
+    last = len(values) - 1
+    place = last * which // 10 if which < 5 else -(-last * which // 10)
+    return sorted(values)[place]
+
+
+def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
+    """Refuses a worker whose device or versions differ from those of the workers before it.
+
+    Raises:
+        LaunchError: If they do, with what differs.
+    """
+    for other in others:
+        a, b = other.reference, own.reference
+        facts = {
+            "kind of device": (a.device_kind, b.device_kind),
+            "number of devices": (a.device_count, b.device_count),
+        }
+        facts |= {f"version of {n}": (a.versions.get(n), b.versions.get(n)) for n in MUST_AGREE}
+        differing = "; ".join(f"{what}: {x} there, {y} here" for what, (x, y) in facts.items() if x != y)
+        if differing:
+            raise LaunchError(
+                f"the workers of one study must be alike but this one differs from worker {other.by} ({differing}); "
+                "make a study of its own for this kind, with another --run-dir"
+            )
+
+
+def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
+    """Refuses to go on with a study after an upgrade: what was measured before is not comparable with what comes.
+
+    Raises:
+        LaunchError: If a version that matters is another one than when the noise floor was measured.
+    """
+    before = known.provenance.get("versions", {})
+    changed = [
+        f"{name} was {before[name]} and is {versions.get(name, 'not there')} now"
+        for name in before
+        if (name in MUST_AGREE or name.startswith("jax-cuda")) and before[name] != versions.get(name)
+    ]
+    if changed:
+        raise LaunchError(
+            f"a study must go on with the versions with which it began but {'; '.join(changed)}; begin a new one with "
+            "another --run-dir, and see what changed with autotune compare OLD NEW --by jaxlib"
+        )

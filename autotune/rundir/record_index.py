@@ -1,0 +1,74 @@
+"""The records of a run directory in memory, by type: each line is parsed once, and only what was appended is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, RunDirectoryError, Stamped
+
+R = TypeVar("R", bound=Stamped)
+
+
+class RecordIndex:
+    """All records so far, of several files in order of time."""
+
+    def __init__(self) -> None:
+        self._all: list[AnyRecord] = []
+        self._of: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
+        self._read: dict[Path, tuple[int, int]] = {}  # bytes and lines of each file that are in the index
+
+    def all(self) -> list[AnyRecord]:
+        """Every record, in order."""
+        return list(self._all)
+
+    def of(self, kind: type[R]) -> list[R]:
+        """All records of one type, in order."""
+        return list(self._of[kind])  # type: ignore[arg-type]
+
+    def add(self, record: AnyRecord) -> None:
+        """Adds one record to the end."""
+        self._all.append(record)
+        self._of[type(record)].append(record)
+
+    def refresh(self, files: Iterable[Path]) -> None:
+        """Reads what files have gained; a torn last line is ignored.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
+        """
+        fresh = [record for file in files if self._has_grown(file) for record in self._parse(file)]
+        for record in fresh:
+            self.add(record)
+        if fresh and len(self._read) > 1:
+            self._all.sort(key=lambda r: r.at_s)
+            for records in self._of.values():
+                records.sort(key=lambda r: r.at_s)
+
+    def _has_grown(self, file: Path) -> bool:
+        return file.stat().st_size != self._read.get(file, (0, 0))[0]
+
+    def _parse(self, file: Path) -> list[AnyRecord]:
+        """What one file has gained since it was last read."""
+        offset, line_count = self._read.get(file, (0, 0))
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            whole, newline, _ = stream.read().rpartition(b"\n")
+        if not newline:
+            return []
+        found = []
+        lines = whole.split(b"\n")
+        for i, line in enumerate(lines):
+            try:
+                found.append(RECORD.validate_json(line))
+            except ValidationError as error:
+                raise RunDirectoryError(
+                    f"{file} line {line_count + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
+                    f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
+                ) from error
+        self._read[file] = (offset + len(whole) + 1, line_count + len(lines))
+        return found

@@ -1,0 +1,36 @@
+"""One session of a driver, from its start to its end, in the run directory's records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+
+from autotune.machine import utc_now, without_passwords
+from autotune.model import SessionRecord, SpanRecord
+from autotune.rundir.store import Store
+
+
+@contextlib.contextmanager
+def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
+    """Records that a driver began, and that it ended, however it did; a killed one leaves no end.
+
+    Args:
+        store: The run directory, locked.
+        trials: How many trials it was asked for, those of earlier sessions included.
+        command: How it was called; passwords in it are not kept.
+    """
+    store.append(
+        SessionRecord(
+            started=utc_now(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            asked_trials=trials,
+            command=tuple(map(without_passwords, command)),
+        )
+    )
+    try:
+        yield
+    finally:
+        store.append(SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=utc_now()))

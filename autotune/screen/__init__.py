@@ -1,1 +1,0 @@
-"""Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""

@@ -1,0 +1,261 @@
+"""The catalogue: what is known of every published setting, kept as TOML under ``autotune/data/flags``.
+
+The installed build (see `autotune.settings.probe`) says what exists; the catalogue says what it means: purpose, scope,
+stage, risks, what it needs. Where both speak (existence, type, default), a test holds the catalogue to the
+real builds.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from autotune.model import SettingError, close_matches
+
+UNSET = "(unset)"
+"""Default of a setting that has no value until one is given."""
+
+
+class Stage(StrEnum):
+    """Where a setting acts, and so how it may be judged.
+
+    ``program``: the compiled program; equal fingerprints mean no effect. ``runtime``: read while running.
+    ``autotuner``: decides kernels or machine code; a compilation without the device proves nothing. ``client``: read
+    when the process or its backend starts.
+    """
+
+    PROGRAM = "program"
+    RUNTIME = "runtime"
+    AUTOTUNER = "autotuner"
+    CLIENT = "client"
+
+
+class Tier(StrEnum):
+    """Whether a setting belongs in a search.
+
+    ``tune``: by group. ``numerics``: changes results, so only by a group of that name. ``legacy``: an older
+    name. ``expert``: only if named. ``avoid``: site, fault tolerance, known trouble. ``tool``: diagnostics.
+    ``danger``: never. ``noop``: accepted, does nothing. ``removed``: gone. ``listed``: known by name only.
+    """
+
+    TUNE = "tune"
+    NUMERICS = "numerics"
+    LEGACY = "legacy"
+    EXPERT = "expert"
+    AVOID = "avoid"
+    TOOL = "tool"
+    DANGER = "danger"
+    NOOP = "noop"
+    REMOVED = "removed"
+    LISTED = "listed"
+
+
+class Scope(StrEnum):
+    """What a program must have for the setting to act."""
+
+    SINGLE_DEVICE = "single_device"
+    MULTI_DEVICE = "multi_device"
+    MULTI_NODE = "multi_node"
+    LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One entry of the catalogue.
+
+    Attributes:
+        name: As in a `FlagSet`; ``process_layout`` is the one entry that is no setting of a process.
+        summary: What it does.
+        group: Name under which it is searched.
+        also_in: Further groups that it belongs to.
+        tier: Whether it belongs in a search.
+        platform: ``cuda``, ``cpu``, ``tpu`` or ``any``.
+        type: One of bool, int, int32, int64, float, string, enum, message.
+        tri_state: Whether being unset differs from every value.
+        repeated: Whether it holds a list or a map.
+        values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
+        low: Least value worth trying, for ranges.
+        high: Greatest value worth trying.
+        step: Step of the range.
+        power_of_two: Whether the range holds powers of two only.
+        minimum: Least sensible value; the parser may let others pass.
+        maximum: Greatest sensible value.
+        scopes: What the program must have; all of them.
+        axis: Mesh axis (``tensor``, ``pipeline``) without which it cannot act.
+        stage: Where it acts.
+        since: First tested jaxlib that has it, if the earlier ones lack it.
+        removed: First tested jaxlib that lacks it.
+        defaults: Version from which on, to default; an empty key if it never changed.
+        in_xla_flags: Whether the XLA_FLAGS parser takes it, where it exists.
+        xla_flag_until: First tested jaxlib whose parser no longer takes it.
+        in_compiler_options: Whether a single compilation takes it, where it exists.
+        compiler_option_until: First tested jaxlib where it does not.
+        numerics: ``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change.
+        memory: How it moves peak memory; empty if not at all, or not known.
+        compile: How it moves compile time; empty if little, or not known.
+        danger: Why it must not be used in training; empty if it may.
+        needs: What must hold for it to act, in words.
+        excludes: Settings that contradict it.
+        when: Other setting to the values under which this one acts.
+        unless: Other setting to the values under which it does nothing.
+        condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
+        renamed_to: What took its place.
+        renamed_values: Its values to those of what took its place; a value that is absent needs no
+            replacement.
+        layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
+        changed_programs: Test programs whose executable one value changed; None if that was not tried.
+        sources: Keys of ``sources.toml``.
+    """
+
+    name: str
+    summary: str
+    group: str
+    tier: Tier
+    platform: str
+    type: str
+    also_in: tuple[str, ...] = ()
+    tri_state: bool = False
+    repeated: bool = False
+    values: tuple[str, ...] = ()
+    low: int | None = None
+    high: int | None = None
+    step: int = 1
+    power_of_two: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    scopes: tuple[Scope, ...] = ()
+    axis: str = ""
+    stage: Stage = Stage.PROGRAM
+    since: str = ""
+    removed: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    in_xla_flags: bool = True
+    xla_flag_until: str = ""
+    in_compiler_options: bool = True
+    compiler_option_until: str = ""
+    numerics: str = ""
+    memory: str = ""
+    compile: str = ""
+    danger: str = ""
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    condition_since: str = ""
+    renamed_to: str = ""
+    renamed_values: Mapping[str, str] = field(default_factory=dict)
+    layer_bytes: str = ""
+    changed_programs: tuple[str, ...] | None = None
+    sources: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """How it reaches a process: ``xla``, ``jax``, ``env`` or ``layout``."""
+        if self.name.startswith(("xla_", "jax_")):
+            return self.name[:3]
+        return "env" if self.name.isupper() else "layout"
+
+    def exists_in(self, version: str) -> bool:
+        """Whether the catalogue says that this jaxlib has it."""
+        return not (self.since and older(version, self.since)) and not (
+            self.removed and not older(version, self.removed)
+        )
+
+    def default_in(self, version: str) -> str | None:
+        """Default that the catalogue gives for this jaxlib; None if it does not say."""
+        fitting = [v for v in self.defaults if not v or not older(version, v)]
+        return self.defaults[max(fitting, key=_release)] if fitting else None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a fact comes from."""
+
+    title: str
+    url: str
+
+
+class Catalog(Mapping[str, Setting]):
+    """All settings by name, in the order of the files."""
+
+    def __init__(self, settings: Iterable[Setting], sources: Mapping[str, Source]) -> None:
+        self._settings = {s.name: s for s in settings}
+        self.sources = dict(sources)
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups that can be searched: those with at least one setting of tier tune or numerics."""
+        return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
+
+    def find(self, name: str) -> Setting:
+        """The setting of a name, dashes and all.
+
+        Raises:
+            SettingError: If it is not in the catalogue; close matches are named.
+        """
+        bare = name.strip().lstrip("-").partition("=")[0]
+        for candidate in (bare, bare.lower()):
+            if candidate in self._settings:
+                return self._settings[candidate]
+        raise SettingError(f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}")
+
+
+def older(version: str, other: str) -> bool:
+    """Whether one release comes before another: ``0.10.2`` before ``0.12.0.1``."""
+    return _release(version) < _release(other)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    parts = []
+    for part in version.split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not digits or not part[0].isdigit():
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+@functools.cache
+def load_catalog() -> Catalog:
+    """The catalogue that comes with this package."""
+    data = resources.files("autotune") / "data"
+    settings = [
+        _setting(name, entry)
+        for path in sorted((data / "flags").iterdir(), key=lambda p: p.name)
+        for name, entry in read_toml(path).items()
+    ]
+    sources = {key: Source(**entry) for key, entry in read_toml(data / "sources.toml").items()}
+    return Catalog(settings, sources)
+
+
+def read_toml(path: Traversable) -> dict[str, Any]:
+    """One data file of this package."""
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+def _setting(name: str, entry: dict[str, Any]) -> Setting:
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    default = plain.pop("default", None)
+    if default is not None:
+        plain["defaults"] = default if isinstance(default, dict) else {"": default}
+    for key in ("when", "unless"):
+        plain[key] = {n: tuple(v) for n, v in plain.get(key, {}).items()}
+    plain["tier"] = Tier(plain["tier"])
+    plain["stage"] = Stage(plain["stage"])
+    plain["scopes"] = tuple(Scope(s) for s in plain["scopes"])
+    return Setting(name=name, **plain)

@@ -1,0 +1,192 @@
+"""One process at a time: where two do not fit into the device's memory, or the program can not wait for its turn.
+
+A sandwich is three fresh runs, reference, candidate, reference, so that a steady drift of the machine cancels and what
+is left of it widens the interval. It is stored as two pairs that have the candidate's run in common: the raw samples
+of a study read the same whichever way they were measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, block_step_s, log_ratio
+from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
+from autotune.study.bench import ReferenceFailed
+from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, make_comparison
+from autotune.workers import Worker, WorkerFailed
+
+SANDWICH = "sandwich"
+
+LARGEST_GAP = 0.1
+"""Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
+
+
+class Run(NamedTuple):
+    """One fresh run: its report, the duration of each step in seconds, and the joules drawn if they are known."""
+
+    report: WorkerReport
+    times_s: tuple[float, ...]
+    joules: float | None
+
+
+class OneAtATime(Comparer):
+    """Fresh runs, one after the other; nothing else of the bench may be running."""
+
+    mode = SANDWICH
+
+    def _compare(
+        self,
+        candidate: FlagSet,
+        folder: Path,
+        *,
+        name: str,
+        rule: StoppingRule,
+        against: FlagSet | None,
+        inspect: Inspect[S] | None,
+    ) -> Compared[S]:
+        """As many sandwiches as the study asks for; every run is stored as it comes."""
+        bench = self.bench
+        keep = bench.store.pair_writer(folder)
+        pairs: list[Pair] = []
+
+        def add(first: Arm, reference: Run, middle: Run) -> None:
+            pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.store.watch.total_s))
+            keep(pairs[-1])
+            bench.view.pair([log_ratio(p) for p in pairs])
+
+        for _ in range(bench.spec.measure.sandwiches):
+            before = self._run_reference(against or FlagSet(), folder)
+            with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
+                if not pairs and inspect is not None and (settled := inspect(before.report, worker.report)) is not None:
+                    return Compared(reference=before.report, candidate=worker.report, settled=settled)
+                middle = self._measure(worker, folder)
+            add(Arm.REFERENCE, before, middle)
+            add(Arm.CANDIDATE, self._run_reference(against or FlagSet(), folder), middle)
+        comparison = make_comparison(
+            pairs,
+            estimate(pairs),
+            sesoi=bench.spec.measure.smallest_effect,
+            stopped=f"all {len(pairs) // 2} sandwiches run",
+            mode=SANDWICH,
+            warnings=bench.gpus.warnings(),
+            meter=bench.meter,
+        )
+        return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
+
+    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
+        """One fresh run of the baseline and one of a set; a coin, seeded by `name`, decides which goes first."""
+        bench = self.bench
+        keep = bench.store.pair_writer(folder)
+        order = [Arm.REFERENCE, Arm.CANDIDATE]
+        if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
+            order.reverse()
+        at_s = bench.store.watch.total_s
+        runs: dict[Arm, Run] = {}
+        for arm in order:
+            if arm is Arm.REFERENCE:
+                runs[arm] = self._run_reference(FlagSet(), folder)
+            else:
+                with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
+                    runs[arm] = self._measure(worker, folder)
+        reports = (runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
+        pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
+        keep(pair)
+        bench.view.pair([log_ratio(pair)])
+        if inspect is not None and (settled := inspect(*reports)) is not None:
+            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+        comparison = make_comparison(
+            [pair], estimate_pairs([log_ratio(pair)]), sesoi=bench.spec.measure.smallest_effect,
+            stopped="all pairs run", meter=bench.meter,
+        )  # fmt: skip
+        return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
+
+    def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
+        """A fresh run of what is compared with; its log lies beside the candidate's."""
+        bench = self.bench
+        beside = bench.store.folder(*Path(bench.store.relative(folder)).parts, "reference")
+        try:
+            with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
+                run = self._measure(worker, beside)
+        except WorkerFailed as error:
+            if not (bench.has_run or error.infrastructure):
+                raise LaunchError(bench.reference_cannot_run(error.failure)) from error
+            raise ReferenceFailed(error) from error
+        bench.has_run = True
+        return run
+
+    def _measure(self, worker: Worker, folder: Path) -> Run:
+        """The steps of one run."""
+        spec, meter = self.bench.spec, self.bench.meter
+        steps = spec.measure.run_steps
+        if spec.workload.takes_turns:
+            steps = max(steps, self.bench.steps_for(worker))
+        begun = time.monotonic()
+        times, joules = meter.measure(lambda: worker.run_block(steps))
+        if not spec.workload.takes_turns:
+            # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
+            metered_s = time.monotonic() - begun
+            joules = joules if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
+        self.bench.gpus.look(folder)
+        return Run(worker.report, times, joules)
+
+    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
+        """See `Comparer`; sandwiches are few, whatever a plan of pairs says."""
+        return sandwich_floor(pairs, sesoi=self.bench.spec.measure.smallest_effect)
+
+
+def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
+    """What sandwiches of the reference with itself say about this machine.
+
+    Args:
+        pairs: Sandwiches stored as pairs.
+        sesoi: Smallest effect of interest.
+    """
+    found = estimate(pairs)
+    count = found.pair_count
+    half = math.log(found.high / found.low) / 2
+    ratios = [sum(log_ratio(p) for p in two) / 2 for two in zip(pairs[::2], pairs[1::2], strict=True)]
+    mean = sum(ratios) / count
+    return NoiseFloor(
+        estimate=found,
+        is_honest=found.low <= 1.0 <= found.high,
+        pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
+        autocorrelation=0.0,
+        # The order is always the same here, so nothing is known of it.
+        order_effect=Estimate(ratio=1.0, low=0.0, high=math.inf, level=found.level, pair_count=0),
+        half_width=half,
+        # A true effect of twice the half width is found more than 9 times in 10.
+        detectable=sesoi + 1.0 - math.exp(-2 * half),
+        pairs_for_sesoi=math.ceil(count * (half / sesoi) ** 2),
+    )
+
+
+def estimate(pairs: Sequence[Pair]) -> Estimate:
+    """The estimate of sandwiches stored as pairs, two for each."""
+    return estimate_sandwiches(
+        [
+            Sandwich(
+                before_s=block_step_s(before.reference_s),
+                candidate_s=block_step_s(before.candidate_s),
+                after_s=block_step_s(after.reference_s),
+            )
+            for before, after in zip(pairs[::2], pairs[1::2], strict=True)
+        ]
+    )
+
+
+def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float) -> Pair:
+    return Pair(
+        index=index,
+        first=first,
+        reference_s=reference.times_s,
+        candidate_s=candidate.times_s,
+        at_s=round(at_s, 3),
+        reference_j=reference.joules,
+        candidate_j=candidate.joules,
+    )

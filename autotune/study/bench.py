@@ -1,0 +1,244 @@
+"""Where workers run: starts them, keeps the living reference, and knows which program a worker holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.model import (
+    Failure,
+    FailureKind,
+    FlagSet,
+    IncidentRecord,
+    LaunchError,
+    NodeLostError,
+    StudySpec,
+    View,
+    WorkerReport,
+)
+from autotune.rundir import Store
+from autotune.stats import compare_traces
+from autotune.workers import Launcher, Worker, WorkerFailed
+
+INFRASTRUCTURE_RETRIES = 2
+REFERENCE_RESTARTS = 3
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+SHARED_FRACTION = "0.45"
+"""What each of two processes takes of a GPU's memory while they take turns, unless the study says otherwise."""
+
+
+LONGEST_BLOCK_STEPS = 10_000
+
+
+class ReferenceFailed(WorkerFailed):
+    """It was the reference that failed, or the machine under both: not the candidate's fault."""
+
+    def __init__(self, error: WorkerFailed) -> None:
+        super().__init__(error.failure, infrastructure=error.infrastructure)
+
+
+class Bench:
+    """The place where comparisons are made.
+
+    Args:
+        store: The study's run directory.
+        launcher: Starts workers.
+        runtime_settings: Tells which of some settings are read when the program runs, not when it is compiled:
+            programs that are equal but for those must both be measured.
+        view: Told what is under way.
+    """
+
+    def __init__(
+        self, store: Store, launcher: Launcher, runtime_settings: Callable[[FlagSet], FlagSet], view: View
+    ) -> None:
+        self.store = store
+        self.spec = store.spec
+        self.view = view
+        self.loss_tolerance = 0.0
+        self.has_run = False
+        """Whether a reference ever ran to its end: one that never did cannot run at all."""
+        self.gpus = watch_of(self.spec)
+        self.meter = open_meter(self.spec, self.gpus, is_shared=store.claims.worker is not None)
+        self._launcher = launcher
+        self._runtime_settings = runtime_settings
+        self._reference: Worker | None = None
+        self._restarts = 0
+
+    # ------------------------------------------------------------------ workers
+
+    def settings_of(self, settings: FlagSet, *, alone: bool) -> FlagSet:
+        """The baseline plus `settings`, plus what lets two processes share a GPU unless the process is alone on it.
+
+        JAX takes three quarters of a GPU's memory when it starts, so of two the second would find too little.
+        """
+        merged = self.spec.baseline.merge(settings)
+        if alone or self.spec.device.platform != "cuda" or any(_steers_memory(n) for n in merged):
+            return merged
+        return merged.merge({MEMORY_FRACTION: SHARED_FRACTION})
+
+    def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
+        """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
+
+        Raises:
+            WorkerFailed: If it never became ready.
+            NodeLostError: If nodes that it needs are gone.
+        """
+        merged = self.settings_of(settings, alone=alone)
+        for attempt in range(INFRASTRUCTURE_RETRIES + 1):
+            try:
+                return self._launcher.start(merged, folder, progress=self.view.phase)
+            except WorkerFailed as error:
+                if not error.infrastructure:
+                    raise
+                if attempt == INFRASTRUCTURE_RETRIES:
+                    if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
+                        raise NodeLostError(
+                            f"all nodes of this driver must start trials but: {error}; everything so far is in "
+                            f"{self.store.path}; run the same command again on other nodes, and it goes on"
+                        ) from error
+                    raise
+                self.store.append(IncidentRecord(what=f"start tried again after: {error}"))
+                time.sleep(0.5 * (attempt + 1))
+        raise AssertionError("unreachable")
+
+    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
+        """Starts two fresh workers at once: starting is not measured, and most of a short run.
+
+        Raises:
+            ReferenceFailed: If the first one failed.
+            WorkerFailed: If the second one did.
+        """
+        beside = self.store.folder(*Path(self.store.relative(folder)).parts, "reference")
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            first = pool.submit(self.start, reference, beside)
+            second = pool.submit(self.start, candidate, folder)
+            try:
+                of_first, of_second = first.exception(), second.exception()
+            except BaseException:  # interrupted: do not wait until both have compiled
+                self.close()
+                raise
+        if of_first is None and of_second is None:
+            return first.result(), second.result()
+        for future in (first, second):
+            if future.exception() is None:
+                future.result().close()
+        if isinstance(of_first, WorkerFailed):
+            raise ReferenceFailed(of_first) from of_first
+        failed = of_first or of_second
+        assert failed is not None
+        raise failed
+
+    def reference(self) -> Worker:
+        """The living reference; started when first asked for, and again after it died, a bounded number of times.
+
+        Raises:
+            LaunchError: If it cannot be started: there is nothing to compare with.
+        """
+        if self._reference is None:
+            folder = self.store.folder(*self.own_floor, "reference")
+            try:
+                self._reference = self.start(FlagSet(), folder)
+            except WorkerFailed as error:
+                raise LaunchError(self.reference_cannot_run(error.failure)) from error
+        return self._reference
+
+    @property
+    def own_floor(self) -> tuple[str, ...]:
+        """Where this worker's reference and noise floor lie, in parts: each compares with its own."""
+        worker = self.store.claims.worker
+        return ("floor",) if worker is None else ("floor", worker)
+
+    def lose_reference(self, why: str) -> None:
+        """Ends the reference, to be started anew when next asked for.
+
+        Raises:
+            LaunchError: If that happened too often to go on.
+        """
+        self.release_reference()
+        self._restarts += 1
+        self.store.append(IncidentRecord(what=f"reference lost: {why}"))
+        if self._restarts > REFERENCE_RESTARTS:
+            raise LaunchError(
+                f"the reference must stay alive but was lost {self._restarts} times; the last time: {why}. "
+                f"Look at {'/'.join(self.own_floor)}/reference/worker.log, then run the same command again"
+            )
+
+    def release_reference(self) -> None:
+        """Ends the living reference, so that another process is alone; it is started again when next asked for."""
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+
+    def reference_cannot_run(self, failure: Failure) -> str:
+        """What to tell a user whose reference cannot run."""
+        lines = "\n".join(f"    {line}" for line in failure.last_lines[-8:])
+        return (
+            f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
+            f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
+            "  mend the workload or the baseline of the study, then run the same command again"
+        )
+
+    def close(self) -> None:
+        """Ends every worker."""
+        self._launcher.close()
+        self._reference = None
+
+    # ------------------------------------------------------------------ what a worker says of itself
+
+    def steps_for(self, worker: Worker) -> int:
+        """Steps in a block, from the warm-up of a worker."""
+        times = worker.report.warmup_step_times_s
+        step_s = sorted(times)[len(times) // 2]
+        return block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
+
+    def check_loss(self, reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
+        """What is wrong with a candidate's loss or gradients, or None."""
+        check = compare_traces(
+            reference_losses=reference.losses,
+            candidate_losses=candidate.losses,
+            reference_grad_norms=reference.grad_norms,
+            candidate_grad_norms=candidate.grad_norms,
+            aa_tolerance=self.loss_tolerance,
+            # A GPU multiplies float32 matrices as TF32 unless told otherwise, and which ones changes with the kernels.
+            dtype="tensorfloat32" if reference.dtype == "float32" and reference.platform != "cpu" else reference.dtype,
+        )
+        if check.is_ok:
+            return None
+        message = (
+            f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
+            f"(relative) but is {check.got!r}"
+        )
+        return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase="check")
+
+    def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
+        """Names what really runs: the compiled program, plus the settings that are read at run time."""
+        runtime = dict(self._runtime_settings(self.spec.baseline.merge(settings)))
+        body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
+        return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def block_steps(step_s: float, *, block_s: float, least: int) -> int:
+    """Steps in a block: long against the timer, short against drift.
+
+    Args:
+        step_s: Duration of one step of the reference, in seconds.
+        block_s: Shortest block, in seconds.
+        least: Fewest steps.
+    """
+    wanted = math.ceil(block_s / step_s) if step_s > 0 else LONGEST_BLOCK_STEPS
+    return min(LONGEST_BLOCK_STEPS, max(least, wanted))
+
+
+def watch_of(spec: StudySpec) -> GpuWatch:
+    """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
+    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
+
+
+def _steers_memory(name: str) -> bool:
+    return name.endswith(("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR"))

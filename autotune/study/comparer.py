@@ -1,0 +1,217 @@
+"""Comparing two sets: the one thing that noise floor, trial, proof and ablation have in common.
+
+There are two ways. In turns (`autotune.study.turns`): both processes live side by side and run blocks in pairs. One at
+a time (`autotune.study.alone`): where two do not fit into the device's memory, or the program cannot wait for its turn.
+"""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autotune.machine import NO_METER, EnergyMeter
+from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport
+from autotune.stats import (
+    Decision,
+    Estimate,
+    NoiseFloor,
+    SequentialPlan,
+    decide,
+    estimate_pairs,
+    judge,
+    largest_drift,
+)
+from autotune.study.bench import Bench, ReferenceFailed
+from autotune.workers import WorkerFailed
+
+S = TypeVar("S")
+
+Inspect = Callable[[WorkerReport, WorkerReport], S | None]
+"""Called with the reports of reference and candidate before anything is measured; what it gives settles the matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared(Generic[S]):
+    """What a comparison gave.
+
+    Attributes:
+        settled: What the inspection of the reports said; nothing was measured then.
+        pairs: Raw pairs of blocks, in order.
+        comparison: Their figures; None if the matter was settled before.
+    """
+
+    reference: WorkerReport
+    candidate: WorkerReport
+    settled: S | None = None
+    pairs: Sequence[Pair] = ()
+    comparison: Comparison | None = None
+
+    @property
+    def drift(self) -> float:
+        """Largest relative difference of the two traces of loss and gradient norm, as far as both go."""
+        first, second = self.reference, self.candidate
+        losses = min(len(first.losses), len(second.losses))  # what is read from an output may end anywhere
+        norms = min(len(first.grad_norms), len(second.grad_norms))
+        return max(
+            largest_drift(first.losses[:losses], second.losses[:losses]),
+            largest_drift(first.grad_norms[:norms], second.grad_norms[:norms]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """When a comparison in turns ends, and the estimate that is honest under that rule.
+
+    Attributes:
+        stop: Given the log ratios so far, whether to stop and why; None between looks.
+        estimate: From all log ratios to the estimate.
+    """
+
+    stop: Callable[[list[float]], Decision | None]
+    estimate: Callable[[list[float]], Estimate]
+
+
+def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None) -> StoppingRule:
+    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks."""
+
+    def stop(ratios: list[float]) -> Decision | None:
+        if len(ratios) not in plan.looks and len(ratios) < plan.cap:
+            return None
+        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent)
+
+    return StoppingRule(stop, plan.estimate)
+
+
+def fixed(count: int, *, sesoi: float) -> StoppingRule:
+    """The rule of noise floor and proof: a number of pairs settled beforehand."""
+
+    def stop(ratios: list[float]) -> Decision | None:
+        if len(ratios) < count:
+            return None
+        estimate = estimate_pairs(ratios)
+        return Decision(
+            stop=True, reason=f"all {count} pairs run", estimate=estimate, verdict=judge(estimate, sesoi=sesoi)
+        )
+
+    return StoppingRule(stop, estimate_pairs)
+
+
+class Comparer(ABC):
+    """Compares two sets on a bench.
+
+    Attributes:
+        mode: ``turns`` or ``sandwich``, as it is kept in records.
+    """
+
+    mode: str
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def compare(
+        self,
+        candidate: FlagSet,
+        folder: Path,
+        *,
+        name: str,
+        rule: StoppingRule,
+        against: FlagSet | None = None,
+        inspect: Inspect[S] | None = None,
+    ) -> Compared[S]:
+        """Measures a set until its interval is as good as it gets.
+
+        Args:
+            candidate: The set.
+            folder: Where raw samples and logs go.
+            name: Seeds the order of blocks.
+            rule: When to stop, where blocks are in pairs.
+            against: What to compare with, in a fresh process; default: the study's reference.
+            inspect: See `Inspect`.
+
+        Raises:
+            WorkerFailed: If the candidate failed, or `against` did.
+            LaunchError: If the reference cannot be kept alive.
+        """
+
+        def once(comparer: Comparer) -> Compared[S]:
+            return comparer._compare(candidate, folder, name=name, rule=rule, against=against, inspect=inspect)
+
+        return self._until_reference_holds(once, is_reference_ours=against is None)
+
+    def fresh_pair(
+        self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None = None
+    ) -> Compared[S]:
+        """Measures a set in one fresh pair of processes, as proofs need several of; see `compare`."""
+
+        def once(comparer: Comparer) -> Compared[S]:
+            return comparer._fresh_pair(candidate, folder, name=name, inspect=inspect)
+
+        return self._until_reference_holds(once, is_reference_ours=True)
+
+    def _until_reference_holds(
+        self, once: Callable[[Comparer], Compared[S]], *, is_reference_ours: bool
+    ) -> Compared[S]:
+        comparer = self
+        while True:
+            try:
+                return once(comparer)
+            except WorkerFailed as error:
+                if (other := comparer.instead(error)) is not None:
+                    comparer = other
+                elif is_reference_ours and isinstance(error, ReferenceFailed):
+                    self.bench.lose_reference(str(error))
+                else:
+                    raise
+
+    def instead(self, error: WorkerFailed) -> Comparer | None:
+        """The way to compare when this one failed because it is this one; None if that is not the cause."""
+        return None
+
+    @abstractmethod
+    def _compare(
+        self,
+        candidate: FlagSet,
+        folder: Path,
+        *,
+        name: str,
+        rule: StoppingRule,
+        against: FlagSet | None,
+        inspect: Inspect[S] | None,
+    ) -> Compared[S]:
+        """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
+
+    @abstractmethod
+    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
+        """One try of `fresh_pair`."""
+
+    @abstractmethod
+    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
+        """What pairs of the reference with itself say about this machine."""
+
+
+def make_comparison(
+    pairs: Sequence[Pair],
+    estimate: Estimate,
+    *,
+    sesoi: float,
+    stopped: str,
+    mode: str = TURNS,
+    warnings: tuple[str, ...] = (),
+    meter: EnergyMeter = NO_METER,
+) -> Comparison:
+    """Puts a comparison's figures together; `meter` is the one that counted the energy of the pairs."""
+    return Comparison(
+        estimate=estimate,
+        verdict=judge(estimate, sesoi=sesoi),
+        reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
+        candidate_step_s=statistics.median(t for p in pairs for t in p.candidate_s),
+        pair_count=len(pairs),
+        mode=mode,
+        stopped=stopped,
+        warnings=warnings,
+        energy=meter.use_of(pairs, sandwiches=mode != TURNS),
+    )

@@ -1,0 +1,121 @@
+"""The one sentence of a study, from what its stages found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.machine import make_provenance, utc_now
+from autotune.model import (
+    PREDICTED,
+    ConclusionRecord,
+    FinalistResult,
+    Objective,
+    Outcome,
+    ScreenRecord,
+    SoakRecord,
+    TrialResult,
+    format_change,
+    format_interval,
+    format_ratio,
+    format_seconds,
+    format_share,
+    front_estimates,
+)
+from autotune.results import describe_soak
+from autotune.stats import Verdict
+from autotune.study.run import StudyRun
+
+
+def record_conclusion(run: StudyRun) -> ConclusionRecord:
+    """Makes the study's conclusion and records it, unless the newest one says the same."""
+    results = run.store.of(TrialResult)
+    found = _predicted(run, results) if run.spec.is_predicted else _measured(run, results)
+    conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=make_provenance(), **found)
+    run.store.append_once(conclusion, key=f"conclusion-{len(results)}")
+    return conclusion
+
+
+def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
+    """What a measured study found."""
+    spec, proven = run.spec, run.proven
+    soaks = run.store.of(SoakRecord)
+    if run.members:
+        return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
+    if proven is not None and proven.estimate is not None:
+        ratio = proven.estimate
+        soaked = [s.steps_s for s in soaks if s.settings == proven.settings]
+        return {
+            "outcome": Outcome.WINNER,
+            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
+            f"step time ratio {format_ratio(ratio.ratio)} {format_interval(ratio.low, ratio.high)} over {proven.process_count} "
+            "fresh pairs of processes",
+            "settings": proven.settings,
+            "trial": proven.trial,
+            "estimate": ratio,
+            "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
+        }
+    if all(r.failure is not None for r in results):
+        outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
+    else:
+        wanted = spec.search.objectives
+        what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
+        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
+        sentence = (
+            f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
+            f"({format_share(spec.measure.smallest_effect)})"
+        )
+    if failed := [s for s in soaks if s.failure is not None]:
+        least = min(failed, key=lambda s: len(s.settings))
+        sentence += f"; {least.settings} was faster but {describe_soak(least)}"
+    return {"outcome": outcome, "sentence": sentence}
+
+
+def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float) -> dict[str, object]:
+    """What a study by several objectives found; the fastest set stands for it if it beats the default's step time."""
+    count = f"{len(members)} sets" if len(members) > 1 else "1 set"
+    known = [(m.trial, figures) for m in members if (figures := front_estimates(m, wanted)) is not None]
+    ends = []
+    for objective in wanted:
+        surely = [(f[objective].ratio, trial, f[objective]) for trial, f in known if f[objective].high < 1 - sesoi]
+        if surely:
+            _, trial, e = min(surely, key=lambda s: s[:2])
+            ratio = f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"
+            ends.append(f"{objective.words} down to ratio {ratio} (trial {trial})")
+    names = ", ".join(o.words for o in wanted)
+    found: dict[str, object] = {
+        "outcome": Outcome.FRONT,
+        "sentence": f"a front of {count} by {names} is proven on this machine: {', '.join(ends)}",
+        "front": tuple(m.trial for m in members),
+    }
+    fastest = members[0]
+    if fastest.verdict is Verdict.FASTER:
+        found |= {"settings": fastest.settings, "trial": fastest.trial, "estimate": fastest.corrected}
+    return found
+
+
+def _predicted(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
+    """What the model would try first; never a winner."""
+    screened = run.store.last(ScreenRecord)
+    assert screened is not None
+    assert screened.prediction is not None
+    sesoi, reference = run.spec.measure.smallest_effect, screened.prediction
+    place = f"{reference.topology} {reference.target}"
+    ran = [(r, r.prediction) for r in results if r.failure is None and r.prediction is not None]
+    if not ran:
+        return {"outcome": Outcome.NOTHING_RAN, "sentence": f"{PREDICTED}: no set tried compiles and fits on {place}"}
+    best, step = min(ran, key=lambda found: found[1].ratio)
+    if step.ratio >= 1 - sesoi:
+        return {
+            "outcome": Outcome.PREDICTED,
+            "sentence": f"{PREDICTED}: on {place} a model finds no set tried to beat the default by more than the "
+            f"smallest effect of interest ({format_share(sesoi)})",
+        }
+    return {
+        "outcome": Outcome.PREDICTED,
+        "sentence": f"{PREDICTED}: on {place} a model gives {best.settings} {format_ratio(step.ratio)} of the "
+        f"default's step time ({format_seconds(step.step_s)} instead of {format_seconds(reference.step_s)}); measure it before "
+        "you use it",
+        "settings": best.settings,
+        "trial": best.number,
+        "prediction": step,
+    }

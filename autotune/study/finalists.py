@@ -1,0 +1,34 @@
+"""Which trials are worth a proof, and which proven sets make a front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.model import FinalistResult, Measured, TrialResult, choose_members, front_points, proven_front
+from autotune.study.run import StudyRun
+
+
+def choose_finalists(run: StudyRun) -> list[TrialResult]:
+    """The trials that are worth a proof: the best few, or members of the front of a study by several objectives."""
+    spec, results = run.spec, run.store.of(TrialResult)
+    count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
+    if len(spec.search.objectives) == 1 or run.reference is None:
+        return promising(results, count=count, sesoi=sesoi)
+    return choose_members(front_points(results, spec.search.objectives, run.reference, tolerance=sesoi), count=count)
+
+
+def promising(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
+    """The most promising measured trials: those whose interval leaves room for an effect, best first."""
+    hopeful = [
+        (r.outcome.comparison.estimate.ratio, r)
+        for r in results
+        if isinstance(r.outcome, Measured)
+        and r.outcome.comparison.estimate.low < 1 - sesoi
+        and r.outcome.comparison.estimate.ratio < 1
+    ]
+    return [r for _, r in sorted(hopeful, key=lambda found: found[0])[:count]]
+
+
+def proven_members(run: StudyRun) -> list[FinalistResult]:
+    """Those finalists of a study by several objectives that are proven to belong to the front, fastest first."""
+    return proven_front(run.finalists, run.spec.search.objectives, sesoi=run.spec.measure.smallest_effect)

@@ -1,0 +1,191 @@
+"""A whole study without a device: sets are proposed and compiled, and a model says what a step would take.
+
+Nothing here is measured, so nothing is confirmed, minimised or proven. A trial has a `prediction` where a measured one
+has a `comparison`, so that no figure of a model can be taken for a measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autotune.compiler import (
+    CompiledProgram,
+    Prediction,
+    Screen,
+    Target,
+    Topology,
+    compiler_versions,
+    load_target,
+    on_cluster,
+    parse_topology,
+    predict_step,
+)
+from autotune.model import (
+    PREDICTED,
+    Failed,
+    FlagSet,
+    Predicted,
+    PredictedStep,
+    ScreenRecord,
+    StudyFileError,
+    StudySpec,
+    TrialConfig,
+    TrialOutcome,
+    TrialResult,
+    format_seconds,
+)
+from autotune.settings import SearchSpace, Stage
+from autotune.study.run import StudyRun
+from autotune.study.screen import StudyScreen, does_not_fit
+from autotune.study.trial import find_twin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a search space is built from, told by a workload that was compiled, not run.
+
+    Attributes:
+        layer_bytes: ``weights`` and ``gradients`` of one layer.
+    """
+
+    device_count: int
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
+    """The facts that a compiled reference tells."""
+    return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
+
+
+def cluster_of(spec: StudySpec) -> tuple[Target, Topology]:
+    """The GPU and the cluster that a study predicts for.
+
+    Raises:
+        StudyFileError: If the study does not name them, or the model does not know the GPU's rates.
+    """
+    if spec.screen.target is None:
+        raise StudyFileError(
+            "to predict, the GPU must be named: add --target, such as --target h100-sxm "
+            "(see `autotune targets list`), or `screen.target` to the study"
+        )
+    target = load_target(spec.screen.target)
+    if target.network is None or not target.flops_per_s:
+        raise StudyFileError(
+            f"to predict, the rates of {target.name} must be known but its file has none; name one of "
+            "`autotune targets list`"
+        )
+    asked = parse_topology(spec.screen.topology) if spec.screen.topology else None
+    return target, on_cluster(spec, target, asked)[1]
+
+
+def moved(spec: StudySpec) -> StudySpec:
+    """The study as it would be on the cluster that it predicts for.
+
+    Raises:
+        StudyFileError: See `cluster_of`.
+    """
+    return on_cluster(spec, *cluster_of(spec))[0]
+
+
+class Predicting:
+    """See `autotune.study.run.Evaluator`: compiles sets, and predicts them against the reference."""
+
+    def __init__(self, run: StudyRun) -> None:
+        self._run = run
+        self._resources = contextlib.ExitStack()
+        self._screening = self._resources.enter_context(contextlib.closing(StudyScreen(run.store, run.view)))
+        self._target, self._topology = cluster_of(run.spec)
+        self._reference_s = 0.0
+        self._screen: Screen
+
+    def reference(self) -> Facts:
+        """Compiles and predicts the reference; a run that goes on with other versions is refused."""
+        run, versions = self._run, compiler_versions()
+        self._screen = self._screening.open(self._target, self._topology)
+        run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
+        program = self._screening.wait(self._screen.reference)
+        found = predict_step(program, self._target, self._topology)
+        self._reference_s = found.step_s
+        last = run.store.last(ScreenRecord)
+        if last is not None and last.prediction is not None and last.versions != versions:
+            raise StudyFileError(
+                f"a predicted study must go on with the versions that it began with but {run.store.path} is of "
+                f"{last.versions} and here is {versions}; name another folder with --run-dir"
+            )
+        if last is None or last.prediction is None:
+            step, place = self._step(program, found), {"target": self._target.name, "topology": str(self._topology)}
+            run.store.append(ScreenRecord(**place, versions=versions, prediction=step))
+        run.view.note(
+            f"reference: {PREDICTED}: {format_seconds(found.step_s)} a step, {format_seconds(found.exposed_s)} "
+            f"of it exposed communication, program {program.fingerprint}"
+        )
+        return facts_of(program, self._topology)
+
+    def narrow(self, space: SearchSpace) -> SearchSpace:
+        """The space without settings that leave the program alone by their nature: no model here can see them.
+
+        Where the study asks for a screen, what that finds dead goes, too.
+        """
+        reason = "read at run time or by the autotuner on the device: a prediction cannot see it, a measurement can"
+        blind = {p.name for p in space.parameters if self._screen.stage(p.name) is not Stage.PROGRAM}
+        kept = tuple(p for p in space.parameters if p.name not in blind and not blind & set(p.condition or {}))
+        gone = {p.name: reason for p in space.parameters if p not in kept} | dict(space.left_out)
+        seen = SearchSpace(kept, gone)
+        if not self._screening.is_asked_for:
+            return seen
+        return self._screening.screened(self._screen, seen, dict(self._run.setup.first))
+
+    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult], *, attempt: int) -> TrialResult:
+        """Compiles and predicts one set, unless its program is known."""
+        started = time.monotonic()
+        outcome, key = self._outcome(config.settings, known)
+        return TrialResult(
+            **dict(config), outcome=outcome, compiled_key=key, duration_s=round(time.monotonic() - started, 3)
+        )
+
+    def _outcome(self, settings: FlagSet, known: Sequence[TrialResult]) -> tuple[TrialOutcome, str | None]:
+        """What becomes of a set, and the name of its program."""
+        result = self._screening.wait(lambda: self._screen.result(settings))
+        if result.program is None:
+            assert result.failure is not None
+            return Failed(failure=result.failure), None
+        # What is read at run time is part of the key: that a model cannot see it does not make it dead.
+        key = self._screen.program_key(settings)
+        if self._screen.fits(settings) is False:
+            return Failed(failure=does_not_fit(self._screen, settings)), key
+        step = self._step(result.program, predict_step(result.program, self._target, self._topology))
+        twin = find_twin(key, self._screen.program_key(FlagSet()), known, lambda r: r.compiled_key) if key else None
+        if twin is not None:
+            return twin.model_copy(update={"prediction": step}), key
+        return Predicted(prediction=step), key
+
+    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
+        """Nothing predicted is minimised, so nobody needs to know."""
+        return False
+
+    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
+        """Every trial is a compilation: there is nothing to do meanwhile."""
+
+    def close(self) -> None:
+        """Ends the compile worker."""
+        self._resources.close()
+
+    def _step(self, program: CompiledProgram, found: Prediction) -> PredictedStep:
+        return PredictedStep(
+            target=self._target.name,
+            topology=str(self._topology),
+            ratio=found.step_s / self._reference_s,
+            step_s=found.step_s,
+            compute_s=found.compute_s,
+            communication_s=found.communication_s,
+            exposed_s=found.exposed_s,
+            idle_s=found.idle_s,
+            mfu=found.mfu,
+            tokens_per_s=found.tokens_per_s,
+            peak_bytes=program.memory.peak_bytes if program.memory else None,
+            compile_s=program.compile_s,
+        )

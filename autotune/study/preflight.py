@@ -1,0 +1,205 @@
+"""Before anything starts: the installed build is asked, the study's settings are checked, the space is built."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings, why_not
+from autotune.model import (
+    FlagSet,
+    Objective,
+    SettingError,
+    StudyFileError,
+    StudySpec,
+    WorkloadFacts,
+    format_seconds,
+)
+from autotune.rundir import Store
+from autotune.settings import (
+    Catalog,
+    ProbeReport,
+    SearchSpace,
+    SettingVerdict,
+    Stage,
+    build_space,
+    check_settings,
+    find_recipe,
+    for_build,
+    load_catalog,
+    probe_build,
+)
+from autotune.study.bench import watch_of
+from autotune.study.proposer import open_mirror
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, ReplayLauncher, SrunLauncher
+
+REFUSED = frozenset({SettingVerdict.DANGEROUS})
+"""Verdicts for which a setting is refused although a process would start with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """A study that may start.
+
+    Attributes:
+        spec: The study.
+        report: What the installed build has.
+        first: Sets to try before the sampler proposes, with who suggests them.
+    """
+
+    spec: StudySpec
+    report: ProbeReport
+    catalog: Catalog
+    first: tuple[tuple[str, FlagSet], ...]
+    storage: str | None
+
+    def launcher(self, store: Store) -> Launcher:
+        """The launcher that the study asks for."""
+        return launcher_for(store)
+
+    def runtime_settings(self, settings: FlagSet) -> FlagSet:
+        """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
+        known = self.catalog
+        return FlagSet({n: v for n, v in settings.items() if n not in known or known[n].stage is not Stage.PROGRAM})
+
+    def space(self, reference: WorkloadFacts | None) -> SearchSpace:
+        """The search space of this study on this build."""
+        return study_space(self.spec, self.report, self.catalog, reference)
+
+
+def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]) -> Preflight:
+    """Probes, checks every setting that the study names, and gathers what goes first.
+
+    Args:
+        spec: The study.
+        storage: URL of an Optuna storage, or None.
+        note: Told what happens and what was left out.
+
+    Raises:
+        SettingError: If the study names a setting that the installed build refuses; all of them are named.
+        StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
+        LaunchError: If the installed build cannot be asked.
+    """
+    catalog = load_catalog()
+    note("asking the installed build which settings it has")
+    report = probe_build(program_python(spec), platform=spec.device.platform)
+    note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
+    _refuse(spec, report, catalog)
+    _refuse_uncounted_energy(spec)
+    study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
+    if storage is not None:
+        open_mirror(spec, storage)  # a mistyped URL must not wait for it either
+    first = _first_sets(spec, report, catalog, note)
+    return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
+
+
+def program_python(spec: StudySpec) -> str:
+    """The interpreter whose packages the workload uses: that of the user's program, if it names one."""
+    first = spec.workload.command[0] if spec.workload.command else ""
+    if re.fullmatch(r"python[\d.]*", Path(first).name) and (found := shutil.which(first)):
+        return found
+    return driver_python()
+
+
+def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkloadFacts | None) -> SearchSpace:
+    """The search space of a study, as it is known before (None) or after the reference ran or was compiled."""
+    search = spec.search
+    return build_space(
+        settings=search.settings,
+        groups=search.groups,
+        recipes=(),
+        symptoms=search.symptoms,
+        report=report,
+        catalog=catalog,
+        platform=spec.device.platform,
+        device_count=reference.device_count if reference else spec.device.count or 1,
+        node_count=spec.device.node_count,
+        mesh=reference.mesh if reference else spec.workload.options.get("mesh", {}),
+        layer_bytes=reference.layer_bytes or None if reference else None,
+        has_loop=bool(spec.workload.options.get("scan", True)),
+    )
+
+
+def launcher_for(store: Store) -> Launcher:
+    """The launcher that a study asks for.
+
+    Raises:
+        LaunchError: If its trials span several nodes and there are none.
+    """
+    spec = store.spec
+    if spec.replay is not None:
+        return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
+    kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
+    if spec.device.node_count > 1:
+        kind = SrunLauncher
+    return kind(spec, study_dir=store.study_dir, base=caller_environment(), watch=store.watch)
+
+
+def _first_sets(
+    spec: StudySpec, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
+) -> Sequence[tuple[str, FlagSet]]:
+    """The caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
+
+    def here(settings: FlagSet, whose: str) -> FlagSet:
+        return for_build(settings, report, catalog, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
+
+    found: list[tuple[str, FlagSet]] = []
+    if spec.search.use_environment and spec.replay is None:
+        own = steering_settings(caller_environment())
+        found.append(("your environment", here(own, "your environment")))
+    found += [(f"set {s.name}", s.settings) for s in spec.search.first]
+    for name in spec.search.recipes:
+        found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
+    return [(origin, settings) for origin, settings in found if settings]
+
+
+def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:
+    """Refuses what the build refuses, and what would change which program runs."""
+    problems: list[str] = []
+    places = [
+        ("baseline", spec.baseline),
+        *((f"search.first `{s.name}`", s.settings) for s in spec.search.first),
+    ]
+    places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
+    for place, settings in places:
+        refuse_forbidden(settings)
+        for check in check_settings(settings, report, catalog):
+            if not check.starts or check.verdict in REFUSED:
+                line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
+                if line not in problems:
+                    problems.append(line)
+    if problems:
+        raise SettingError(
+            f"every setting of a study must be one that {report.build} takes but:\n"
+            + "\n".join(f"  - {p}" for p in problems)
+        )
+
+
+def _refuse_uncounted_energy(spec: StudySpec) -> None:
+    """Refuses a study by energy where nothing counts it, or where blocks are too short for what counts."""
+    if Objective.ENERGY not in spec.search.objectives:
+        return
+    meter = open_meter(spec, watch_of(spec))
+    if not meter.is_counting:
+        raise StudyFileError(
+            f"the objective energy must be counted by the devices themselves but nothing does: {why_not(spec)}; "
+            "or take energy out of search.objectives"
+        )
+    if spec.measure.mode != "sandwich" and spec.measure.block_s < meter.shortest_s:
+        raise StudyFileError(
+            f"blocks must last at least {format_seconds(meter.shortest_s)} for {meter.source} to count their energy "
+            f"but measure.block_s is {format_seconds(spec.measure.block_s)}; raise it to {meter.shortest_s:g} or more"
+        )
+
+
+def _values(domain: object) -> list[str | bool | int | float]:
+    """The values of a domain that can be checked one by one: all of a list, both ends of a range."""
+    if isinstance(domain, dict):
+        found: list[str | bool | int | float] = []
+        for value in domain.values():
+            found += value if isinstance(value, list) else []
+        return found + [domain[k] for k in ("low", "high") if k in domain]
+    return list(domain) if isinstance(domain, list) else []

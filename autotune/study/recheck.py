@@ -1,0 +1,120 @@
+"""A winner against the default once more, and nothing else: does it still hold after an upgrade?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from autotune.machine import make_provenance, utc_now
+from autotune.model import (
+    ConclusionRecord,
+    FinalistResult,
+    FlagSet,
+    Objective,
+    Outcome,
+    WorkloadFacts,
+    format_interval,
+    format_ratio,
+)
+from autotune.results import Winner, describe_finalist
+from autotune.rundir import Store
+from autotune.settings import SearchSpace
+from autotune.stats import Estimate, Verdict
+from autotune.study.preflight import launcher_for
+from autotune.study.proof import prove
+from autotune.study.run import StudyRun
+from autotune.study.stages import noise_floor, probe
+from autotune.workers import Launcher
+
+STAGE = "recheck"
+
+
+class NothingToSearch:
+    """See `autotune.study.run.Setup`: a set that was proven before needs no space, and no question to the build."""
+
+    first: Sequence[tuple[str, FlagSet]] = ()
+
+    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
+        """An empty one."""
+        return SearchSpace(())
+
+    def runtime_settings(self, settings: FlagSet) -> FlagSet:
+        """All of them, for nothing is shared between programs."""
+        return settings
+
+    def launcher(self, store: Store) -> Launcher:
+        """The launcher that the study asks for."""
+        return launcher_for(store)
+
+
+def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
+    """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
+
+    Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
+
+    Args:
+        run: Of the same study, with the same workload, baseline and measuring; made for `NothingToSearch`.
+        winner: What was proven before.
+
+    Raises:
+        LaunchError: If the default itself cannot run.
+        RunDirectoryError: If the run directory cannot be written.
+    """
+    with contextlib.closing(run):
+        probe(run)
+        noise_floor(run)
+        run.bench.close()
+        run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
+        result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
+        conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)
+        run.store.append(conclusion)
+    return conclusion
+
+
+def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> ConclusionRecord:
+    holds = _holds(winner, result, sesoi=sesoi)
+    return ConclusionRecord(
+        outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
+        sentence=_sentence(winner, result, holds=holds),
+        settings=winner.settings if holds else None,
+        estimate=result.estimate if holds else None,
+        trial_count=0,
+        ended=utc_now(),
+        provenance=make_provenance(),
+    )
+
+
+def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
+    """Whether a set is still better in all in which it was proven better; for a winner that is its step time."""
+    if winner.others is None:
+        return result.verdict is Verdict.FASTER
+    before = {Objective.STEP_TIME: winner.estimate, **winner.others}
+    now = {Objective.STEP_TIME: result.corrected, **(result.others or {})}
+    better = [o for o, e in before.items() if e is not None and e.high < 1 - sesoi]
+    return bool(better) and all((e := now.get(o)) is not None and e.high < 1 - sesoi for o in better)
+
+
+def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
+    """What became of a winner, with both figures."""
+    before = _figures(winner.estimate, winner.others)
+    if result.failure is not None:
+        return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
+    figures = _figures(result.estimate, result.others)
+    figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
+    if winner.others is not None:
+        words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
+        return f"{winner.settings} {words}: step time ratio {figures}"
+    verdicts = {
+        Verdict.FASTER: "still holds",
+        Verdict.SLOWER: "does not hold any more: it is slower than the default",
+        Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the default",
+        Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
+    }
+    return f"{winner.settings} {verdicts[result.verdict]}: step time ratio {figures}"
+
+
+def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | None) -> str:
+    if estimate is None:
+        return "not measured"
+    named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
+    return ", ".join(f"{name}{format_ratio(e.ratio)} {format_interval(e.low, e.high)}" for name, e in named)

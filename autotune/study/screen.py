@@ -1,0 +1,348 @@
+"""The screen as a stage of a study: what compiling alone says decides what is worth a measurement.
+
+Dead settings leave the search space, a set whose program was measured already shares that result, and one that
+does not fit into device memory is never launched. All compiling happens in one thread with one compile worker, on
+the processor; it touches no GPU. A screen that cannot run is a note, never the end of a study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.compiler import (
+    Screen,
+    ScreenReport,
+    Target,
+    Topology,
+    compiler_problem,
+    compiler_versions,
+    domains,
+    load_target,
+    narrowed,
+    open_screen,
+    parse_topology,
+    target_of,
+)
+from autotune.machine import caller_environment, default_cache_dir
+from autotune.model import (
+    AutotuneError,
+    Failure,
+    FailureKind,
+    FlagSet,
+    LaunchError,
+    ScreenRecord,
+    StudySpec,
+    View,
+    WorkerReport,
+    format_bytes,
+    format_seconds,
+)
+from autotune.results import describe_screen
+from autotune.rundir import POLL_S, Store
+from autotune.settings import SearchSpace
+
+R = TypeVar("R")
+
+SHARE_OF_BUDGET = 0.25
+"""Of a study's time budget, what the screen may take unless the study says otherwise."""
+
+CPUS_TO_SPARE = 4
+"""Usable processors from which on candidates are compiled while others are measured on a GPU."""
+
+TELL_EVERY_S = 20.0
+CLAIM = "screen"
+
+
+@dataclass(frozen=True, slots=True)
+class Precheck:
+    """What compiling says of a set before anything is launched.
+
+    Attributes:
+        key: Names program and settings read at run time; None if it is not known.
+        failure: Why it must not be launched.
+    """
+
+    key: str | None = None
+    failure: Failure | None = None
+
+
+def is_wanted(spec: StudySpec) -> tuple[bool, str]:
+    """Whether a study is to be screened, and why not where a person may expect it."""
+    asked = spec.screen.enabled
+    if asked is False:
+        return False, ""
+    if spec.workload.entry is None:
+        return False, "not screened: a screen compiles an `entry`, this study runs a command" if asked is True else ""
+    if asked == "auto":
+        if spec.device.platform != "cuda" or spec.replay is not None:
+            return False, ""
+        if problem := compiler_problem(compiler_versions()):
+            return False, f"not screened: {problem}"
+    return True, ""
+
+
+class StudyScreen:
+    """The screen of one study, open as long as the study runs.
+
+    Args:
+        store: The run directory, locked.
+        view: View what happens.
+
+    Attributes:
+        report: What the screen found; None before it ran, and where it cannot.
+    """
+
+    def __init__(self, store: Store, view: View) -> None:
+        self.report: ScreenReport | None = None
+        self._store = store
+        self._spec = store.spec
+        self._view = view
+        self._resources = contextlib.ExitStack()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
+        self._screen: Screen | None = None
+        self._is_on = True
+        self._believes_memory = True
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the study says that it wants a screen, rather than leaving it to circumstances."""
+        return self._spec.screen.enabled is True
+
+    # ------------------------------------------------------------------ the stage
+
+    def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
+        """The space without what needs no measurement; screens now, unless an earlier session did.
+
+        Args:
+            space: What the study would search.
+            named: Sets that the study tries first.
+            reference: What the reference said of itself: the GPU's kind, the devices.
+        """
+        target: Target | None = None
+        topology: Topology | None = None
+        try:
+            if self._spec.device.platform == "cuda":
+                target, topology = self._cluster(reference)
+            left = self.screened(self.open(target, topology), space, named)
+        except Exception as error:
+            self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
+            return space
+        assert self.report is not None
+        self._believes_memory = self.report.reference.fits is not False
+        if not self._believes_memory:
+            self._view.note("the reference runs though the screen says it does not fit: its memory is not believed")
+        return left
+
+    def screened(self, screen: Screen, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
+        """The space without what a screen finds to be of no use.
+
+        Raises:
+            LaunchError: If the reference does not compile.
+        """
+        self.report = self._known(screen) or self._run(screen, space, named)
+        left = narrowed(space, self.report)
+        for line in describe_screen(self.report):
+            self._view.note(line)
+        self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
+        return left
+
+    def open(self, target: Target | None, topology: Topology | None) -> Screen:
+        """What compiles for a cluster, or for this CPU; nothing is compiled yet.
+
+        Raises:
+            StudyFileError: If the cluster does not fit the study.
+            LaunchError: If no fitting CUDA plugin is installed.
+        """
+        asked = self._spec.screen
+        _, self._screen = self._resources.enter_context(
+            open_screen(
+                self._spec,
+                study_dir=Path(self._store.study_dir),
+                target=target,
+                topology=topology,
+                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                limit_s=asked.compile_limit,
+                progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
+            )
+        )
+        self._resources.callback(self._screen.abort)
+        return self._screen
+
+    def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
+        """The target and topology that the study names, or those that run.
+
+        Raises:
+            LaunchError: If the GPU that runs is none of the catalogue.
+        """
+        asked, nodes = self._spec.screen, self._spec.device.node_count
+        target = load_target(asked.target) if asked.target else target_of(reference.device_kind)
+        if target is None:
+            raise LaunchError(
+                f"the GPU must be one that is described but got {reference.device_kind!r}; "
+                "name the nearest by `screen.target` (see `autotune targets list`)"
+            )
+        if asked.topology:
+            return target, parse_topology(asked.topology)
+        return target, Topology(nodes, max(1, reference.device_count // nodes))
+
+    def _known(self, screen: Screen) -> ScreenReport | None:
+        """The report of an earlier session, if it was of the same cluster and versions."""
+        here = (screen.target_name, str(screen.job.topology), compiler_versions())
+        for record in reversed(self._store.of(ScreenRecord)):
+            if record.report is not None and (record.target, record.topology, record.versions) == here:
+                return ScreenReport.model_validate(record.report)
+        return None
+
+    def _run(self, screen: Screen, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
+        """Screens and records what came out."""
+        if (found := self._of_another_worker(screen)) is not None:
+            return found
+        values = domains(space)
+        self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
+        started = time.monotonic()
+        limit_s = self._limit_s()
+        told = started
+
+        def progress(done: int, of: int) -> None:
+            nonlocal told
+            self._view.phase(f"screening: {done} of {of} sets compiled")
+            if time.monotonic() - told > TELL_EVERY_S:
+                told = time.monotonic()
+                self._view.note(f"screen: {done} of {of} sets compiled in {format_seconds(told - started)}")
+
+        report = self.wait(
+            lambda: screen.run(
+                values, named, progress=progress,
+                is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
+            )
+        )  # fmt: skip
+        self._store.append(
+            ScreenRecord(
+                target=report.target,
+                topology=report.topology,
+                versions=compiler_versions(),
+                report=report.model_dump(mode="json"),
+                duration_s=round(time.monotonic() - started, 3),
+            )
+        )
+        return report
+
+    def _of_another_worker(self, screen: Screen) -> ScreenReport | None:
+        """Waits while another worker of the study screens; None if it is this one's to do.
+
+        Raises:
+            LaunchError: If the other one could not.
+        """
+        before = len(self._store.of(ScreenRecord))
+        while self._store.claims.take(CLAIM) is None:
+            with self._store.watch.waiting():
+                time.sleep(POLL_S)
+            for record in self._store.of(ScreenRecord)[before:]:
+                if record.report is None:
+                    raise LaunchError(record.reason)
+            if (found := self._known(screen)) is not None:
+                return found
+        return self._known(screen)
+
+    def _limit_s(self) -> float | None:
+        budget_s = self._spec.search.time_budget
+        own = self._spec.screen.time_budget
+        return own if own is not None else SHARE_OF_BUDGET * budget_s if budget_s is not None else None
+
+    def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
+        """Goes on without a screen, and says why."""
+        self._is_on = False
+        said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+        self._view.note(f"the study goes on without a screen: {said}")
+        if target:
+            self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
+
+    # ------------------------------------------------------------------ single sets
+
+    def wait(self, work: Callable[[], R]) -> R:
+        """Has something done by the thread that compiles, and waits for it."""
+        with self._store.watch.waiting():
+            return self._pool.submit(work).result()
+
+    def precheck(self, settings: FlagSet) -> Precheck:
+        """What a set would run, and whether it fits; compiled now if it was not ahead."""
+        screen = self._screen
+        if screen is None or not self._is_on:
+            return Precheck()
+        try:
+            return self.wait(lambda: self._precheck(screen, settings))
+        except Exception as error:
+            self._give_up(error)
+            return Precheck()
+
+    def _precheck(self, screen: Screen, settings: FlagSet) -> Precheck:
+        key = screen.program_key(settings)
+        if self._believes_memory and screen.fits(settings) is False:
+            return Precheck(key, does_not_fit(screen, settings))
+        return Precheck(key)
+
+    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
+        """Whether one measurement serves two sets, as far as compiling can tell."""
+        key = self.precheck(one).key
+        return key is not None and key == self.precheck(other).key
+
+    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
+        """Compiles what is likely to be proposed next while the bench measures.
+
+        On GPU studies only, and only with processors to spare: on the CPU it would disturb what is measured.
+
+        Args:
+            guess: Gives the set; called only where it is of use.
+        """
+        screen = self._screen
+        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
+            return
+        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE:
+            return
+        settings = guess()
+        if settings is not None:
+            self._pool.submit(screen.result, settings)  # what fails here fails again, and is told, when it is asked for
+
+    def close(self) -> None:
+        """Ends the compile worker, in whatever it is doing."""
+        self._is_on = False
+        if self._screen is not None:
+            self._screen.abort()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._resources.close()
+
+
+@contextlib.contextmanager
+def open_study_screen(store: Store, view: View) -> Iterator[StudyScreen | None]:
+    """The screen of a study, or None with a note where it has none; closed with the block."""
+    asked, why_not = is_wanted(store.spec)
+    if why_not:
+        view.note(why_not)
+    if not asked:
+        yield None
+        return
+    opened = StudyScreen(store, view)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def does_not_fit(screen: Screen, settings: FlagSet) -> Failure:
+    """The failure of a set that must not be launched."""
+    program = screen.result(settings).program
+    peak = program.memory.peak_bytes if program and program.memory else None
+    limit = screen.limit_bytes(screen.baseline.merge(settings))
+    return Failure(
+        kind=FailureKind.OUT_OF_MEMORY,
+        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
+        f"{screen.target_name} {screen.job.topology}, never launched",
+        phase="screen",
+    )

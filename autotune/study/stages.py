@@ -1,0 +1,156 @@
+"""The stages of a study, in order. Each is a function of the one context, and goes on where an earlier session stopped.
+
+A measured, a replayed and a predicted study run the same list: what differs is the context's evaluator. A stage that
+has nothing to do (nothing promising to confirm, one setting to minimise) does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autotune.model import (
+    AblationResult,
+    BlameRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    ScreenRecord,
+    SessionRecord,
+    SoakRecord,
+    Stamped,
+    TrialResult,
+    format_seconds,
+)
+from autotune.results import describe_soak
+from autotune.stats import Verdict
+from autotune.study.conclude import record_conclusion
+from autotune.study.finalists import choose_finalists, proven_members
+from autotune.study.minimise import minimise_set
+from autotune.study.proof import prove
+from autotune.study.proposer import Proposer
+from autotune.study.run import StudyRun
+from autotune.study.search import Search
+from autotune.study.soak import soak_set
+
+
+class Stage(NamedTuple):
+    """One stage: its name, as README has it, what it does, and which records it leaves."""
+
+    name: str
+    do: Callable[[StudyRun], None]
+    records: tuple[type[Stamped], ...]
+
+
+def run_study(run: StudyRun) -> ConclusionRecord:
+    """Takes a study from where it is to its conclusion.
+
+    Raises:
+        AutotuneError: If the study cannot start or go on; what was recorded stays.
+    """
+    with contextlib.closing(run):
+        for stage in STAGES:
+            stage.do(run)
+    return run.conclusion
+
+
+def probe(run: StudyRun) -> None:
+    """Asks the installed build, checks the study against it, then takes the devices and the run directory."""
+    run.setup = run.prepare(run.view.note)
+    run.open()
+
+
+def noise_floor(run: StudyRun) -> None:
+    """Measures the reference against itself (a predicted study: compiles it), and learns what the workload is."""
+    run.facts = run.evaluator.reference()
+
+
+def screen(run: StudyRun) -> None:
+    """Needs the workload's facts; takes out of the space what needs no trial, by compiling."""
+    space = run.evaluator.narrow(run.setup.space(run.facts))
+    run.proposer = Proposer(run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference)
+
+
+def search(run: StudyRun) -> None:
+    """Needs the space; tries sets until the asked number, the budget or the space is used up."""
+    Search(run).work()
+    run.bench.close()  # proofs start fresh processes of both arms
+
+
+def confirm(run: StudyRun) -> None:
+    """Needs trials; measures the promising ones in fresh processes."""
+    chosen = choose_finalists(run)
+    if not chosen:
+        return
+    objectives, processes = run.spec.search.objectives, run.spec.confirm.processes
+    if len(objectives) > 1:
+        what = ", ".join(o.words for o in objectives)
+        run.view.stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {processes} fresh pairs")
+    else:
+        run.view.stage("confirm", f"{len(chosen)} finalists, each in {processes} fresh pairs of processes")
+    run.finalists = prove(run, [(f.number, f.settings) for f in chosen], stage="confirm")
+    if len(objectives) > 1:
+        run.members = proven_members(run)
+
+
+def minimise(run: StudyRun) -> None:
+    """Needs finalists; leaves out what does not pay of the best one. A front is not minimised.
+
+    A setting that does nothing for step time may be the one that saves memory.
+    """
+    if len(run.spec.search.objectives) > 1:
+        return
+    faster = [f for f in run.finalists if f.verdict is Verdict.FASTER]
+    best = min(faster, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
+    if best is None:
+        return
+    run.candidates = [("final", best.trial, best.settings)]
+    if run.spec.confirm.minimise and len(best.settings) > 1:
+        run.view.stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
+        minimal = minimise_set(run, best.settings)
+        if minimal != best.settings:
+            run.candidates = [("final", best.trial, minimal), ("full", best.trial, best.settings)]
+
+
+def final_proof(run: StudyRun) -> None:
+    """Needs candidates; the first that holds in processes of its own is proven: by figures that selected nothing."""
+    while run.candidates and run.proven is None:
+        stage, trial, settings = run.candidates.pop(0)
+        what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
+        run.view.stage("final", f"{what}, proven once more in {run.spec.confirm.processes} fresh pairs of processes")
+        result = prove(run, [(trial, settings)], stage=stage)[0]
+        run.proven = result if result.verdict is Verdict.FASTER else None
+
+
+def soak(run: StudyRun) -> None:
+    """Needs a proven set; one that does not run for long is none, and the next candidate gets its chance."""
+    while run.proven is not None and (least_s := run.spec.confirm.soak):
+        run.view.stage(
+            "soak", f"the winner alone for {format_seconds(least_s)} of steps: does it hang or diverge later?"
+        )
+        record = soak_set(run, run.proven.settings)
+        run.view.note(describe_soak(record))
+        if record.failure is None:
+            return
+        run.proven = None
+        final_proof(run)
+
+
+def conclude(run: StudyRun) -> None:
+    """Needs what is proven, if anything is; says in one sentence what the study found."""
+    run.conclusion = record_conclusion(run)
+
+
+STAGES = (
+    Stage("probe", probe, (SessionRecord,)),
+    Stage("noise floor", noise_floor, (FloorResult,)),
+    Stage("screen", screen, (ScreenRecord,)),
+    Stage("search", search, (TrialResult, BlameRecord)),
+    Stage("confirm", confirm, (ConfirmRun, FinalistResult)),
+    Stage("minimise", minimise, (AblationResult,)),
+    Stage("final proof", final_proof, (ConfirmRun, FinalistResult)),
+    Stage("soak", soak, (SoakRecord,)),
+    Stage("conclude", conclude, (ConclusionRecord,)),
+)

@@ -1,0 +1,73 @@
+"""Puts a study's context together from what a command line gives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.model import Stopwatch, StudySpec, View
+from autotune.rundir import Store
+from autotune.study.measured import Measuring
+from autotune.study.predicted import Predicting, moved
+from autotune.study.preflight import prepare
+from autotune.study.recheck import NothingToSearch
+from autotune.study.run import StudyRun
+
+
+def new_run(
+    spec: StudySpec,
+    path: Path,
+    *,
+    study_dir: Path,
+    view: View,
+    watch: Stopwatch,
+    storage: str | None = None,
+    worker: str | None = None,
+    devices: Sequence[str] = (),
+    command: Sequence[str] = (),
+) -> StudyRun:
+    """The context of one session, for `run_study`; nothing is started or written yet.
+
+    Args:
+        spec: The study.
+        path: Its run directory, made or gone on with.
+        study_dir: Folder of the study file.
+        view: Told what happens.
+        watch: Counts the study's time; the view may show it.
+        storage: URL of an Optuna storage that mirrors the study.
+        worker: Name of this worker if several share the study.
+        devices: What this driver was given of the machine; empty for all.
+        command: How the driver was called, for the record.
+
+    Raises:
+        StudyFileError: If the study predicts and its cluster is not named or does not fit the workload.
+    """
+    spec = moved(spec) if spec.is_predicted else spec
+    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(worker=worker, watch=watch),
+        prepare=lambda note: prepare(spec, storage=storage, note=note),
+        make_evaluator=Predicting if spec.is_predicted else Measuring,
+        storage=storage,
+        devices=devices,
+        command=command,
+    )
+
+
+def new_recheck(
+    spec: StudySpec, path: Path, *, study_dir: Path, view: View, watch: Stopwatch, command: Sequence[str] = ()
+) -> StudyRun:
+    """The context of a recheck, for `recheck_winner`; see `new_run`."""
+    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(watch=watch),
+        prepare=lambda note: NothingToSearch(),
+        make_evaluator=Measuring,
+        command=command,
+        asked_trials=0,
+    )

@@ -1,1 +1,0 @@
-"""Programs that run under one flag set; started by a launcher, imported by nobody."""

@@ -1,0 +1,8 @@
+"""Processes that run a program under a flag set, and keep them in hand."""
+
+from autotune.workers.base import Launcher, Worker, WorkerFailed
+from autotune.workers.command import CommandLauncher
+from autotune.workers.failures import classify_failure
+from autotune.workers.local import GuardedProcess, LocalLauncher
+from autotune.workers.replay import ReplayLauncher
+from autotune.workers.srun import SrunLauncher

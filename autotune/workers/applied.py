@@ -1,0 +1,85 @@
+"""Did the settings arrive? A program that sets XLA_FLAGS itself would be measured under something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.model import FlagSet, SettingError, kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a program made of the settings that it was given.
+
+    Attributes:
+        lost: One sentence for each setting that is not in force.
+        notes: What else is worth knowing; the settings are in force all the same.
+    """
+
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Arrival:
+    """Compares settings with the environment that a running program has now.
+
+    Args:
+        settings: What it was given.
+        values: The variables through which they travel, as the program has them; None for one that is not set.
+    """
+    lost: list[str] = []
+    notes: list[str] = []
+    flags = values.get("XLA_FLAGS") or ""
+    try:
+        present = FlagSet.parse(flags)
+    except SettingError as error:
+        return Arrival((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
+    for name, wanted in settings.items():
+        kind = kind_of(name)
+        got = present.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
+        if got != wanted:
+            lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
+    if more := sorted(set(present) - set(settings)):
+        notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={present[n]}' for n in more)}")
+    return Arrival(tuple(lost), tuple(notes))
+
+
+def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
+    """One sentence for each JAX option that a program changed by ``jax.config.update``.
+
+    Args:
+        settings: What it was given.
+        options: Options as text, as the program has them now.
+    """
+    return tuple(
+        f"{name}={settings[name]}: the program made it {got}"
+        for name, got in options.items()
+        if name in settings and not _equal(settings[name], got)
+    )
+
+
+def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> Arrival:
+    """Compares settings with the environments of all processes of a program that have loaded XLA.
+
+    Args:
+        settings: What it was given.
+        processes: As `autotune.child.process_env.environments` gives them.
+    """
+    found = list(processes)
+    seen = [check_environment(settings, p["values"]) for p in found if "values" in p]
+    notes = dict.fromkeys(note for s in seen for note in s.notes)
+    if settings and not seen:
+        why: Sequence[str] = [str(p["unreadable"]) for p in found] or ["none of its processes has loaded XLA"]
+        notes[f"it could not be seen whether the settings arrive in the program: {why[0]}"] = None
+    return Arrival(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
+
+
+def _equal(wanted: str, got: str) -> bool:
+    words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
+    one, two = (words.get(x.strip().lower(), x.strip().lower()) for x in (wanted, got))
+    try:
+        return one == two or float(one) == float(two)
+    except ValueError:
+        return False

@@ -1,0 +1,62 @@
+"""What a launcher and a worker promise the rest of the driver; local, cluster and replay ones keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from autotune.model import Failure, FlagSet, WorkerReport
+
+
+class WorkerFailed(Exception):
+    """A worker gave no number. Not an error of the study: `evaluate` turns it into a record.
+
+    Attributes:
+        failure: What happened, classified.
+        infrastructure: The machine failed, not the settings; worth one more try.
+    """
+
+    def __init__(self, failure: Failure, *, infrastructure: bool = False) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}")
+        self.failure = failure
+        self.infrastructure = infrastructure
+
+
+class Worker(Protocol):
+    """One running program under one flag set. Not thread-safe; idle whenever no call is in progress."""
+
+    report: WorkerReport
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Runs that many steps now and gives each one's duration in seconds.
+
+        Raises:
+            WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
+        """
+
+    def close(self) -> None:
+        """Ends the worker and every process below it; safe to call twice, never raises."""
+
+
+Progress = Callable[[str], None]
+"""Called with the phase that a starting worker has reached: ``import``, ``build``, ``compile``, ``warm-up``."""
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
+        """Starts a worker under `settings` (baseline merged in) and waits until it is compiled and warm.
+
+        Args:
+            settings: Everything that steers the worker.
+            folder: Where its log goes.
+            progress: Told of each phase.
+
+        Raises:
+            WorkerFailed: If it never became ready.
+        """
+
+    def close(self) -> None:
+        """Ends every worker that is still alive."""

@@ -1,0 +1,125 @@
+"""The user's own program as a worker: with the hook in its loop it takes turns, without it its output is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.machine import driver_python, variables_of
+from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport, kind_of
+from autotune.workers.applied import Arrival, check_environment, check_options, check_processes
+from autotune.workers.base import Progress
+from autotune.workers.local import GuardedProcess, LocalLauncher, LocalWorker
+
+_ROOT = Path(__file__).resolve().parents[2]
+_READER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.read_output import main; sys.exit(main())"
+)
+
+READ_DTYPE = "tensorfloat32"
+"""How exactly the loss of a user's program must agree: its arithmetic is not known, and some print few digits."""
+
+READY_SHARE = 0.95
+"""Share of the driver's patience after which the reader gives up by itself, for it can say why."""
+
+
+class CommandLauncher(LocalLauncher):
+    """Starts the study's `command` under a guard, in the study's folder, with the settings in its environment."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
+        """Starts the program and waits until its warm-up is over; see `base.Launcher`."""
+        if self._spec.workload.hook:
+            worker: LocalWorker = HookWorker([self._hooked(settings, folder)], self._spec, self._watch, settings)
+        else:
+            worker = ReadWorker([self._read(settings, folder)], self._spec, self._watch, settings)
+        return self._begin(worker, self._jobs(settings, folder), progress)
+
+    def _hooked(self, settings: FlagSet, folder: Path) -> GuardedProcess:
+        env = self._environment(settings)
+        if _ROOT.name != "site-packages":  # a checkout: else the program's own interpreter must have the package
+            env["PYTHONPATH"] = ":".join(filter(None, [str(_ROOT), env.get("PYTHONPATH")]))
+        return self._guarded(self._command(folder), env, folder)
+
+    def _read(self, settings: FlagSet, folder: Path) -> GuardedProcess:
+        command = [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
+        return self._guarded(command, self._environment(settings), folder)
+
+    def _guarded(self, command: list[str], env: dict[str, str], folder: Path) -> GuardedProcess:
+        log_bytes = self._spec.measure.log_bytes
+        return GuardedProcess(command, env, folder / "worker.log", log_bytes, cwd=self._study_dir)
+
+    def _command(self, folder: Path) -> list[str]:
+        return [part.replace("{folder}", str(folder)) for part in self._spec.workload.command or ()]
+
+    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
+        workload, measure = self._spec.workload, self._spec.measure
+        return [
+            {
+                "type": "job",
+                "command": self._command(folder),
+                "cwd": self._study_dir,
+                "rules": workload.read.rules() if workload.read else {},
+                "check_steps": measure.check_steps,
+                "warmup_steps": measure.warmup_steps,
+                "run_steps": measure.run_steps,
+                "limit_s": READY_SHARE * measure.start_limit_s,
+                "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+                "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            }
+        ]
+
+
+class HookWorker(LocalWorker):
+    """The user's program with `autotune.hook` in its loop."""
+
+    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        arrival = check_environment(self._settings, message["values"])
+        jax = message["jax"] or {}
+        lost = (*arrival.lost, *check_options(self._settings, jax.get("options", {})))
+        self._refuse_lost(lost)
+        memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
+        report = _report(self._spec, self._settings, message, arrival, begun=self._begun)
+        return report.model_copy(
+            update={
+                "platform": jax.get("platform", report.platform),
+                "device_kind": jax.get("device_kind", report.device_kind),
+                "device_count": jax.get("device_count", report.device_count),
+                "process_count": jax.get("process_count", 1),
+                "peak_bytes": max((m.peak_bytes for m in memory), default=None),
+                "grad_norms": tuple(float(x) for x in message["grad_norms"]),
+                "device_memory": tuple(memory),
+                "versions": {"jax": jax["version"]} if jax else {},
+            }
+        )
+
+
+class ReadWorker(LocalWorker):
+    """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
+
+    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        arrival = check_processes(self._settings, message["processes"])
+        self._refuse_lost(arrival.lost)
+        return _report(self._spec, self._settings, message, arrival, begun=self._begun)
+
+
+def _report(
+    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], arrival: Arrival, *, begun: float
+) -> WorkerReport:
+    """What is known of a program that was not built by a worker."""
+    return WorkerReport(
+        # The compiled program is out of reach: only equal settings are known to give equal programs.
+        fingerprint=f"settings-{settings.digest}",
+        platform=spec.device.platform,
+        device_kind="not told",
+        device_count=spec.device.count or 1,
+        compile_s=None,
+        start_s=time.monotonic() - begun,
+        losses=tuple(float(x) for x in message["losses"]),
+        grad_norms=(),
+        dtype=READ_DTYPE,
+        warmup_step_times_s=tuple(message["warmup_step_times_s"]),
+        tokens_per_step=spec.workload.read.tokens_per_step if spec.workload.read else None,
+        warnings=arrival.notes,
+    )

@@ -1,0 +1,119 @@
+"""The one table that reads error texts: from how a worker ended to a `FailureKind`."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from autotune.model import Failure, FailureKind
+
+_TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
+    # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
+    (FailureKind.LAUNCH, re.compile(r"Failed to start RPC server|Failed to add port to server|Address already in use")),
+    # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
+    (
+        FailureKind.UNKNOWN_FLAG,
+        re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)"),
+    ),
+    (
+        FailureKind.OUT_OF_MEMORY,
+        re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"),
+    ),
+    (
+        FailureKind.COMPILE_ERROR,
+        re.compile(
+            r"No supported config|ptxas (error|fatal)|No such compile option|during compilation|HLO verification"
+        ),
+    ),
+)
+
+_COMPILING = frozenset({"compile"})
+
+_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
+"""No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
+
+
+def classify_failure(
+    *,
+    exit_status: int | None,
+    phase: str,
+    error_type: str | None,
+    message: str | None,
+    last_lines: tuple[str, ...],
+    log: str | None,
+) -> Failure:
+    """Says what the end of a worker means.
+
+    Args:
+        exit_status: Of the process; negative for a signal, None if the guard itself vanished.
+        phase: What the worker was doing.
+        error_type: Class of the Python exception that it reported, if it did.
+        message: Text of that exception.
+        last_lines: The end of its output.
+        log: Where the whole output is.
+    """
+    kind, said = _judge(exit_status, phase, error_type, message, last_lines)
+    return Failure(
+        kind=kind,
+        message=said,
+        phase=phase,
+        exit_status=exit_status if exit_status is None or exit_status >= 0 else None,
+        signal=signal.Signals(-exit_status).name if exit_status is not None and exit_status < 0 else None,
+        log=log,
+        last_lines=last_lines,
+    )
+
+
+def _judge(
+    exit_status: int | None,
+    phase: str,
+    error_type: str | None,
+    message: str | None,
+    last_lines: tuple[str, ...],
+) -> tuple[FailureKind, str]:
+    if exit_status is None:
+        return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
+    text = "\n".join([message or "", *last_lines])
+    # A worker that reported an exception said what it was; the log may hold older, harmless lines.
+    for kind, pattern in _TABLE:
+        found = pattern.search(message if error_type and message else text)
+        if found and (error_type is not None or exit_status != 0):
+            return kind, _line_with(found, text)
+    if exit_status in _FROM_OUTSIDE:
+        return FailureKind.LAUNCH, f"ended from outside by {signal.Signals(-exit_status).name} in phase {phase}"
+    if exit_status < 0:
+        name = signal.Signals(-exit_status).name
+        if exit_status == -signal.SIGKILL:
+            return FailureKind.OUT_OF_MEMORY if is_kernel_kill(text) else FailureKind.CRASH, (
+                f"killed by {name} in phase {phase}; if nobody killed it, the kernel did for want of memory"
+            )
+        return FailureKind.CRASH, f"died of {name} in phase {phase}"
+    if error_type == "NoResult":  # said by the reader of a program's output
+        return FailureKind.NO_RESULT, message or "no result"
+    if error_type is not None:
+        kind = (
+            FailureKind.COMPILE_ERROR if phase in _COMPILING and "Runtime" in error_type else FailureKind.WORKLOAD_ERROR
+        )
+        return (
+            kind,
+            f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}",
+        )
+    if exit_status == 127:
+        said = f": {last_lines[-1]}" if last_lines else ""
+        return FailureKind.LAUNCH, f"the worker's command cannot be started{said}"
+    if phase == "launch" and exit_status != 0:
+        return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke"
+    return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result"
+
+
+def is_kernel_kill(text: str) -> bool:
+    """Whether some output tells of a process that the kernel killed for want of memory."""
+    return "oom-kill" in text or "oom_kill" in text
+
+
+def _line_with(found: re.Match[str], text: str) -> str:
+    """The line in which a text was found, cut to what fits a table."""
+    for line in text.splitlines():
+        if found.group(0) in line:
+            return line.strip()[:400]
+    return found.group(0)

@@ -1,0 +1,410 @@
+"""Workers as processes of this machine, each behind a guard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.child import GUARD_PROGRAM
+from autotune.machine import child_environment, driver_python, variables_of
+from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of
+from autotune.workers.applied import check_environment, check_options
+from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.failures import classify_failure
+
+STOP_PATIENCE_S = 5.0
+KILL_PATIENCE_S = 15.0
+LAST_WORDS_S = 0.5
+LONGEST_LINE = 4_000_000
+
+
+class LocalLauncher:
+    """Starts workers here, under the caller's environment less what steers plus the settings under trial.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, where the user's own modules are found.
+        base: The caller's environment.
+        watch: Told how long the driver waits for workers.
+    """
+
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str], watch: Stopwatch) -> None:
+        self._spec = spec
+        self._study_dir = study_dir
+        self._base = base
+        self._watch = watch
+        self._alive: list[LocalWorker] = []
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
+        """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
+        worker = LocalWorker(self._processes(settings, folder), self._spec, self._watch, settings)
+        return self._begin(worker, self._jobs(settings, folder), progress)
+
+    def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
+        """Waits until a worker is ready; ends it if it never is."""
+        self._alive = [w for w in self._alive if not w.closed] + [worker]
+        try:
+            worker.wait_ready(jobs, progress)
+        except BaseException:
+            worker.close()
+            raise
+        return worker
+
+    def close(self) -> None:
+        """Ends every worker that is still alive."""
+        for worker in self._alive:
+            worker.close()
+
+    def _environment(self, settings: FlagSet) -> dict[str, str]:
+        return child_environment(
+            self._base,
+            settings,
+            platform_name=self._spec.device.platform,
+            virtual_devices=self._virtual_devices(),
+        )
+
+    def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
+        env = self._environment(settings)
+        # The user's own modules, and these packages when they run from a checkout.
+        root = str(Path(__file__).resolve().parents[2])
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [self._base.get("PYTHONPATH")])])
+        return env
+
+    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
+        env = self._worker_environment(settings)
+        return [
+            GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
+            for rank in range(self._spec.device.rank_count)
+        ]
+
+    def _virtual_devices(self) -> int | None:
+        device = self._spec.device
+        if device.platform != "cpu":
+            return None
+        return (device.count or device.rank_count) // device.rank_count
+
+    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
+        device, measure = self._spec.device, self._spec.measure
+        coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
+        return [
+            {
+                "type": "job",
+                "entry": self._spec.workload.entry,
+                "options": self._spec.workload.options,
+                "seed": self._spec.seed,
+                "check_steps": measure.check_steps,
+                "warmup_steps": measure.warmup_steps,
+                "paths": [self._study_dir],
+                "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+                "jax_options": [n for n in settings if kind_of(n) == "jax"],
+                "device_count": device.count,
+                "process_index": rank,
+                "process_count": device.rank_count,
+                "local_rank": rank,
+                "coordinator": coordinator,
+                "coordinator_bind": coordinator,  # loopback only: all ranks are here
+            }
+            for rank in range(device.rank_count)
+        ]
+
+
+class GuardedProcess:
+    """One process behind its guard, spoken to in JSON lines.
+
+    Args:
+        command: What the guard runs.
+        env: Its whole environment.
+        log: Where its output goes.
+        log_bytes: How much of the output is kept.
+        cwd: Folder to run in; default: the driver's.
+        through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
+            the command's goes to the guard as its first message.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        log: Path,
+        log_bytes: int,
+        cwd: str | None = None,
+        through: Sequence[str] = (),
+    ) -> None:
+        self.log = log
+        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
+        full = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
+        try:
+            with log.with_suffix(".guard").open("wb") as errors:
+                self._process = subprocess.Popen(
+                    full, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,
+                    start_new_session=True, cwd=cwd,
+                )  # fmt: skip
+        except OSError as error:
+            raise WorkerFailed(
+                Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"),
+                infrastructure=True,
+            ) from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        os.set_blocking(self._out.fileno(), False)
+        self._buffer = b""
+        self.end: dict[str, Any] | None = None
+
+    @property
+    def descriptor(self) -> int:
+        """What to wait on for messages."""
+        return self._out.fileno()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the guard, or what carries it, is still there."""
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends one message; that nobody reads it is noticed by the next receive."""
+        with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
+            self._in.write(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Messages that have come, without waiting; the last one of all is of type ``exit``."""
+        is_over = False
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._out.fileno(), 1 << 16):
+                self._buffer += data
+            is_over = True
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > LONGEST_LINE:
+            self._buffer = b""
+        found = [m for m in map(_message, lines) if m is not None]
+        self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
+        if is_over and self.end is None:  # the guard vanished before it could say how its command ended
+            self.end = {"type": "exit", "exit_status": None, "last_lines": []}
+            found.append(self.end)
+        return found
+
+    def abort(self) -> None:
+        """Lets the guard end everything below it, without waiting; whoever reads sees the end."""
+        with contextlib.suppress(OSError):
+            self._in.close()
+
+    def close(self, patience_s: float) -> None:
+        """Ends the guard (its stdin ends), which ends everything below it; kills it if it does not."""
+        with contextlib.suppress(OSError):
+            self._in.close()
+        deadline = time.monotonic() + patience_s
+        while self.end is None and time.monotonic() < deadline:
+            select.select([self._out], [], [], 0.2)
+            self.receive()
+        try:
+            self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._out.close()
+        with contextlib.suppress(OSError):
+            errors = self.log.with_suffix(".guard")
+            if errors.stat().st_size == 0:
+                errors.unlink()
+
+
+class LocalWorker:
+    """All processes of one trial; rank 0 tells the time.
+
+    Args:
+        processes: One for each rank.
+        spec: The study.
+        watch: Told how long the driver waits.
+        settings: Under which the processes were started.
+    """
+
+    report: WorkerReport
+
+    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet) -> None:
+        self._processes = processes
+        self._spec = spec
+        self._measure = spec.measure
+        self._watch = watch
+        self._settings = settings
+        self._begun = time.monotonic()
+        self._phase = "launch"
+        self.closed = False
+
+    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+        """Gives every rank its job and waits until all are compiled and warm."""
+        for process, job in zip(self._processes, jobs, strict=True):
+            process.send(job)
+        ready = self._gather("ready", self._measure.start_limit_s, progress)
+        try:
+            reports = [self._report(message) for message in ready]
+        except (ValidationError, KeyError, TypeError, ValueError) as error:
+            raise self._failed(FailureKind.NO_RESULT, f"the worker's report cannot be read: {error}") from error
+        self.report = reports[0].model_copy(
+            update={
+                "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
+                "device_memory": tuple(m for r in reports for m in r.device_memory),
+            }
+        )
+        self._phase = "step"
+
+    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        """The report of one rank.
+
+        Raises:
+            WorkerFailed: If a setting is not in force in it.
+        """
+        arrival = check_environment(self._settings, message["values"])
+        self._refuse_lost((*arrival.lost, *check_options(self._settings, message["jax_options"])))
+        report = WorkerReport.model_validate(message["report"])
+        return report.model_copy(update={"warnings": (*report.warnings, *arrival.notes)})
+
+    def _refuse_lost(self, lost: Sequence[str]) -> None:
+        """Ends a worker that does not run under the settings that it was given: its time would be another set's."""
+        if lost:
+            self._phase = "check"
+            raise self._failed(
+                FailureKind.NOT_APPLIED,
+                f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}",
+            )
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Runs a block on all ranks; see `base.Worker`. The slowest rank's total must agree with rank 0's clock."""
+        for process in self._processes:
+            process.send({"type": "block", "steps": steps})
+        blocks = self._gather("block", self._block_limit_s(steps), None)
+        loss = float(blocks[0]["loss"])
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            raise self._failed(FailureKind.WRONG_LOSS, f"the loss became {loss} while it was measured")
+        slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
+        return tuple(float(t) for t in slowest["step_times_s"])
+
+    def _block_limit_s(self, steps: int) -> float:
+        """How long a block may take before the worker counts as hung."""
+        return self._measure.block_limit_s
+
+    def close(self) -> None:
+        """Asks politely, then ends everything; see `base.Worker`."""
+        if self.closed:
+            return
+        self.closed = True
+        with self._watch.waiting():
+            for process in self._processes:
+                process.send({"type": "stop"})
+            deadline = time.monotonic() + STOP_PATIENCE_S
+            while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
+                select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.2)
+                for process in self._processes:
+                    process.receive()
+            for process in self._processes:
+                process.close(KILL_PATIENCE_S)
+
+    def _gather(self, kind: str, limit_s: float, progress: Progress | None) -> list[dict[str, Any]]:
+        """Waits for one message of a kind from every rank.
+
+        Raises:
+            WorkerFailed: If a rank ends or says ``error`` first, or the time limit passes.
+        """
+        got: dict[int, dict[str, Any]] = {}
+        errors: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + limit_s
+        while len(got) < len(self._processes):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                missing = [i for i in range(len(self._processes)) if i not in got]
+                where = f" (ranks {missing})" if len(self._processes) > 1 else ""
+                raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
+            with self._watch.waiting():
+                select.select([p.descriptor for p in self._processes], [], [], min(remaining, 1.0))
+            for rank, process in enumerate(self._processes):
+                for message in process.receive():
+                    if message["type"] == "phase":
+                        self._phase = str(message["phase"])
+                        if progress is not None and rank == 0:
+                            progress(self._phase)
+                    elif message["type"] == kind:
+                        got[rank] = message
+                    elif message["type"] == "error":
+                        errors[rank] = message
+            if any(process.end is not None for process in self._processes):
+                raise self._ended(errors)
+        return [got[i] for i in range(len(self._processes))]
+
+    def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
+        """What it means that a rank's process has ended.
+
+        One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
+        and the one that was killed by a signal, without a word, counts as the cause.
+        """
+        deadline = time.monotonic() + LAST_WORDS_S
+        while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
+            select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.1)
+            for rank, process in enumerate(self._processes):
+                for message in process.receive():
+                    if message["type"] == "error":
+                        errors[rank] = message
+        ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
+        silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
+        rank = next(iter([*silent, *ends]))
+        end, error = ends[rank], errors.get(rank)
+        phase = str(error["phase"]) if error else self._phase
+        failure = classify_failure(
+            exit_status=end["exit_status"],
+            phase=phase,
+            error_type=str(error["error_type"]) if error else None,
+            message=str(error["message"]) if error else None,
+            last_lines=tuple(end["last_lines"]),
+            log=str(self._processes[rank].log),
+        )
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH)
+
+    def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
+        """A failure that the driver found, with what the log says once the process is ended."""
+        phase = self._phase
+        self.close()
+        end = next((p.end for p in self._processes if p.end and p.end["last_lines"]), None)
+        return WorkerFailed(
+            Failure(
+                kind=kind,
+                message=message,
+                phase=phase,
+                log=str(self._processes[0].log),
+                last_lines=tuple(end["last_lines"]) if end else (),
+            )
+        )
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """One message, or None for a line that is none."""
+    if not line.strip():
+        return None
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("type"), str) else None
+
+
+def worker_command() -> list[str]:
+    """What a guard runs as one rank of an `entry`."""
+    return [driver_python(), "-m", "autotune.child.measure"]
+
+
+def log_name(rank: int) -> str:
+    """File name of a rank's log in the folder of its trial."""
+    return "worker.log" if rank == 0 else f"worker.{rank}.log"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

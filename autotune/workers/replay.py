@@ -1,0 +1,101 @@
+"""A formula stands in for the machine: search, proof, export and commands run whole, in seconds, with known truth."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+
+from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, WorkerReport
+from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
+from autotune.workers.base import Progress, WorkerFailed
+
+LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
+COMPILE_S, PEAK_BYTES = 2.0, 1 << 30
+"""Of the reference, in a study whose formula speaks of them."""
+
+
+class ReplayLauncher:
+    """Starts workers whose step time is the product of their settings' factors, on one noisy machine.
+
+    Args:
+        replay: Factors, failures and noise.
+        seed: Of the noise.
+        platform: What workers say they run on.
+    """
+
+    def __init__(self, replay: ReplaySpec, *, seed: int, platform: str) -> None:
+        model = NOISE_MODELS[replay.noise] if isinstance(replay.noise, str) else NoiseModel(**replay.noise)
+        self._replay = replay
+        self._platform = platform
+        self._seed = seed
+        self._machine = Machine(model, np.random.default_rng(seed))
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        """Makes a worker; see `base.Launcher`."""
+        log = folder / "worker.log"
+        log.write_text(f"replayed: {settings}\n", encoding="utf-8")
+        progress("compile")
+        time.sleep(self._replay.delay_s)
+        entries = [f"{n}={v}" for n, v in settings.items()]
+        losses: tuple[float, ...] = LOSSES
+        for entry, kind in self._replay.failures.items():
+            if all(e in entries for e in entry.split()):
+                if kind is FailureKind.WRONG_LOSS:
+                    losses = tuple(x * 1.5 for x in LOSSES)
+                    continue
+                raise WorkerFailed(
+                    Failure(kind=kind, message=f"replayed failure of {entry}", phase="compile", log=str(log))
+                )
+        step_s = self._replay.step_s
+        for entry in entries:
+            step_s *= self._replay.effects.get(entry, 1.0)
+        seen = sorted(e for e in entries if e not in self._replay.inert)
+        # Two are started at once by two threads: what each draws must not depend on which comes first.
+        own = np.random.default_rng(list(f"{self._seed}/{'/'.join(folder.parts[-2:])}".encode()))
+        return ReplayWorker(
+            Process(self._machine, step_s=step_s, rng=own),
+            self._report(entries, seen, losses),
+            delay_s=self._replay.delay_s,
+        )
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _report(self, entries: list[str], seen: list[str], losses: tuple[float, ...]) -> WorkerReport:
+        replay = self._replay
+        memory = math.prod(replay.memory_effects.get(e, 1.0) for e in entries)
+        return WorkerReport(
+            fingerprint=hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16],
+            platform=self._platform,
+            device_kind="replay",
+            device_count=1,
+            compile_s=COMPILE_S * math.prod(replay.compile_effects.get(e, 1.0) for e in entries)
+            if replay.compile_effects
+            else 0.0,
+            peak_bytes=round(PEAK_BYTES * memory) if replay.memory_effects else None,
+            start_s=0.0,
+            losses=losses,
+            grad_norms=losses,
+            warmup_step_times_s=(self._replay.step_s,) * 3,
+        )
+
+
+class ReplayWorker:
+    """A worker that draws its step times."""
+
+    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float) -> None:
+        self.report = report
+        self._process = process
+        self._delay_s = delay_s
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Draws a block; see `base.Worker`."""
+        time.sleep(self._delay_s)
+        return tuple(float(t) for t in self._process.run_block(steps))
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,263 @@
+"""Trials that span several nodes of a SLURM job: each rank a step of its own, behind a guard on its node.
+
+``srun`` carries the guard's stdin and stdout, so the talk with a rank is the same as with a local one, nothing listens
+but what the ranks need among themselves, and a driver that ends, however it ends, takes all ranks with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.machine import (
+    end_slurm_step,
+    lost_slurm_nodes,
+    slurm_address,
+    slurm_client_environment,
+    slurm_hosts,
+    slurm_step_command,
+)
+from autotune.model import Failure, FailureKind, FlagSet, LaunchError, Stopwatch, StudySpec
+from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.failures import is_kernel_kill
+from autotune.workers.local import KILL_PATIENCE_S, GuardedProcess, LocalLauncher, LocalWorker, log_name, worker_command
+
+NODES_VARIABLE = "AUTOTUNE_NODES"
+"""Which nodes of the job a driver may use, in SLURM's notation; default: all."""
+
+SRUN_VARIABLE = "AUTOTUNE_SRUN"
+"""More arguments for each ``srun``, quoted as for a shell."""
+
+STEP_LIMIT_S = 300.0
+"""Longest time until the steps of a trial have started; a controller under load makes callers wait."""
+
+SRUN_LAST_WORDS_S = 2.0
+
+SET_BY_NODE = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ROCR_VISIBLE_DEVICES",
+    "SLURMD_NODENAME",
+)
+"""What a rank keeps of its step's own environment: which GPUs of its node are the job's."""
+
+_FOR_SURE_OF_SETTINGS = frozenset(
+    {
+        FailureKind.UNKNOWN_FLAG,
+        FailureKind.COMPILE_ERROR,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.NOT_APPLIED,
+        FailureKind.WRONG_LOSS,
+    }
+)
+
+
+class SrunLauncher(LocalLauncher):
+    """Starts the ranks of a study's `entry` on the nodes of the SLURM job in which the driver runs.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, on a disk that all nodes share.
+        base: The caller's environment.
+        watch: Told how long the driver waits for workers.
+
+    Raises:
+        LaunchError: If there is no job, or it has too few nodes.
+    """
+
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str], watch: Stopwatch) -> None:
+        super().__init__(spec, study_dir=study_dir, base=base, watch=watch)
+        wanted = spec.device.node_count
+        given = base.get(NODES_VARIABLE) or base.get("SLURM_JOB_NODELIST")
+        if not given or not base.get("SLURM_JOB_ID"):
+            raise LaunchError(
+                f"a study with `device.node_count = {wanted}` must run inside a SLURM job but there is none; submit "
+                f"one with `autotune submit STUDY --nodes {wanted} ...`, or call this in `salloc --nodes={wanted}`"
+            )
+        if spec.workload.command is not None:
+            raise LaunchError(
+                "a trial of several nodes must be an `entry`, whose ranks are started here, but the study has a "
+                '`command`; give the program as `entry = "module:function"`, or take `device.node_count = 1`'
+            )
+        nodes = slurm_hosts(given, base)
+        if len(nodes) < wanted:
+            raise LaunchError(
+                f"a study with `device.node_count = {wanted}` needs as many nodes but this job has {len(nodes)} "
+                f"({', '.join(nodes)}); ask for more nodes, or lower `device.node_count`"
+            )
+        self._nodes = nodes[:wanted]
+        self._ranks_per_node = spec.device.rank_count // wanted
+        try:
+            self._extra = shlex.split(base.get(SRUN_VARIABLE, ""))
+        except ValueError as error:
+            raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
+        """Starts all ranks and waits until they are ready; see `base.Launcher`."""
+        place = Place(self._nodes, self._base, self._worker_environment(settings))
+        worker = SrunWorker(self._steps(folder), self._spec, self._watch, settings, place)
+        return self._begin(worker, self._jobs(settings, folder), progress)
+
+    def _steps(self, folder: Path) -> list[StepProcess]:
+        client = slurm_client_environment(self._base)
+        started: list[StepProcess] = []
+        try:
+            for rank in range(self._spec.device.rank_count):
+                node = self._nodes[rank // self._ranks_per_node]
+                srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
+                log = folder / log_name(rank)
+                started.append(StepProcess(worker_command(), client, log, self._spec.measure.log_bytes, through=srun))
+        except BaseException:
+            for process in started:
+                process.close(KILL_PATIENCE_S)
+            raise
+        return started
+
+    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
+        jobs = super()._jobs(settings, folder)
+        for rank, job in enumerate(jobs):
+            # The coordinator's address is known once its node has answered; it must be reached from other nodes.
+            job.update(local_rank=rank % self._ranks_per_node, coordinator=None, coordinator_bind=None)
+        return jobs
+
+
+class StepProcess(GuardedProcess):
+    """A process behind a guard on another node, reached through ``srun``.
+
+    Attributes:
+        number: That of the step within its job, once its guard has said it.
+    """
+
+    number: str | None = None
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether it ended without its guard's last line."""
+        return self.end is not None and "stopped" not in self.end
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its guard was told to stop, which nobody here did before the end was looked at."""
+        return self.end is not None and bool(self.end.get("stopped"))
+
+    def said_by_srun(self) -> tuple[str, ...]:
+        """The last of what ``srun`` itself had to say; nothing while all is well."""
+        try:
+            text = self.log.with_suffix(".guard").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ()
+        lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
+        return tuple(lines[-8:])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of one trial run.
+
+    Attributes:
+        nodes: In the order of their ranks.
+        base: The driver's own environment, in which SLURM is asked.
+        env: The whole environment of each rank, but for what its node sets.
+    """
+
+    nodes: Sequence[str]
+    base: Mapping[str, str]
+    env: Mapping[str, str]
+
+
+class SrunWorker(LocalWorker):
+    """All ranks of one trial on several nodes.
+
+    Args:
+        steps: One for each rank.
+        spec: The study.
+        watch: Told how long the driver waits.
+        settings: Under which the processes were started.
+        place: Where they run.
+    """
+
+    def __init__(
+        self, steps: list[StepProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet, place: Place
+    ) -> None:
+        super().__init__([*steps], spec, watch, settings)
+        self._steps = steps
+        self._place = place
+
+    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+        """Waits for the guards, tells the ranks where they meet, and waits until all are compiled and warm."""
+        progress("launch")
+        for step in self._steps:
+            step.send({"environment": self._place.env, "keep": SET_BY_NODE})
+        hello = self._gather("hello", STEP_LIMIT_S, None)
+        try:
+            host = slurm_address(hello[0]["node"], self._place.base)
+        except LaunchError as error:
+            raise _of_machine(str(error), phase="launch") from error
+        for step, message in zip(self._steps, hello, strict=True):
+            step.number = message["step"]
+        for job in jobs:
+            job["coordinator"] = f"{host}:{hello[0]['port']}"
+        self._phase = "start"
+        super().wait_ready(jobs, progress)
+
+    def close(self) -> None:
+        """Ends all ranks; a step whose ``srun`` was killed lives on unless SLURM is told."""
+        is_first = not self.closed
+        super().close()
+        for step in self._steps if is_first else ():
+            if step.number is not None and step.has_vanished:
+                end_slurm_step(step.number, self._place.base)
+
+    def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
+        """What it means that a rank has ended: its step may have been taken away from it, or its whole node."""
+        failed = super()._ended(errors)
+        vanished = [r for r, step in enumerate(self._steps) if step.has_vanished or step.is_stopped]
+        said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
+        if any(map(is_kernel_kill, said)):
+            update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
+            return WorkerFailed(failed.failure.model_copy(update=update))
+        if vanished and failed.failure.kind not in _FOR_SURE_OF_SETTINGS:
+            failed = _of_machine(
+                f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}",
+                phase=failed.failure.phase,
+                log=str(self._steps[vanished[0]].log),
+            )
+        return self._unless_lost(failed)
+
+    def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
+        if kind is FailureKind.HANG and self._phase == "launch":
+            said = " ".join(line for step in self._steps for line in step.said_by_srun())
+            self.close()
+            return self._unless_lost(_of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
+        return self._unless_lost(super()._failed(kind, message))
+
+    def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
+        """What ``srun`` says of one step; that the kernel killed something it says only at its end."""
+        deadline = time.monotonic() + SRUN_LAST_WORDS_S
+        while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return step.said_by_srun()
+
+    def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
+        """The failure, or that one of the nodes is gone: then what its peers say of it is not the settings' fault."""
+        if failed.failure.kind in _FOR_SURE_OF_SETTINGS:
+            return failed
+        self.close()
+        lost = lost_slurm_nodes(self._place.nodes, self._place.base)
+        if not lost:
+            return failed
+        named = "; ".join(f"{node}: {why}" for node, why in lost.items())
+        log, phase = failed.failure.log, failed.failure.phase
+        return _of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
+
+
+def _of_machine(
+    message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
+) -> WorkerFailed:
+    failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
+    return WorkerFailed(failure, infrastructure=True)

@@ -1,0 +1,82 @@
+"""Studies with a given space and launcher: the shipped stages, on a machine that a test or benchmark makes up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.model import FlagSet, Pair, Stamped, Stopwatch, StudySpec, View, WorkloadFacts
+from autotune.rundir import Store
+from autotune.settings import SearchSpace
+from autotune.study import Evaluator, Measuring, StudyRun
+from autotune.workers import Launcher, ReplayLauncher
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSetup:
+    """A study's setup that no build was asked for; see `autotune.study.run.Setup`."""
+
+    given_space: SearchSpace
+    first: Sequence[tuple[str, FlagSet]] = ()
+    given_launcher: Launcher | None = None
+    read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
+
+    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
+        """The given space, whatever the workload."""
+        return self.given_space
+
+    def runtime_settings(self, settings: FlagSet) -> FlagSet:
+        """As given; default: environment variables."""
+        return self.read_at_run_time(settings)
+
+    def launcher(self, store: Store) -> Launcher:
+        """The given one, or what replays the study's formula."""
+        if self.given_launcher is not None:
+            return self.given_launcher
+        assert store.spec.replay is not None
+        return ReplayLauncher(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
+
+
+class MemoryStore(Store):
+    """A run directory without a directory, for thousands of simulated studies; it is the only writer of itself."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        super().__init__(Path("/simulated"), spec, study_dir="/simulated")
+        self._is_sole_writer = self._is_read = True
+
+    def _persist(self, record: Stamped) -> None:
+        pass
+
+    def folder(self, *parts: str) -> Path:
+        """A path under which nothing is written."""
+        return self.path.joinpath(*parts)
+
+    def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
+        """Keeps nothing: what is estimated from the pairs is in the records."""
+        return lambda pair: None
+
+    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
+        """Writes nothing."""
+
+
+def given_run(
+    spec: StudySpec,
+    folder: Path | None,
+    setup: GivenSetup,
+    view: View,
+    *,
+    storage: str | None = None,
+    make_evaluator: Callable[[StudyRun], Evaluator] = Measuring,
+) -> StudyRun:
+    """The context of a study in `folder`, or in memory (None)."""
+    create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(folder, spec) if create and folder else MemoryStore(spec),
+        prepare=lambda note: setup,
+        make_evaluator=make_evaluator,
+        storage=storage,
+    )

@@ -1,0 +1,261 @@
+"""The command as a user types it: real processes, good and bad input, exit status and words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.rundir.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+STUDY = """
+name = "typed"
+[workload]
+entry = "llama"
+[search]
+trials = 5
+use_environment = false
+[search.settings]
+xla_backend_optimization_level = [1, 2, 3]
+xla_cpu_prefer_vector_width = [128, 256, 512]
+[measure]
+pairs_cap = 12
+[confirm]
+processes = 3
+finalists = 1
+pairs = 6
+[replay]
+noise = "quiet"
+effects = { "xla_backend_optimization_level=1" = 0.9 }
+"""
+
+
+def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    file = tmp_path / "typed.toml"
+    file.write_text(STUDY)
+    return file
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished replayed run, in `runs/typed` of the folder that is given."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "typed.toml").write_text(STUDY)
+    done = autotune("run", "typed.toml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_run_ends_with_table_sentence_place_and_next_commands(finished: Path) -> None:
+    done = autotune("run", "typed.toml", cwd=finished)  # again: shows the same, runs nothing
+    assert done.returncode == 0
+    assert "xla_backend_optimization_level=1 is 10" in done.stdout or "is 9." in done.stdout
+    assert "everything lies in runs/typed" in done.stdout
+    assert "autotune export runs/typed --format env" in done.stdout
+    assert "the driver's own share of the wall time" in done.stdout
+
+
+def test_json_of_run_is_json_and_nothing_else(study: Path) -> None:
+    done = autotune("run", "typed.toml", "--json", "--trials", "3", cwd=study.parent)
+    assert json.loads(done.stdout)["trial_count"] == 3
+    assert "trial 1 of 3" in done.stderr
+
+
+def test_status_show_and_their_json(finished: Path) -> None:
+    rows: list[dict[str, Any]] = json.loads(autotune("status", "--json", cwd=finished).stdout)
+    assert rows[0]["state"] == "finished"
+    assert rows[0]["trials"] == "5 of 5"
+    assert "runs/typed" in autotune("status", cwd=finished).stdout
+    assert "noise floor" in autotune("show", "runs/typed", cwd=finished).stdout
+    records = json.loads(autotune("show", "runs/typed", "--json", cwd=finished).stdout)
+    assert {"session", "floor", "trial", "confirm_run", "finalist", "conclusion", "span"} <= {
+        r["kind"] for r in records
+    }
+    one = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
+    assert one["number"] == 1
+    assert len(one["pairs"]) == one["comparison"]["pair_count"]
+    assert "pair   1: reference" in autotune("show", "runs/typed", "1", cwd=finished).stdout
+
+
+def test_schema_describes_what_is_written(finished: Path) -> None:
+    schema = json.loads(autotune("schema", cwd=finished).stdout)
+    assert schema["schema_version"] == 1
+    assert "trial" in schema["record"]["discriminator"]["mapping"]
+
+
+def test_repro_prints_lines_that_a_shell_takes(finished: Path) -> None:
+    text = autotune("repro", "runs/typed", "1", cwd=finished).stdout
+    *exports, command = text.strip().splitlines()[1:]
+    shown = subprocess.run(
+        ["sh", "-c", "\n".join(exports) + "\nenv"], capture_output=True, text=True, check=True, env={}
+    ).stdout
+    result = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
+    expected = " ".join(f"--{n}={v}" for n, v in result["settings"].items())
+    assert f"XLA_FLAGS={expected}\n" in shown
+    assert shlex.split(command)[:4] == ["python", "-m", "workloads", "llama"]
+
+
+def test_help_starts_fast_because_it_imports_nothing_heavy() -> None:
+    code = "import sys, autotune.cli; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    heavy = {"jax", "jaxlib", "flax", "optax", "optuna", "pandas", "scipy", "pydantic", "numpy", "sqlalchemy"}
+    assert heavy.isdisjoint(shown.split())
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def refused(cwd: Path, *arguments: str) -> str:
+    done = autotune(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def edited(study: Path, old: str, new: str) -> Path:
+    assert old in STUDY
+    study.write_text(STUDY.replace(old, new))
+    return study.parent
+
+
+def test_missing_study(tmp_path: Path) -> None:
+    assert "there is no nowhere.toml" in refused(tmp_path, "run", "nowhere.toml")
+
+
+def test_unknown_flag_is_refused_with_a_close_match_before_anything_starts(study: Path) -> None:
+    folder = edited(study, "xla_cpu_prefer_vector_width =", "xla_cpu_prefer_vector_widht =")
+    message = refused(folder, "run", "typed.toml")
+    assert "xla_cpu_prefer_vector_widht" in message
+    assert "xla_cpu_prefer_vector_width`" in message
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("value", ['["wide"]', "[1.5]", "[-3]", "[99999999999999]"])
+def test_values_out_of_type_or_range_are_refused(study: Path, value: str) -> None:
+    folder = edited(study, "[128, 256, 512]", value)
+    assert "xla_cpu_prefer_vector_width" in refused(folder, "run", "typed.toml")
+
+
+def test_dangerous_settings_are_refused(study: Path) -> None:
+    folder = edited(study, "xla_cpu_prefer_vector_width = [128, 256, 512]", "xla_gpu_mock_custom_calls = [true]")
+    assert "xla_gpu_mock_custom_calls" in refused(folder, "run", "typed.toml")
+
+
+def test_a_study_cannot_set_what_program_runs(study: Path) -> None:
+    folder = edited(study, "xla_cpu_prefer_vector_width = [128, 256, 512]", 'LD_PRELOAD = ["/tmp/x.so"]')
+    assert "LD_PRELOAD changes which program runs" in refused(folder, "run", "typed.toml")
+
+
+def test_unknown_group_and_recipe_are_refused_with_close_matches(study: Path) -> None:
+    folder = edited(study, "use_environment = false", 'groups = ["cpuu"]')
+    assert "did you mean `cpu" in refused(folder, "run", "typed.toml")
+    folder = edited(study, "use_environment = false", 'recipes = ["dreamerv4"]')
+    assert "did you mean `dreamerv3`" in refused(folder, "run", "typed.toml")
+
+
+def test_run_directory_of_another_study(study: Path) -> None:
+    autotune("run", "typed.toml", "--trials", "1", cwd=study.parent)
+    before = (study.parent / "runs/typed/records.jsonl").read_bytes()
+    folder = edited(study, "pairs_cap = 12", "pairs_cap = 13")
+    assert "belongs to another study (different: measure)" in refused(folder, "run", "typed.toml")
+    assert (folder / "runs/typed/records.jsonl").read_bytes() == before
+
+
+def test_unwritable_run_directory(study: Path) -> None:
+    assert "must be writable" in refused(study.parent, "run", "typed.toml", "--run-dir", "/proc/nowhere")
+
+
+def test_two_drivers_on_one_run_directory(study: Path) -> None:
+    store = Store.create_or_resume(study.parent / "runs/typed", _spec(study), study_dir=study.parent)
+    try:
+        assert "only one driver may write" in refused(study.parent, "run", "typed.toml")
+        assert json.loads(autotune("status", "--json", cwd=study.parent).stdout)[0]["state"] == "running"
+    finally:
+        store.close()
+
+
+def test_illegal_options(study: Path) -> None:
+    assert "search.time_budget" in refused(study.parent, "run", "typed.toml", "--time-budget", "soon")
+    assert autotune("run", "typed.toml", "--trials", "0", cwd=study.parent).returncode == 2
+    assert "must be reachable" in refused(
+        study.parent, "run", "typed.toml", "--storage", "postgresql://nobody@127.0.0.1:1/x"
+    )
+    assert not (study.parent / "runs").exists()  # nothing was started for a storage that is not there
+
+
+def test_a_trial_that_does_not_exist(finished: Path) -> None:
+    assert "between 1 and 5 but got 99" in refused(finished, "show", "runs/typed", "99")
+    assert "must be a run directory" in refused(finished, "show", "runs/other")
+
+
+def test_nothing_is_exported_without_a_winner(study: Path) -> None:
+    folder = edited(study, '"xla_backend_optimization_level=1" = 0.9', "")
+    assert autotune("run", "typed.toml", cwd=folder).returncode == 0
+    message = refused(folder, "export", "runs/typed", "--format", "env", "-o", "winner.env")
+    assert "beats the default" in message
+    assert not (folder / "winner.env").exists()
+
+
+def test_hostile_values_are_data(study: Path) -> None:
+    hostile = "$(touch pwned) `touch pwned` 'a' \\\"b\\\"\\n; touch pwned"
+    folder = edited(study, "xla_cpu_prefer_vector_width = [128, 256, 512]", f'MALLOC_CONF = ["{hostile}"]')
+    done = autotune("run", "typed.toml", "--trials", "3", cwd=folder)
+    assert done.returncode in (0, 2)
+    for number in ("1", "2", "3"):
+        text = autotune("repro", "runs/typed", number, cwd=folder).stdout
+        script = "\n".join(line for line in text.splitlines() if not line.startswith("python"))
+        subprocess.run(["sh", "-c", script], cwd=folder, check=False, timeout=10)
+    assert not list(folder.rglob("pwned"))
+
+
+def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
+    folder = edited(study, 'noise = "quiet"', 'noise = "quiet"\ndelay_s = 0.05')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", "run", "typed.toml"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A job in the background of a shell ignores interrupts, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    records = folder / "runs/typed/records.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and '"floor"' in records.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run the same command again to go on" in errors
+    assert "Traceback" not in errors
+    assert autotune("run", "typed.toml", cwd=folder).returncode == 0
+
+
+def _spec(study: Path) -> Any:
+    from autotune.model.spec import load_study
+
+    return load_study(study)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autotune.cli import flags as cli_flags
+from autotune.model.errors import SettingError
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Calls a command as `autotune` mounts it; one probe serves all tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(cli_flags.flags_app, name="flags")
+    app.add_typer(cli_flags.recipes_app, name="recipes")
+    for command in (cli_flags.symptoms, cli_flags.space, cli_flags.doctor):
+        app.command()(command)
+
+    def invoke(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, arguments)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+def test_flags_are_listed_and_filtered(call: Call) -> None:
+    lines = call("flags", "list", "--group", "combining", "--grep", "threshold_bytes").stdout.splitlines()
+    names = [line.split("\t")[0] for line in lines[1:-1]]
+    assert names == [f"xla_gpu_{n}_combine_threshold_bytes" for n in ("all_gather", "all_reduce", "reduce_scatter")]
+    scoped = json.loads(call("flags", "list", "--scope", "multi_node", "--json").stdout)
+    assert "NCCL_IB_SL" in {s["name"] for s in scoped}
+    assert all("multi_node" in s["scopes"] for s in scoped)
+
+
+@pytest.mark.parametrize(
+    ("option", "word"), [(("--group", "combinin"), "combining"), (("--scope", "multidevice"), "multi_device")]
+)
+def test_a_filter_that_nothing_has_is_answered_with_close_ones(call: Call, option: tuple[str, str], word: str) -> None:
+    with pytest.raises(SettingError, match=word):
+        call("flags", "list", *option)
+
+
+def test_one_flag_is_shown_with_build_catalogue_and_recipes(call: Call) -> None:
+    text = call("flags", "show", "--xla_gpu_enable_command_buffer").stdout
+    for part in ("through XLA_FLAGS and compiler options", "+X and -X", "docs/GPU_performance.md", "axlearn_a4_high"):
+        assert part in text
+    data = json.loads(call("flags", "show", "NCCL_PROTO", "--json").stdout)
+    assert (data["group"], data["in_build"]) == ("nccl", None)
+    assert "axlearn_a3_high" in data["recipes"]
+
+
+def test_the_exit_status_says_whether_all_would_start(call: Call) -> None:
+    good = call("flags", "check", "--xla_gpu_autotune_level=3")
+    bad = call("flags", "check", "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0", "--plugin", "cpu")
+    assert (good.exit_code, bad.exit_code) == (0, 1)
+    assert "1 settings, all would start" in good.stdout
+    assert "renamed -> xla_gpu_enable_command_buffer" in bad.stdout
+
+
+def test_the_check_of_a_recipe_as_json(call: Call) -> None:
+    result = call("flags", "check", "--recipe", "jax_toolbox_perf_doc_head_all", "--json")
+    data = json.loads(result.stdout)
+    assert (result.exit_code, data["starts"]) == (1, False)
+    assert {s["name"].removeprefix("xla_gpu_") for s in data["settings"] if not s["starts"]} == {
+        "cudnn_gemm_fusion", "enable_address_computation_fusion", "enable_custom_fusions",
+        "enable_nccl_per_stream_comms", "lhs_enable_gpu_async_tracker",
+    }  # fmt: skip
+
+
+def test_the_environment_and_a_script_are_checked(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_level=0")
+    monkeypatch.setenv("JAX_ENABLE_PGLE", "maybe")
+    checked = json.loads(call("flags", "check", "--env", "--json").stdout)["settings"]
+    assert {"xla_gpu_graph_level", "jax_enable_pgle"} <= {s["name"] for s in checked}
+    script = tmp_path / "train.sh"
+    script.write_text("export PJRT_NPROC=2\nexport XLA_FLAGS='--xla_gpu_made_up=1'\n")
+    result = call("flags", "check", "--file", str(script))
+    assert result.exit_code == 1
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()[1:3]] == ["PJRT_NPROC=2", "xla_gpu_made_up=1"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--env", "--recipe", "dreamerv3"), ("--file", "no-such-file.sh")])
+def test_what_is_checked_must_be_clear(call: Call, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError, match=r"give one of|readable"):
+        call("flags", "check", *arguments)
+
+
+def test_a_script_is_rewritten_only_on_request_and_a_copy_stays(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    old = "export XLA_FLAGS='--xla_gpu_graph_level=0'\n"
+    new = "export XLA_FLAGS='--xla_gpu_enable_command_buffer='\n"
+    script.write_text(old)
+    (tmp_path / "train.sh.orig").write_text("an earlier copy")
+    shown = call("flags", "migrate", "--file", str(script))
+    assert shown.stdout == new
+    assert "line 1: --xla_gpu_graph_level=0 ->" in shown.stderr
+    assert script.read_text() == old
+    call("flags", "migrate", "--file", str(script), "--write")
+    assert script.read_text() == new
+    assert (tmp_path / "train.sh.orig").read_text() == "an earlier copy"
+    assert (tmp_path / "train.sh.orig.1").read_text() == old
+
+
+def test_flags_are_rewritten_from_the_command_line(call: Call) -> None:
+    data = json.loads(call("flags", "migrate", "--json", "--", "--xla_gpu_cudnn_gemm_fusion=true").stdout)
+    assert data["text"] == "--xla_gpu_cudnn_gemm_fusion_level=1"
+    with pytest.raises(SettingError, match="either flags or --file"):
+        call("flags", "migrate")
+
+
+def test_recipes_are_listed_shown_and_checked(call: Call) -> None:
+    assert len(json.loads(call("recipes", "list", "--json").stdout)) == 38
+    assert call("recipes", "list").stdout.count("\n") == 39
+    published = call("recipes", "show", "dreamerv3").stdout
+    left = call("recipes", "show", "dreamerv3", "--existing").stdout
+    assert "xla_gpu_graph_level=0" in published
+    assert "xla_gpu_graph_level" not in left
+    assert "xla_gpu_enable_command_buffer=\n" in left
+    assert call("recipes", "check", "alphafold3").exit_code == 0
+    every = call("recipes", "check")
+    assert every.exit_code == 1
+    assert "dreamerv3\tno\txla_gpu_enable_triton_softmax_fusion, xla_gpu_graph_level" in every.stdout
+    assert len(json.loads(call("recipes", "check", "--json").stdout)) == 38
+
+
+def test_symptoms_are_looked_up(call: Call) -> None:
+    assert call("symptoms", "many small collectives").stdout.startswith("small_collectives: ")
+    assert len(json.loads(call("symptoms", "--json").stdout)) > 8
+    with pytest.raises(SettingError, match="small_collectives"):
+        call("symptoms", "zzz")
+
+
+STUDY = """
+name = "a-study"
+[workload]
+entry = "llama-small"
+[search]
+groups = ["cpu"]
+"""
+
+
+def test_the_space_of_a_study_is_printed(call: Call, tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY)
+    text = call("space", str(study)).stdout
+    assert "xla_cpu_scheduler_type\t'CPU_SCHEDULER_TYPE_DEFAULT', " in text
+    assert " points on jaxlib " in text
+    assert "xla_cpu_enable_concurrency_optimized_scheduler: accepted, but does nothing" in text
+    data = json.loads(call("space", str(study), "--json").stdout)
+    assert data["size"] > 1000
+    assert {p["name"] for p in data["parameters"]} >= {"xla_cpu_max_isa"}
+
+
+def test_the_doctor_sees_this_machine(call: Call) -> None:
+    text = call("doctor").stdout
+    assert "versions" in text
+    assert f"Python         {sys.version_info.major}.{sys.version_info.minor}" in text
+    data = json.loads(call("doctor", "--json").stdout)
+    assert data["versions"]["jaxlib"] != "not installed"
+    assert data["cpus"] >= 1
+
+
+def test_the_plugin_is_asked_for_or_its_absence_is_said(call: Call) -> None:
+    result = call("flags", "check", "--plugin", "cuda", "--json", "--", "--xla_gpu_autotune_level=3")
+    build = json.loads(result.stdout)["build"]
+    assert "plugin" in build or "CUDA plugin is not installed" in result.stderr
+
+
+def test_another_interpreter_is_asked(call: Call, tmp_path: Path) -> None:
+    from autotune.model.errors import LaunchError
+
+    with pytest.raises(LaunchError, match="working Python"):
+        call("flags", "check", "--python", str(tmp_path / "python"), "--", "--xla_gpu_autotune_level=3")

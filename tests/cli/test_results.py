@@ -1,0 +1,236 @@
+"""The commands on results, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from autotune.cli import results as cli_results
+from autotune.model.errors import AutotuneError
+from autotune.results import winner
+from autotune.results.export import ExportFormat, render_winner
+from autotune.results.winner import Conditions, differences, this_machine
+from autotune.rundir.store import Store
+from tests.runs import make_winner
+
+app = Typer()
+for command in (
+    cli_results.report,
+    cli_results.compare,
+    cli_results.export,
+    cli_results.verify,
+    cli_results.best,
+    cli_results.recheck,
+):
+    app.command()(command)
+app.add_typer(cli_results.library_app, name="library")
+app.add_typer(cli_results.t4_app, name="t4")
+
+
+def call(*arguments: object, code: int = 0) -> Result:
+    """Runs a command; errors for the user are raised as they are."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(result.exception, AutotuneError):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is the one on which `make_winner` was proven."""
+    facts = {
+        "versions": {"jax": "0.11.1", "jaxlib": "0.11.1", "jax-cuda12-plugin": "0.11.1"},
+        "cpu": "a CPU",
+        "cpus_usable": 3,
+    }
+    monkeypatch.setattr(winner, "make_provenance", lambda: facts)
+    monkeypatch.setattr(winner, "_nvidia", lambda: (["NVIDIA H200"] * 8, "580.65.06"))
+
+
+def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:
+    path = folder / f"winner.{form}"
+    path.write_text(render_winner(make_winner({"xla_gpu_a": "1"}, **conditions), form))
+    return path
+
+
+# ---------------------------------------------------------------------- report, compare, t4, library
+
+
+def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_path: Path) -> None:
+    call("report", finished.path, "--html", tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.path, copy)
+    call("report", copy)
+    assert (copy / "report.html").is_file()
+    assert call("report", copy, "--md").stdout.startswith("# replayed")
+
+
+def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.path, copy)
+    assert call("compare", finished.path, copy).stdout.startswith("# Comparison of 2 studies")
+    data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
+    assert data["by"] == ["gpu", "jaxlib"]
+    call("compare", finished.path, copy, "--html", tmp_path / "c.html")
+    assert "</html>" in (tmp_path / "c.html").read_text()
+    with pytest.raises(AutotuneError, match="only one of"):
+        call("compare", finished.path, copy, "--json", "--md")
+
+
+def test_t4_goes_out_and_in(finished: Store, tmp_path: Path) -> None:
+    call("t4", "export", finished.path, "-o", tmp_path / "t4.json")
+    text = call("t4", "show", tmp_path / "t4.json").stdout
+    assert "40 configurations of 4 parameters" in text
+    assert "step_time_ratio: best 0.92" in text
+    assert len(call("t4", "show", tmp_path / "t4.json", "--csv").stdout.splitlines()) == 41
+
+
+def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    call("library", "add", finished.path, exported(tmp_path), "--library", library)
+    assert len(call("library", "list", "--library", library).stdout.splitlines()) == 2
+    assert len(json.loads(call("library", "list", "--library", library, "--json").stdout)) == 2
+    found = call("best", "--gpu", "NVIDIA H200", "--jaxlib", "0.11", "--workload", "llama3-8b", "--library", library)
+    assert found.stdout.startswith("proven for just this: xla_gpu_a=1\n")
+    data = json.loads(call("best", "--gpu", "H100", "--count", 8, "--library", library, "--json").stdout)
+    assert not data["tested"]
+    assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
+
+
+def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path) -> None:
+    result = call("recheck", finished.path, "--run-dir", tmp_path / "again", "--json")
+    data = json.loads(result.stdout)
+    assert data["outcome"] == "winner"
+    assert "still holds" in data["sentence"]
+    with pytest.raises(AutotuneError, match="name one with --study"):
+        call("recheck", exported(tmp_path))
+
+
+# ---------------------------------------------------------------------- export, verify, exec
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_verify_passes_where_it_was_proven(here: None, tmp_path: Path, form: ExportFormat) -> None:
+    assert "holds" in call("verify", exported(tmp_path, form)).stdout
+
+
+@pytest.mark.parametrize(
+    ("field", "proven"),
+    [
+        ("device_kind", "NVIDIA H100 80GB HBM3"),
+        ("device_count", 4),
+        ("jax", "0.12.0"),
+        ("jaxlib", "0.10.2"),
+        ("plugin", "jax-cuda13-plugin 0.11.1"),
+        ("driver_major", "570"),
+    ],
+)
+def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:
+    changed: dict[str, Any] = {field: proven}
+    file = exported(tmp_path, **changed)
+    result = call("verify", file, code=1)
+    assert f"differs  {field}: proven with {proven}, here " in result.stdout
+    data = json.loads(call("verify", file, "--json", code=1).stdout)
+    assert [d["field"] for d in data["differences"]] == [field]
+
+
+def test_verify_compares_the_workload_of_a_study(here: None, tmp_path: Path) -> None:
+    from autotune.model.spec import load_study
+
+    study = tmp_path / "s.toml"
+    study.write_text('name = "s"\nworkload = { entry = "llama" }\n')
+    assert "workload: proven with 0123456789ab" in call("verify", exported(tmp_path), "--study", study, code=1).stdout
+    file = exported(tmp_path, workload=load_study(study).workload_hash)
+    assert "not checked" not in call("verify", file, "--study", study).stdout
+
+
+def test_verify_notices_a_file_that_was_edited(here: None, tmp_path: Path) -> None:
+    file = exported(tmp_path)
+    file.write_text(file.read_text().replace("xla_gpu_a=1", "xla_gpu_a=2"))
+    assert "differs  file: " in call("verify", file, code=1).stdout
+
+
+def test_verify_says_that_an_old_proof_should_be_repeated(here: None, tmp_path: Path) -> None:
+    old = make_winner({"xla_gpu_a": "1"}).model_copy(update={"ended": "2020-01-01T00:00:00+00:00"})
+    (tmp_path / "old").write_text(render_winner(old, ExportFormat.ENV))
+    assert "autotune recheck" in call("verify", tmp_path / "old").stdout
+
+
+def test_a_machine_without_the_gpu_differs() -> None:
+    proven = make_winner({}).conditions
+    fields = {d.field for d in differences(proven, this_machine(platform="cuda"))}
+    assert {"device_kind", "device_count", "jaxlib"} <= fields
+
+
+def test_what_was_not_recorded_is_not_compared() -> None:
+    assert differences(Conditions(platform="cpu"), this_machine(platform="cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 3), ("0,2", 2), ("1", 1), ("", 0), ("2,9,0", 1), ("GPU-b", 1), ("-1", 0)]
+)
+def test_gpus_are_counted_as_cuda_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = "".join(f"{i}, GPU-{u}, NVIDIA H200, 580.65.06\\n" for i, u in enumerate("abc"))
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert winner._nvidia() == (["NVIDIA H200"] * count, "580.65.06")
+
+
+def run_exec(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autotune", "exec", *arguments[:-1], str(file), "--", "sh", "-c", arguments[-1]]
+    clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**clean, **(env or {})}, timeout=100, check=False
+    )
+
+
+def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
+    """An exported file that was proven on this very machine."""
+    mine = this_machine(platform="cpu").model_dump(exclude={"workload"})
+    path = folder / "here.env"
+    path.write_text(render_winner(make_winner(settings, **mine), ExportFormat.ENV))
+    return path
+
+
+def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> None:
+    hostile = "$(touch canary) 'x'"
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
+    done = run_exec(file, 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"', env={"XLA_FLAGS": "--xla_cpu_z=3"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
+    assert "autotune: xla_cpu_a=1 (winner)" in done.stderr
+    assert "autotune: xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+
+
+def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path) -> None:
+    file = exported(tmp_path, ExportFormat.JSON)
+    done = run_exec(file, "echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "device_kind: proven with NVIDIA H200, here cpu" in done.stderr
+    assert "--force" in done.stderr
+    done = run_exec(file, "--force", "echo ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "not proven here, forced: device_kind" in done.stderr
+
+
+def test_exec_gives_the_commands_own_exit_status(tmp_path: Path) -> None:
+    assert run_exec(cpu_winner(tmp_path, {"xla_cpu_a": "1"}), "exit 7").returncode == 7

@@ -1,0 +1,107 @@
+"""A compiler with known rules, and a search space for it: what a screen must find is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.compiler.compiler import CompileJob
+from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
+from autotune.compiler.targets import load_target, parse_topology
+from autotune.compiler.verdicts import Screen
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.settings.catalog import load_catalog
+from autotune.settings.parameters import Parameter, SearchSpace
+
+COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
+BUFFER = "xla_gpu_enable_while_loop_double_buffering"
+SLOP = "xla_gpu_memory_limit_slop_factor"
+OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+CHANNELS = "xla_gpu_nccl_collective_max_nchannels"
+GIB = 1 << 30
+
+
+class Rules:
+    """A compiler with known rules: which settings make which program; it counts what it is asked for."""
+
+    def __init__(self, target: str | None = "h100-sxm", peak_gib: float = 10.0) -> None:
+        gpu = load_target(target) if target else None
+        self.job: Any = SimpleNamespace(target=gpu, topology=parse_topology("1x8"))
+        self.peak_gib = peak_gib
+        self.compiled: list[FlagSet] = []
+
+    def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
+        for settings in dict.fromkeys(sets):
+            self.compiled.append(settings)
+            yield self._result(settings)
+
+    def _result(self, settings: FlagSet) -> CompileResult:
+        if settings.get(COMBINE) == "13":
+            failure = Failure(kind=FailureKind.COMPILE_ERROR, message="thirteen is not allowed", phase="compile")
+            return CompileResult(settings=settings, failure=failure)
+        name = self.name(settings)
+        gib = self.peak_gib + (60.0 if BUFFER in settings else 0.0)
+        memory = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=int(gib * GIB))
+        program = CompiledProgram(
+            fingerprint=name, versions={"jaxlib": "0"}, compile_s=1.0, memory=memory,
+            schedule=(Op(kind=OpKind.KERNEL, name="k", bytes=1e12 * self.work(settings)),),
+        )  # fmt: skip
+        return CompileResult(settings=settings, program=program)
+
+    def work(self, settings: Mapping[str, str]) -> float:
+        """How much a step does: the larger the combine threshold, the less."""
+        return 1 / int(settings.get(COMBINE, "7"))
+
+    def abort(self) -> None:
+        """Nothing runs on."""
+
+    def name(self, settings: Mapping[str, str]) -> str:
+        parts = [f"combine {settings[COMBINE]}"] if settings.get(COMBINE, "7") != "7" else []
+        if settings.get(BUFFER) == "true":
+            parts.append("buffered")
+            if OVERLAP in settings:  # acts in company only
+                parts.append(f"overlap {settings[OVERLAP]}")
+        return "; ".join(parts) or "plain"
+
+
+def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screen:
+    return Screen(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
+
+
+def space() -> SearchSpace:
+    def one(name: str, *choices: str, condition: dict[str, tuple[str, ...]] | None = None) -> Parameter:
+        return Parameter(name=name, choices=choices, default=choices[0], condition=condition)
+
+    return SearchSpace(
+        (
+            one(COMBINE, "7", "11", "13"),
+            one(BUFFER, "false", "true"),
+            one(SLOP, "95", "17"),
+            one(OVERLAP, "1", "2", condition={BUFFER: ("true",)}),
+            one("NCCL_PROTO", "(default)", "LL", condition={SLOP: ("17",)}),
+            one("NCCL_ALGO", "(default)", "Ring", condition={SLOP: ("95",)}),
+        ),
+        {"other": "not asked for"},
+    )
+
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def toy_job() -> Any:
+    def make(topology: str = "1x8", target: str | None = "h100-sxm", **options: Any) -> CompileJob:
+        return CompileJob(
+            entry="toy_workload:make",
+            options=options,
+            target=load_target(target) if target else None,
+            topology=parse_topology(topology),
+            paths=(str(HERE),),
+        )
+
+    return make

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.compiler import compiler as compiler_module
+from autotune.compiler import program as P
+from autotune.compiler.compiler import Compiler, compile_sets, read_program
+from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.targets import load_target, target_names
+from autotune.compiler.verdicts import Screen
+from autotune.machine import environment
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.settings.catalog import load_catalog
+
+pytestmark = pytest.mark.aot
+
+REFERENCE = FlagSet()
+NOT_COMBINED = FlagSet({"xla_gpu_all_gather_combine_threshold_bytes": 0})
+DOUBLE_BUFFERED = FlagSet({"xla_gpu_enable_while_loop_double_buffering": True})
+NO_GRAPHS = FlagSet({"xla_gpu_enable_command_buffer": ""})
+NCCL_SET = FlagSet({"NCCL_PROTO": "LL128", "xla_gpu_nccl_collective_max_nchannels": "7"})
+UNKNOWN = FlagSet({"xla_gpu_no_such_flag": 3})
+REJECTED = FlagSet({"xla_gpu_experimental_autotune_backends": "TRITON"})
+BREAKING = FlagSet({"xla_gpu_ptx_compiler_extra_flags": "--no-such"})  # an error on 0.10.2, SIGSEGV on 0.12.0.1
+
+
+@pytest.fixture(scope="module")
+def results(toy_job: Any) -> dict[FlagSet, CompileResult]:
+    sets = (REFERENCE, NOT_COMBINED, UNKNOWN, DOUBLE_BUFFERED, NO_GRAPHS, NCCL_SET, REFERENCE)
+    return {r.settings: r for r in compile_sets(toy_job(), sets)}
+
+
+def program(results: dict[FlagSet, CompileResult], settings: FlagSet) -> CompiledProgram:
+    found = results[settings].program
+    assert found is not None, results[settings].failure
+    return found
+
+
+def test_equal_sets_are_compiled_once_and_every_set_has_a_result(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    assert len(results) == 6
+
+
+def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
+    results: dict[FlagSet, CompileResult], toy_job: Any
+) -> None:
+    kernels = [op for op, _ in P.walk(program(results, REFERENCE).schedule) if op.kind is P.OpKind.KERNEL]
+    estimates = [op.xla_s for op in kernels if op.xla_s is not None]
+    assert len(estimates) > len(kernels) / 2
+    assert all(0 < s < 1e-3 for s in estimates)
+    with Compiler(toy_job()) as compiler:
+        compiler._has_estimates = False
+        (plain,) = compiler.compile([REFERENCE])
+    assert plain.program is not None
+    assert plain.program.fingerprint == program(results, REFERENCE).fingerprint
+    assert not any(op.xla_s for op, _ in P.walk(plain.program.schedule))
+
+
+def test_build_that_does_not_know_how_to_estimate_compiles_without(
+    toy_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
+    with Compiler(toy_job()) as compiler:
+        found = list(compiler.compile([REFERENCE, UNKNOWN]))
+    assert found[0].program is not None
+    assert found[1].failure is not None
+    assert "xla_gpu_no_such_flag" in found[1].failure.message
+
+
+def test_weights_of_one_layer_are_gathered_together_by_default_and_apart_at_threshold_zero(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    def gathers(settings: FlagSet) -> list[int]:
+        ops = [op for op, _ in P.walk(program(results, settings).schedule)]
+        return [op.collective.array_count for op in ops if op.collective and op.collective.kind == "all-gather"]
+
+    assert max(gathers(REFERENCE)) == 2  # up and down of one layer
+    assert max(gathers(NOT_COMBINED)) == 1
+    assert len(gathers(NOT_COMBINED)) > len(gathers(REFERENCE))
+
+
+def test_bytes_gathered_in_a_step_are_those_of_the_weights_and_do_not_depend_on_combining(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    one_pass = 2 * 4 * 2 * 256 * 512  # bytes of bf16 x layers x matrices
+    for settings in (REFERENCE, NOT_COMBINED):
+        table = P.collectives(program(results, settings))
+        gathered = sum(bytes_ for (kind, _), (_, _, bytes_) in table.items() if kind == "all-gather")
+        assert gathered % one_pass == 0
+        assert 1 <= gathered // one_pass <= 3  # forward, recomputed, backward
+
+
+def test_groups_span_the_eight_gpus_of_one_node(results: dict[FlagSet, CompileResult]) -> None:
+    found = [op.collective for op, _ in P.walk(program(results, REFERENCE).schedule) if op.collective]
+    assert found
+    assert {(c.group_size, c.node_count) for c in found} == {(8, 1)}
+
+
+def test_double_buffering_halves_the_trips_of_the_loops(results: dict[FlagSet, CompileResult]) -> None:
+    assert {n for _, n in P.loops(program(results, REFERENCE))} == {4}
+    assert {n for _, n in P.loops(program(results, DOUBLE_BUFFERED))} == {2}
+
+
+def test_without_command_buffers_the_thunks_differ_and_the_hlo_does_not(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    with_graphs, without = program(results, REFERENCE), program(results, NO_GRAPHS)
+    assert sum(P.graphs(with_graphs)) > 0
+    assert P.graphs(without) == []
+    assert with_graphs.opcodes == without.opcodes
+    assert with_graphs.fingerprint != without.fingerprint
+
+
+def test_what_nccl_reads_at_run_time_leaves_the_program_as_it_is(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    assert program(results, NCCL_SET).fingerprint == program(results, REFERENCE).fingerprint
+
+
+def test_every_dot_is_found_and_its_flops_are_those_of_the_workload(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    found = program(results, REFERENCE)
+    done = sum(op.matrix_flops * times for op, times in P.walk(found.schedule)) * 8
+    assert found.flops_per_step is not None
+    # Recomputing a layer costs one or two of its forward products again: at most 8 of 6.
+    assert found.flops_per_step <= done <= found.flops_per_step * 8 / 6
+
+
+def test_unknown_flag_is_a_failure_in_the_compilers_words_and_the_rest_goes_on(
+    results: dict[FlagSet, CompileResult],
+) -> None:
+    failure = results[UNKNOWN].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.UNKNOWN_FLAG
+    assert "xla_gpu_no_such_flag" in failure.message
+
+
+def test_rejected_set_and_aborting_set_are_named_and_the_next_one_compiles(toy_job: Any) -> None:
+    rejected, broken, after = compile_sets(toy_job(), [REJECTED, BREAKING, REFERENCE])
+    assert rejected.failure is not None
+    assert rejected.failure.kind is FailureKind.COMPILE_ERROR
+    assert "config" in rejected.failure.message
+    assert broken.failure is not None
+    assert broken.failure.kind in (FailureKind.COMPILE_ERROR, FailureKind.CRASH)
+    assert after.program is not None
+
+
+def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any) -> None:
+    (result,) = compile_sets(toy_job(), [REFERENCE], limit_s=0.05)
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.HANG
+
+
+def test_second_call_takes_everything_from_the_cache(toy_job: Any, tmp_path: Path) -> None:
+    sets = [REFERENCE, UNKNOWN]
+    first = list(compile_sets(toy_job(), sets, cache_dir=tmp_path))
+    told: list[str] = []
+    second = list(compile_sets(toy_job(), sets, cache_dir=tmp_path, progress=told.append))
+    assert told == []
+    assert all(r.from_cache for r in second)
+    assert [r.program for r in second] == [r.program for r in first]
+
+
+def test_other_versions_or_sizes_do_not_share_a_cache(toy_job: Any) -> None:
+    job = toy_job()
+    other = dataclasses.replace(job, versions={**job.versions, "jaxlib": "0.0.7"})
+    assert len({job.digest, other.digest, toy_job(batch=1536).digest, toy_job("2x8").digest}) == 4
+
+
+def test_broken_workload_is_an_error_that_quotes_it(toy_job: Any) -> None:
+    job = dataclasses.replace(toy_job(), entry="toy_workload:broken")
+    with pytest.raises(LaunchError, match="seven is not a size"):
+        list(compile_sets(job, [REFERENCE]))
+
+
+def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_more(toy_job: Any) -> None:
+    one = dataclasses.replace(toy_job("1x1"), entry="workloads.example:build")
+    (result,) = compile_sets(one, [REFERENCE])
+    assert result.program is not None, result.failure
+    two = dataclasses.replace(toy_job("1x2"), entry="workloads.example:build")
+    with pytest.raises(LaunchError, match="abstract_state"):
+        list(compile_sets(two, [REFERENCE]))
+
+
+def test_two_nodes_are_seen_in_the_groups(toy_job: Any) -> None:
+    (result,) = compile_sets(toy_job("2x4"), [REFERENCE])
+    assert result.program is not None
+    found = [op.collective for op, _ in P.walk(result.program.schedule) if op.collective]
+    assert {(c.group_size, c.node_count) for c in found} == {(8, 2)}
+
+
+def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
+    verdicts = {}
+    for batch in (2048, 8 << 22):
+        with Compiler(toy_job(target="l4", batch=batch)) as compiler:
+            screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
+            verdicts[batch] = screen.run({}, {}).reference.fits
+    assert verdicts == {2048: True, 8 << 22: False}
+
+
+BY_COMPILER_OPTIONS = """
+import json, sys
+from pathlib import Path
+from autotune.child import compile as worker
+from autotune.child.fingerprint import strip_hlo
+import hashlib
+job, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+sys.path[:0] = job["paths"]
+lower, facts = worker.prepare(job)
+options = {"xla_gpu_enable_while_loop_double_buffering": True, "xla_dump_to": str(folder / "dump")}
+compiled = lower().compile(compiler_options=options)
+worker._keep_dumps(folder)
+digest = hashlib.sha256(strip_hlo(compiled.as_text()).encode()).hexdigest()
+print(json.dumps({"hlo_digest": digest, "compile_s": 0.0, "memory": None, **facts}))
+"""
+
+
+def test_compiler_options_in_another_process_give_the_same_fingerprint(
+    results: dict[FlagSet, CompileResult], toy_job: Any, tmp_path: Path
+) -> None:
+    job = toy_job()
+    order = {
+        "entry": job.entry,
+        "options": {},
+        "paths": list(job.paths),
+        "platform": "cuda",
+        "target_name": "h100-sxm",
+        "target_config": job.target.config_text,
+        "topology": "1x1x8",
+    }
+    env = environment.child_environment(environment.caller_environment(), FlagSet(), platform_name="cpu")
+    env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", BY_COMPILER_OPTIONS, json.dumps(order), str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    other = read_program(tmp_path, found, device_count=8, gpus_per_node=8)
+    assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", target_names())
+def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
+    network = load_target(name).network
+    assert network is not None
+    (result,) = compile_sets(toy_job(f"2x{network.gpus_per_node}", target=name), [REFERENCE])
+    assert result.program is not None, result.failure
+    assert any(op.matrix_flops for op, _ in P.walk(result.program.schedule))

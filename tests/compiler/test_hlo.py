@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from autotune.compiler import kernel_work as work
+from autotune.compiler.hlo import Array, Module, device_groups, parse_module, parse_shape
+
+MODULE = """HloModule jit_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%fused_slice (p0: bf16[5,7,11], p1: s32[]) -> bf16[7,11] {
+  %p0 = bf16[5,7,11]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %piece = bf16[1,7,11]{2,1,0} dynamic-slice(%p0, %p1, %zero, %zero), dynamic_slice_sizes={1,7,11}
+  ROOT %flat = bf16[7,11]{1,0} bitcast(%piece)
+}
+
+%fused_update (p0: f32[5,13], p1: f32[1,13], p2: s32[]) -> f32[5,13] {
+  %p0 = f32[5,13]{1,0} parameter(0)
+  %p1 = f32[1,13]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %zero.1 = s32[] constant(0)
+  ROOT %new = f32[5,13]{1,0} dynamic-update-slice(%p0, %p1, %p2, %zero.1)
+}
+
+%fused_gemm (p0: bf16[3,7], p1: bf16[7,11]) -> bf16[3,11] {
+  %p0 = bf16[3,7]{1,0} parameter(0)
+  %p1 = bf16[7,11]{1,0} parameter(1)
+  ROOT %dot = bf16[3,11]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main.7 (x: bf16[3,7], w: bf16[5,7,11], i: s32[], s: (f32[5,13], f32[1,13])) -> bf16[3,11] {
+  %x = bf16[3,7]{1,0} parameter(0)
+  %w = bf16[5,7,11]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %s = (f32[5,13]{1,0}, /*index=1*/f32[1,13]{1,0}) parameter(3)
+  %layer = bf16[7,11]{1,0:T(8,128)} fusion(%w, %i), kind=kLoop, calls=%fused_slice, metadata={op_name="a(b)"}
+  %stacked = f32[5,13]{1,0} fusion(%s#0, %s#1, %i), kind=kLoop, calls=%fused_update
+  %copy.1 = f32[1,13]{1,0} copy(%s#1)
+  ROOT %out = bf16[3,11]{1,0} fusion(%x, %layer), kind=kCustom, calls=%fused_gemm
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def module() -> Module:
+    return parse_module(MODULE)
+
+
+def work_of(module: Module, name: str) -> work.Work:
+    return work.count(module, *module.index()[name])
+
+
+def test_computations_and_instructions_are_found(module: Module) -> None:
+    assert list(module.computations) == ["add", "fused_slice", "fused_update", "fused_gemm", "main.7"]
+    assert module.computations["main.7"].is_entry
+    assert module.computations["main.7"].root.name == "out"
+
+
+def test_layout_with_parentheses_does_not_end_the_shape(module: Module) -> None:
+    layer = module.index()["layer"][1]
+    assert layer.opcode == "fusion"
+    assert layer.shape == (Array("bf16", (7, 11)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("bf16[7,11]", 154), ("f32[]", 4), ("pred[13]", 13), ("s4[7]", 4), ("f8e4m3fn[5,3]", 15), ("c64[2]", 16)],
+)
+def test_bytes_of_a_shape(text: str, bytes_: int) -> None:
+    assert sum(a.bytes for a in parse_shape(text)) == bytes_
+
+
+def test_a_product_counts_two_flops_a_pair_and_all_its_bytes(module: Module) -> None:
+    done = work_of(module, "out")
+    assert done.matrix_flops == 2 * 3 * 7 * 11
+    assert done.matrix_dtype == "bf16"
+    assert done.bytes == 2 * (3 * 7 + 7 * 11 + 3 * 11)
+
+
+def test_a_sliced_operand_counts_as_its_slice(module: Module) -> None:
+    # the slice read and written, and both scalars
+    assert work_of(module, "layer").bytes == 2 * 7 * 11 + 2 * 7 * 11 + 4
+
+
+def test_an_update_in_place_reads_and_writes_the_update_alone(module: Module) -> None:
+    assert work_of(module, "stacked").bytes == 4 * 13 + 4 * 13 + 4
+
+
+def test_one_member_of_a_tuple_counts_alone(module: Module) -> None:
+    assert work_of(module, "copy.1").bytes == 2 * 4 * 13
+
+
+GROUPS = [
+    ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
+    ("replica_groups={}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ("replica_groups=[2,4]<=[8], dimensions={0}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ("replica_groups=[2,4]<=[4,2]T(1,0), channel_id=3", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ("replica_groups=mesh['x'=4,'y'=2] {'y'}, dimensions={1}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+    ("replica_groups=mesh['x'=4,'y'=2] {'x'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ("replica_groups=mesh['x'=4,'y'=2] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ("source_target_pairs={{0,1},{1,0}}, channel_id=1", [[0, 1], [1, 0]]),
+]
+
+
+@pytest.mark.parametrize(("text", "groups"), GROUPS)
+def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> None:
+    line = (
+        f"ENTRY %m (p: f32[7]) -> f32[7] {{\n  %p = f32[7] parameter(0)\n  ROOT %c = f32[7] all-gather(%p), {text}\n}}"
+    )
+    instruction = parse_module(line).computations["m"].instructions["c"]
+    assert sorted(device_groups(instruction, 8)) == groups

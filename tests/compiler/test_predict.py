@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.compiler.collective_time import NCCL_LAUNCH_S, collective_time
+from autotune.compiler.predict import MAIN, Calibration, kernel_time, predict_step
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
+from autotune.compiler.targets import Network, Target, Topology
+from autotune.model.errors import StudyFileError
+
+NETWORK = Network(
+    nvlink_links=10,
+    nvlink_bytes_per_s=10e9,
+    nvlink_domain=8,
+    gpus_per_node=8,
+    nic_bytes_per_s=10.25e9,
+    pcie_bytes_per_s=50e9,
+)
+TARGET = Target(
+    name="t", title="T", config_text="", memory_bytes=1 << 30, memory_bytes_per_s=1e12, core_count=7,
+    flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK,
+)  # fmt: skip
+PLAIN = Calibration(matrix_share=0.5, memory_share=0.8, kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=0.0)
+
+
+def kernel(name: str, seconds: float) -> Op:
+    return Op(kind=OpKind.KERNEL, name=name, bytes=seconds * 0.8e12)
+
+
+def collective(kind: str, size: int, group: int = 8, nodes: int = 1, implementation: str = "nccl") -> Collective:
+    return Collective(
+        kind=kind, bytes=size, dtype="bf16", array_count=1, group_size=group, node_count=nodes,
+        implementation=implementation,
+    )  # fmt: skip
+
+
+def gather(seconds_of_ring: float) -> Op:
+    """An all-gather so large that its latency is little: ring of 8 over 100 GB/s."""
+    size = int(seconds_of_ring * 100e9 * 8 / 7)
+    return Op(kind=OpKind.COLLECTIVE, name="gather", collective=collective("all-gather", size))
+
+
+def program(*ops: Op) -> CompiledProgram:
+    return CompiledProgram(
+        fingerprint="f", versions={}, compile_s=0.0, memory=None, schedule=ops, flops_per_step=2e12, tokens_per_step=7
+    )  # fmt: skip
+
+
+def run(*ops: Op) -> float:
+    return predict_step(program(*ops), TARGET, Topology(1, 8), PLAIN).step_s
+
+
+def start(number: int, *content: Op) -> Op:
+    return Op(kind=OpKind.START, name="start", stream="communication_stream[0]", async_id=number, content=content)
+
+
+def done(number: int) -> Op:
+    return Op(kind=OpKind.DONE, name="done", async_id=number)
+
+
+def test_kernel_takes_its_slowest_resource() -> None:
+    def seconds(**figures: float | str) -> float:
+        return kernel_time(Op(kind=OpKind.KERNEL, name="k", **figures), TARGET, PLAIN)
+
+    assert seconds(bytes=0.8e12) == pytest.approx(1.0)
+    assert seconds(matrix_flops=100e12, matrix_dtype="bf16") == pytest.approx(2.0)
+    assert seconds(matrix_flops=100e12, matrix_dtype="f32") == pytest.approx(4.0)
+    assert seconds(flops=10e12, bytes=0.4e12) == pytest.approx(1.0)
+
+
+def test_kernels_of_one_stream_add_up() -> None:
+    assert run(kernel("a", 0.3), kernel("b", 0.5)) == pytest.approx(0.8)
+
+
+def test_communication_beside_computing_is_hidden_and_the_rest_exposed() -> None:
+    found = predict_step(
+        program(start(7, gather(0.5)), kernel("a", 0.3), done(7), kernel("b", 0.1)), TARGET, Topology(1, 8), PLAIN
+    )
+    assert found.step_s == pytest.approx(0.6, rel=1e-3)
+    assert found.communication_s == pytest.approx(0.5, rel=1e-3)
+    assert found.exposed_s == pytest.approx(0.2, rel=1e-2)
+    assert found.compute_s == pytest.approx(0.4)
+
+
+def test_fully_hidden_communication_costs_nothing() -> None:
+    assert run(start(3, gather(0.2)), kernel("a", 0.3), done(3)) == pytest.approx(0.3)
+
+
+def test_start_waits_for_what_was_issued_before_it() -> None:
+    assert run(kernel("a", 0.3), start(3, gather(0.2)), done(3)) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_synchronous_collective_is_exposed() -> None:
+    found = predict_step(program(gather(0.2), kernel("a", 0.1)), TARGET, Topology(1, 8), PLAIN)
+    assert found.exposed_s == pytest.approx(found.communication_s)
+    assert found.step_s == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize("trips", [1, 2, 3, 4, 31])
+def test_loop_counts_by_its_trips_with_overlap_across_iterations(trips: int) -> None:
+    body = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
+    loop = Op(kind=OpKind.LOOP, name="while", content=body, condition=(kernel("c", 0.01),), trip_count=trips)
+    assert run(loop, kernel("end", 0.1)) == pytest.approx(trips * 0.36 + 0.1)
+
+
+def test_nested_loops_multiply() -> None:
+    inner = Op(kind=OpKind.LOOP, name="inner", content=(kernel("k", 0.1),), trip_count=5)
+    outer = Op(kind=OpKind.LOOP, name="outer", content=(inner, kernel("l", 0.2)), trip_count=7)
+    assert run(outer) == pytest.approx(7 * (5 * 0.1 + 0.2))
+
+
+def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
+    loop = Op(kind=OpKind.LOOP, name="while.3", content=(kernel("k", 0.1),))
+    found = predict_step(program(loop), TARGET, Topology(1, 8), PLAIN)
+    assert found.step_s == pytest.approx(0.1)
+    assert found.unknown_loops == ("while.3",)
+
+
+def test_longest_branch_counts() -> None:
+    branches = tuple(Op(kind=OpKind.OTHER, name=n, content=(kernel(n, s),)) for n, s in (("x", 0.1), ("y", 0.7)))
+    assert run(Op(kind=OpKind.BRANCH, name="conditional", content=branches)) == pytest.approx(0.7)
+
+
+def test_command_buffer_is_one_launch() -> None:
+    shares = Calibration(kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=1.0)
+    tiny = [kernel(str(i), 1e-6) for i in range(5)]
+    graph = Op(kind=OpKind.GRAPH, name="g", content=tuple(tiny))
+    alone = predict_step(program(*tiny), TARGET, Topology(1, 8), shares)
+    held = predict_step(program(graph), TARGET, Topology(1, 8), shares)
+    assert alone.step_s == pytest.approx(5.0, rel=1e-3)
+    assert held.step_s == pytest.approx(1.0, rel=1e-3)
+    assert alone.idle_s == pytest.approx(5.0, rel=1e-3)
+
+
+def test_mfu_and_rate_follow_from_the_step() -> None:
+    found = predict_step(program(kernel("a", 0.5)), TARGET, Topology(1, 8), PLAIN)
+    assert found.mfu == pytest.approx(2e12 / (8 * 100e12 * 0.5))
+    assert found.tokens_per_s == pytest.approx(14.0)
+
+
+@pytest.mark.parametrize(("xla_s", "taken"), [(None, 0.5), (0.7, 0.7), (0.2, 0.2), (0.01, 0.5), (50.0, 0.5)])
+def test_xlas_own_estimate_counts_where_it_is_near_the_roofline(xla_s: float | None, taken: float) -> None:
+    op = kernel("a", 0.5).model_copy(update={"xla_s": xla_s})
+    assert kernel_time(op, TARGET, PLAIN) == pytest.approx(taken)
+
+
+def test_target_without_rates_is_refused() -> None:
+    bare = Target(name="file", title="", config_text="", memory_bytes=1, memory_bytes_per_s=1.0, core_count=1)
+    with pytest.raises(StudyFileError, match="rates of file"):
+        predict_step(program(), bare, Topology(1, 1))
+
+
+def test_large_ring_moves_its_share_over_the_slowest_link() -> None:
+    found = collective_time(collective("all-gather", 8 * 10**9), NETWORK, 8)
+    assert (found.algorithm, found.protocol) == ("ring", "Simple")
+    assert found.seconds == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + NCCL_LAUNCH_S)
+
+
+def test_all_reduce_moves_twice_what_a_reduce_scatter_does() -> None:
+    reduce, scatter = (
+        collective_time(collective(k, 10**10), NETWORK, 8).seconds for k in ("all-reduce", "reduce-scatter")
+    )
+    assert reduce == pytest.approx(2 * scatter, rel=0.01)
+
+
+def test_small_message_takes_the_low_latency_protocol() -> None:
+    found = collective_time(collective("all-gather", 800), NETWORK, 8)
+    assert found.protocol == "LL"
+    assert found.seconds == pytest.approx(NCCL_LAUNCH_S + 3.6e-6 + 7 * 0.47e-6 + 700 / (100e9 / 3))
+
+
+def test_groups_across_nodes_use_all_network_cards_of_a_node() -> None:
+    alone = collective_time(collective("all-gather", 10**10, group=8, nodes=8), NETWORK, 8).seconds
+    together = collective_time(collective("all-gather", 10**10, group=64, nodes=8), NETWORK, 8).seconds
+    assert alone == pytest.approx(10**10 * 7 / 8 / 10e9, rel=0.01)  # one card each: 10.25 GB/s less headers
+    assert together == pytest.approx(10**10 * 63 / 64 / 80e9, rel=0.01)
+
+
+def test_nvlink_domain_of_several_nodes_is_not_left() -> None:
+    rack = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=72, gpus_per_node=4, nic_bytes_per_s=1e9)
+    found = collective_time(collective("all-gather", 10**10, group=72, nodes=18), rack, 4).seconds
+    assert found == pytest.approx(10**10 * 71 / 72 / 100e9, rel=0.02)
+
+
+def test_switch_that_reduces_beats_the_ring() -> None:
+    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, nvls_share=0.8)
+    found = collective_time(collective("all-reduce", 10**10), switched, 8)
+    assert found.algorithm == "NVLS"
+    assert found.seconds < collective_time(collective("all-reduce", 10**10), NETWORK, 8).seconds
+
+
+def test_one_gpu_alone_pays_the_launch() -> None:
+    assert collective_time(collective("all-reduce", 700, group=1), NETWORK, 8).seconds == NCCL_LAUNCH_S
+
+
+def test_own_kernel_reads_every_peer() -> None:
+    found = collective_time(collective("all-reduce", 1000, implementation="kernel"), NETWORK, 8)
+    assert found.algorithm == "one-shot"
+    assert found.seconds == pytest.approx(1e-6 + 7 * 1000 / 100e9 + 1.5e-6)
+
+
+def test_time_grows_with_the_message_for_every_kind() -> None:
+    for kind in ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"):
+        for nodes in (1, 2):
+            times = [
+                collective_time(collective(kind, 7**k, group=8, nodes=nodes), NETWORK, 8).seconds for k in range(2, 12)
+            ]
+            assert times == sorted(times)
+            assert all(math.isfinite(t) and t > 0 for t in times)
+
+
+def test_time_line_holds_every_stream() -> None:
+    found = predict_step(program(start(1, gather(0.1)), kernel("a", 0.2), done(1)), TARGET, Topology(1, 8), PLAIN)
+    assert {e.stream for e in found.events} == {MAIN, "communication_stream[0]"}
+    assert all(e.start_s <= e.end_s for e in found.events)

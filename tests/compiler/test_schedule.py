@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from autotune.compiler import program as P
+from autotune.compiler import schedule
+from autotune.compiler.differences import changes
+from autotune.compiler.explain import Side, as_page, as_text
+from autotune.compiler.hlo import parse_module
+from autotune.compiler.predict import Event, Prediction, predict_step
+from autotune.compiler.program import CompiledProgram, Memory, OpKind
+from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_names, parse_thunks
+from autotune.compiler.targets import load_target, parse_topology
+
+# As XLA writes it: the marks of loops are not indented with the loop they belong to.
+THUNKS = """\
+001: kCustomKernel  [source       | next=002 (1)] convert grid: [7, 1, 1] threads: [128, 1, 1]
+002: kAsyncStart    [prev=001 (1) | next=003 (3)] stream=communication_stream[0], async_id=2
+    003: kAllGather [source | sink] kAllGather
+004: kAsyncDone     [source       | sink        ] async_id=2
+005: kWhile         [prev=004 (1) | sink        ]
+condition:
+    006: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+  body:
+    007: kCopy         [source        | next=008 (1)] kCopy
+    008: kWhile        [prev=007 (1)  | next=011 (1)]
+condition:
+        009: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+      body:
+        010: kReduceScatter [source | sink] kReduceScatter
+    000: kCommandBuffer [prev=008 (1) | sink        ]
+        011: kCustomKernel [source       | next=012 (1)] multiply grid: [7, 1, 1]
+        012: kDynamicSliceFusion [source       | sink        ] params=1
+            013: kCopy [source | sink] kCopy
+014: kConditional  [prev=005 (1) | sink]
+  false_branch:
+    015: kCustomKernel [source | sink] multiply
+  true_branch:
+    016: kCustomKernel [source | sink] multiply
+    017: kCustomKernel [source | sink] multiply
+"""
+
+HLO = """HloModule jit_step
+
+%body (a: f32[8,7]) -> f32[8,7] {
+  ROOT %a = f32[8,7] parameter(0)
+}
+
+%fused (p: f32[8,7]) -> f32[7] {
+  %p = f32[8,7] parameter(0)
+  %s = f32[1,7] slice(%p), slice={[0:1], [0:7]}
+  ROOT %b = f32[7] bitcast(%s)
+}
+
+%async (g: f32[1,7]) -> f32[8,7] {
+  %g = f32[1,7] parameter(0)
+  ROOT %all-gather = f32[8,7] all-gather(%g), replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+ENTRY %main (x: f32[1,7]) -> f32[8,7] {
+  %x = f32[1,7] parameter(0)
+  %convert = f32[1,7] convert(%x)
+  %all-gather-start = ((f32[1,7]), f32[8,7]) async-start(%convert), calls=%async
+  %all-gather-done = f32[8,7] async-done(%all-gather-start)
+  %compare = pred[] compare(%x, %x), direction=LT
+  %while.1 = f32[8,7] while(%all-gather-done), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %while.2 = f32[8,7] while(%while.1), condition=%c, body=%body
+  %reduce-scatter = f32[2,7] reduce-scatter(%while.2), replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%body
+  %multiply = f32[8,7] multiply(%while.2, %while.2)
+  %piece = f32[7] fusion(%multiply), kind=kCustom, calls=%fused
+  ROOT %copy.3 = f32[8,7] copy(%multiply)
+}
+"""
+
+NAMES = {
+    1: "convert", 2: "all-gather-start", 3: "all-gather", 4: "all-gather-done", 5: "while.1", 6: "compare", 7: "copy.3",
+    8: "while.2", 9: "compare", 10: "reduce-scatter", 11: "multiply", 12: "piece", 15: "multiply", 16: "multiply",
+    17: "multiply",
+}  # fmt: skip
+
+
+def read() -> CompiledProgram:
+    reader = Reader(parse_module(HLO), NAMES, device_count=8, gpus_per_node=4)
+    return CompiledProgram(
+        fingerprint="one",
+        versions={},
+        compile_s=1.0,
+        memory=Memory(argument_bytes=700, output_bytes=500, alias_bytes=300, temp_bytes=1100),
+        schedule=reader.schedule(parse_thunks(THUNKS)),
+        flops_per_step=1e9,
+    )
+
+
+def numbers(thunks: list[Thunk]) -> list[int]:
+    return [t.number for t in thunks]
+
+
+def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
+    top = parse_thunks(THUNKS)
+    assert numbers(top) == [1, 2, 4, 5, 14]
+    outer = top[3]
+    assert numbers(outer.sections["condition"]) == [6]
+    assert numbers(outer.sections["body"]) == [7, 8, 0]
+    inner = outer.sections["body"][1]
+    assert numbers(inner.sections["condition"]) == [9]
+    assert numbers(inner.sections["body"]) == [10]
+
+
+def test_names_are_read_with_their_numbers() -> None:
+    text = 'thunk_info {\n profile_annotation: "fusion.7"\n thunk_id: 13\n }\n thunk_kind: "kCopy"'
+    assert parse_names(text) == {13: "fusion.7"}
+
+
+def test_loops_carry_their_trip_counts_and_unknown_ones_say_so() -> None:
+    assert P.loops(read()) == [("while.1", 5), ("while.2", None)]
+
+
+def test_collectives_are_counted_in_the_program_and_in_a_step() -> None:
+    table = P.collectives(read())
+    assert table["all-gather", True] == (1, 1, 4 * 8 * 7)
+    assert table["reduce-scatter", False] == (1, 5, 5 * 4 * 8 * 7)
+
+
+def test_groups_of_four_out_of_eight_cross_two_nodes_of_four() -> None:
+    found = {op.collective.kind: op.collective for op, _ in P.walk(read().schedule) if op.collective}
+    assert (found["reduce-scatter"].group_size, found["reduce-scatter"].node_count) == (4, 2)
+    assert (found["all-gather"].group_size, found["all-gather"].node_count) == (8, 2)
+
+
+def test_command_buffer_holds_its_kernels_and_a_sliced_copy_is_one() -> None:
+    assert P.graphs(read()) == [2]
+    sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")
+    assert sliced.kind is OpKind.COPY
+    assert sliced.bytes == 2 * 4 * 7
+
+
+def test_branches_stay_apart() -> None:
+    branch = next(op for op, _ in P.walk(read().schedule) if op.kind is OpKind.BRANCH)
+    assert [(b.name, len(b.content)) for b in branch.content] == [("false_branch", 1), ("true_branch", 2)]
+
+
+def test_peak_counts_results_in_an_arguments_place_once() -> None:
+    memory = read().memory
+    assert memory is not None
+    assert memory.peak_bytes == 700 + (500 - 300) + 1100
+
+
+def test_fingerprint_ignores_notes_on_neighbours_and_sees_streams() -> None:
+    same = fingerprint("h", THUNKS)
+    assert fingerprint("h", THUNKS.replace("[prev=001 (1) | next=003 (3)]", "[prev=001 (2) | next=003 (5)]")) == same
+    assert fingerprint("h", THUNKS.replace("communication_stream[0]", "communication_stream[1]")) != same
+    assert fingerprint("other", THUNKS) != same
+
+
+def test_equal_programs_have_no_differences_and_different_ones_always_one() -> None:
+    one = read()
+    assert list(changes(one, one)) == []
+    assert list(changes(one, one.model_copy(update={"fingerprint": "two"}))) == [
+        "same figures, but other machine code, buffers or order"
+    ]
+    fewer = one.model_copy(update={"fingerprint": "two", "schedule": one.schedule[:3]})
+    told = list(changes(one, fewer))
+    assert "reduce-scatter (sync): 1 -> 0" in told
+    assert "loops: 2 -> 0" in told
+
+
+def test_program_survives_its_json_form() -> None:
+    assert CompiledProgram.model_validate_json(read().model_dump_json()) == read()
+
+
+def test_explanation_shows_both_programs_as_text_and_page() -> None:
+    target, topology = load_target("h100-sxm"), parse_topology("2x4")
+    one = read()
+    other = one.model_copy(update={"fingerprint": "two", "schedule": one.schedule[:4]})
+    sides = [
+        Side(settings=s, program=p, prediction=predict_step(p, target, topology))
+        for s, p in (("(default)", one), ("a=<b>", other))
+    ]
+    text = as_text(*sides, memory_limit_bytes=3000)
+    assert "reduce-scatter, synchronous" in text
+    assert "not measured" in text
+    page = as_page(*sides, title="llama", memory_limit_bytes=3000)
+    assert page.count("<svg") == 2
+    assert "a=&lt;b&gt;" in page
+    assert "communication_stream[0]" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_same_program_is_said_to_be_one() -> None:
+    side = Side(settings="x", program=read(), prediction=None)
+    assert "one and the same program" in as_text(side, side, memory_limit_bytes=None)
+
+
+def test_counts_look_outside_of_fusions() -> None:
+    opcodes, _ = schedule.counts(parse_module(HLO))
+    assert opcodes["fusion"] == 1
+    assert "slice" not in opcodes
+
+
+def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
+    def event(stream: str, name: str, kind: str, start: float, end: float) -> Event:
+        return Event(stream, name, kind, start, end)
+
+    line = (
+        event("communication_stream[0]", "all-gather.1", "communication", 0.0, 0.8),
+        event("compute", "gemm", "compute", 0.0, 0.6),
+        event("compute", "waits for done", "wait", 0.6, 0.8),
+        event("compute", "all-reduce.2", "communication", 0.8, 0.9),
+    )
+    prediction = Prediction(
+        step_s=0.9, compute_s=0.6, communication_s=0.9, exposed_s=0.3, idle_s=0.0, mfu=None, tokens_per_s=None,
+        unknown_loops=(), events=line,
+    )  # fmt: skip
+    side = Side(settings="x", program=read(), prediction=prediction)
+    text = as_text(side, side, memory_limit_bytes=None)
+    assert "800 ms, 75.0 % hidden" in text
+    assert "100 ms, 0.0 % hidden" in text

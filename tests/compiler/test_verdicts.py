@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.compiler.open import domains, narrowed
+from autotune.compiler.targets import load_target
+from autotune.compiler.verdicts import Effect
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import Stage, load_catalog
+from autotune.settings.parameters import SearchSpace
+from tests.compiler.rules import BUFFER, CHANNELS, COMBINE, OVERLAP, SLOP, Rules, screen, space
+
+DOMAINS = {
+    COMBINE: ["7", "11"],
+    BUFFER: ["true"],
+    SLOP: ["17", "19"],
+    OVERLAP: ["2"],
+    CHANNELS: ["3"],
+    "NCCL_PROTO": ["LL"],
+}
+
+
+def effects(rules: Rules, domains: Mapping[str, Sequence[str]] = DOMAINS) -> dict[str, Effect]:
+    return {s.name: s.effect for s in screen(rules).run(domains, {}).settings}
+
+
+def test_the_stages_that_these_tests_rely_on() -> None:
+    catalog = load_catalog()
+    assert {catalog[n].stage for n in (COMBINE, BUFFER, SLOP, OVERLAP)} == {Stage.PROGRAM}
+    assert catalog[CHANNELS].stage is Stage.RUNTIME
+
+
+def test_settings_are_live_dead_or_to_be_measured() -> None:
+    assert effects(Rules()) == {
+        COMBINE: Effect.LIVE,
+        BUFFER: Effect.LIVE,
+        SLOP: Effect.DEAD,
+        OVERLAP: Effect.LIVE,
+        CHANNELS: Effect.MEASURE,
+        "NCCL_PROTO": Effect.MEASURE,
+    }
+
+
+def test_setting_that_acts_in_company_only_is_live_and_marked() -> None:
+    report = screen(Rules()).run(DOMAINS, {})
+    marks = {s.name: s.together for s in report.settings}
+    assert [n for n, together in marks.items() if together] == [OVERLAP]
+
+
+def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
+    rules = Rules()
+    found = effects(rules, {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"]})
+    assert set(found.values()) == {Effect.MEASURE}
+    assert rules.compiled == [FlagSet()]
+
+
+def test_sets_that_differ_in_what_is_read_at_run_time_are_compiled_once() -> None:
+    rules = Rules()
+    engine = screen(rules)
+    keys = {
+        engine.program_key(FlagSet({COMBINE: "11", **more}))
+        for more in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring"})
+    }
+    assert len(keys) == 3
+    assert rules.compiled == [FlagSet({COMBINE: "11"})]
+
+
+def test_setting_unknown_to_the_catalogue_is_to_be_measured() -> None:
+    assert effects(Rules(), {"SOME_LIBRARY_KNOB": ["1"]}) == {"SOME_LIBRARY_KNOB": Effect.MEASURE}
+
+
+def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
+    report = screen(Rules()).run({COMBINE: ["13"]}, {})
+    (setting,) = report.settings
+    assert setting.effect is Effect.FAILS
+    assert "thirteen is not allowed" in setting.values[0].message
+
+
+def test_failing_value_does_not_hide_a_live_one() -> None:
+    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.LIVE}
+
+
+def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
+    named = {
+        "docs": FlagSet({SLOP: 17}),
+        "a": FlagSet({COMBINE: 11}),
+        "b": FlagSet({COMBINE: 11, SLOP: 19}),
+        "c": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"}),
+        "d": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL", SLOP: "17"}),
+        "bad": FlagSet({COMBINE: 13}),
+    }
+    found = {s.name: s for s in screen(Rules()).run({}, named).sets}
+    assert {n: s.same_as for n, s in found.items()} == {
+        "docs": "reference", "a": None, "b": "a", "c": None, "d": "c", "bad": None,
+    }  # fmt: skip
+    assert found["c"].to_measure == ("NCCL_PROTO",)
+    assert "thirteen" in found["bad"].message
+
+
+def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
+    named = {"buffered": FlagSet({BUFFER: True}), "more": FlagSet({BUFFER: True, "XLA_CLIENT_MEM_FRACTION": 0.95})}
+    report = screen(Rules()).run({}, named)
+    assert report.limit_bytes == int(load_target("h100-sxm").memory_bytes * 0.75)
+    assert report.reference.fits is True
+    assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
+
+
+def test_fit_is_unknown_on_the_cpu() -> None:
+    report = screen(Rules(target=None)).run({BUFFER: ["true"]}, {})
+    assert report.limit_bytes is None
+    assert report.settings[0].values[0].fits is None
+
+
+def test_baseline_goes_into_every_set() -> None:
+    rules = Rules()
+    screen(rules, {COMBINE: "11"}).run({BUFFER: ["true"]}, {})
+    assert {s[COMBINE] for s in rules.compiled} == {"11"}
+
+
+def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(LaunchError, match="thirteen is not allowed"):
+        screen(Rules(), {COMBINE: "13"}).run({}, {})
+
+
+def test_many_dead_settings_cost_few_more_compilations() -> None:
+    catalog = load_catalog()
+    dead = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in DOMAINS][:37]
+    rules = Rules()
+    report = screen(rules).run({**{n: ["1"] for n in dead}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
+    assert len(report.of_effect(Effect.DEAD)) == 37
+    # reference, 39 alone, and a halving search for the one that acts in company
+    assert len(rules.compiled) <= 1 + 39 + 2 + 2 * 6
+
+
+STUDY = """
+name = "toy"
+[workload]
+entry = "toy_workload:make"
+[search.settings]
+xla_gpu_enable_while_loop_double_buffering = [true]
+xla_gpu_memory_limit_slop_factor = [80]
+NCCL_PROTO = ["LL"]
+"""
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from autotune.cli import compile as cli_screen
+
+    app = typer.Typer()
+    for command in (cli_screen.screen, cli_screen.explain, cli_screen.predict):
+        app.command()(command)
+    source = Path(__file__).with_name("toy_workload.py").read_text(encoding="utf-8")
+    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY, encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = [str(study), "--target", "h100-sxm", "--topology", "1x8"]
+
+    done = CliRunner().invoke(app, ["screen", *where])
+    assert done.exit_code == 0, done.output
+    live, _, rest = done.stdout.partition("dead here")
+    assert "xla_gpu_enable_while_loop_double_buffering" in live
+    assert "loop iterations a step: 8 -> 4" in live
+    assert "NCCL_PROTO" in rest.partition("to be measured")[2]
+
+    page = tmp_path / "page.html"
+    flags = "--xla_gpu_enable_while_loop_double_buffering=true NCCL_PROTO=LL"
+    done = CliRunner().invoke(app, ["explain", *where, "--set", flags, "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "loop iterations a step: 8 -> 4" in done.stdout
+    assert "<svg" in page.read_text(encoding="utf-8")
+
+    done = CliRunner().invoke(app, ["predict", *where, "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"predicted": true' in done.stdout
+
+
+def test_narrowed_space_lacks_dead_settings_and_keeps_every_reason() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    left = narrowed(space(), report)
+    assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_ALGO"]
+    assert left.left_out["other"] == "not asked for"
+    assert "95" not in left.left_out[SLOP]
+    assert "17" in left.left_out[SLOP]
+    assert SLOP in left.left_out["NCCL_PROTO"]
+    assert left.parameters[3].condition is None  # the dead setting rests where the condition holds
+
+
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
+
+
+def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
+    rules = Rules(target=None)
+    whole = space()
+    left = narrowed(whole, screen(rules).run(domains(whole), {}))
+
+    def programs(points: SearchSpace) -> set[str]:
+        choices = [[(p.name, v) for v in p.values() if v != "13"] for p in points.parameters]
+        found = set()
+        for point in itertools.product(*choices):
+            chosen = dict(point)
+            found.add(rules.name(points.suggest(lambda p: chosen[p.name])))  # noqa: B023
+        return found
+
+    assert programs(left) == programs(whole)
+
+
+def test_program_key_joins_what_one_measurement_serves() -> None:
+    engine = screen(Rules())
+    plain, dead, live, read_later = (
+        engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
+    )
+    assert plain == dead
+    assert len({plain, live, read_later}) == 3
+    assert engine.program_key(FlagSet({COMBINE: "13"})) is None
+    assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None

@@ -1,0 +1,257 @@
+"""Energy from counters that behave as NVML's and RAPL's do: they refuse, stand still, wrap, and count whole devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter, why_not
+from autotune.machine.telemetry import GpuWatch
+from autotune.model.measurement import Arm, Objective, Pair
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from autotune.study.measured import Measuring
+from autotune.study.run import StudyRun
+from autotune.study.stages import run_study
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated import GivenSetup, given_run
+from tests.machine.test_telemetry import Nvml, NvmlError
+from tests.runs import SPACE, Diary, asking, replay_study
+
+
+class CountingNvml(Nvml):
+    """GPUs that draw 100 W and 200 W; time goes on by 1 s with every `tick`."""
+
+    def __init__(self, *, refusing: int | None = None) -> None:
+        super().__init__()
+        self._refusing = refusing
+        self._now_s = 1000.0
+
+    def tick(self) -> str:
+        self._now_s += 1.0
+        return "done"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if handle == self._refusing:
+            raise NvmlError("Not Supported")
+        return int(100_000 * (handle + 1) * self._now_s)
+
+
+def gpu_study(**device: Any) -> StudySpec:
+    return parse_study({"name": "g", "workload": {"entry": "llama"}, "device": {"platform": "cuda", **device}})
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "joules"), [(None, None, 300.0), ("1", None, 200.0), ("1,0", 1, 200.0), (None, 1, 100.0)]
+)
+def test_only_the_gpus_of_the_workload_are_counted(visible: str | None, count: int | None, joules: float) -> None:
+    nvml = CountingNvml()
+    meter = open_meter(gpu_study(count=count), GpuWatch(nvml, visible))
+    assert meter.measure(nvml.tick) == ("done", joules)
+    assert meter.source == ("NVML, 2 GPUs" if joules == 300.0 else "NVML, 1 GPU")
+
+
+def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one() -> None:
+    nvml = CountingNvml(refusing=1)
+    assert open_meter(gpu_study(), GpuWatch(nvml, None)) is NO_METER
+    assert open_meter(gpu_study(), GpuWatch(nvml, "0")).is_counting
+    assert not open_meter(gpu_study(), GpuWatch(Nvml(), None)).is_counting  # a driver without the function
+    assert not open_meter(gpu_study(), GpuWatch(None, None)).is_counting
+    assert not open_meter(gpu_study(node_count=2), GpuWatch(CountingNvml(), None)).is_counting
+    assert NO_METER.measure(lambda: 7) == (7, None)
+
+
+def test_a_counter_that_fails_in_mid_study_leaves_a_gap(tmp_path: Path) -> None:
+    nvml = CountingNvml()
+    meter = open_meter(gpu_study(), GpuWatch(nvml, None))
+    nvml._refusing = 0
+    assert meter.measure(nvml.tick) == ("done", None)
+
+
+# ---------------------------------------------------------------------- RAPL
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    """As on a server of two packages: cores within a package are part of it, memory is not, psys is all of it again."""
+    zones = {
+        "intel-rapl:0": ("package-0", 5_000_000),
+        "intel-rapl:0:0": ("core", 3_000_000),
+        "intel-rapl:0:1": ("dram", 1_000_000),
+        "intel-rapl:1": ("package-1", 9_000_000),
+        "intel-rapl:2": ("psys", 77_000_000),
+        "intel-rapl-mmio:0": ("package-0", 5_000_000),
+    }
+    for folder, (name, energy) in zones.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "name").write_text(f"{name}\n")
+        (tmp_path / folder / "max_energy_range_uj").write_text("10000000\n")
+        (tmp_path / folder / "energy_uj").write_text(f"{energy}\n")
+    return tmp_path
+
+
+def raise_by(powercap: Path, zone: str, joules: float) -> None:
+    file = powercap / zone / "energy_uj"
+    file.write_text(f"{(int(file.read_text()) + int(joules * 1e6)) % 10_000_000}\n")
+
+
+def test_packages_and_memory_are_summed_and_a_wrapped_counter_is_unwrapped(powercap: Path) -> None:
+    meter = rapl_meter(powercap)
+    assert meter.source == "RAPL, 2 processor packages and memory"
+
+    def work() -> None:
+        for zone, joules in (("intel-rapl:0", 1.5), ("intel-rapl:0:0", 1.0), ("intel-rapl:0:1", 0.25)):
+            raise_by(powercap, zone, joules)
+        raise_by(powercap, "intel-rapl:1", 4.0)  # from 9 over 10 to 3
+
+    assert meter.measure(work)[1] == pytest.approx(5.75)
+
+
+def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
+    (powercap / "intel-rapl:1" / "energy_uj").unlink()
+    assert rapl_meter(powercap) is NO_METER
+    assert rapl_meter(powercap / "nowhere") is NO_METER
+
+
+def test_a_cpu_study_is_counted_by_rapl_and_a_replayed_one_by_nothing(powercap: Path) -> None:
+    spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
+    assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
+    assert open_meter(spec, GpuWatch(None, None), is_shared=True, powercap=powercap) is NO_METER
+    assert open_meter(replay_study(), GpuWatch(None, None), powercap=powercap) is NO_METER
+    assert "energy_uj" in why_not(spec)
+    assert "nvidia" not in why_not(spec)
+    assert "xla-autotune[gpu]" in why_not(gpu_study())
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def pair(index: int, *, reference_j: float | None, candidate_j: float | None, steps: int = 4) -> Pair:
+    return Pair(
+        index=index,
+        first=Arm.REFERENCE,
+        reference_s=(0.25,) * steps,
+        candidate_s=(0.25,) * (steps // 2),
+        at_s=0.0,
+        reference_j=reference_j,
+        candidate_j=candidate_j,
+    )
+
+
+METER = EnergyMeter(counters=(Counter(read_j=lambda: 0.0),), source="a test", shortest_s=0.2)
+
+
+def test_energy_is_per_step_and_its_ratio_has_an_interval() -> None:
+    use = METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)])
+    assert use is not None
+    assert use.reference_step_j == 10.0
+    assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
+    assert use.estimate.ratio == pytest.approx(0.5, abs=0.01)
+    assert use.estimate.low < use.estimate.ratio < use.estimate.high
+    assert use.estimate.pair_count == 10
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [pair(0, reference_j=None, candidate_j=None)],
+        [pair(0, reference_j=40.0, candidate_j=10.0), pair(1, reference_j=40.0, candidate_j=None)],
+        [pair(0, reference_j=40.0, candidate_j=0.0)],
+    ],
+)
+def test_no_figure_is_made_of_blocks_that_were_not_counted(pairs: list[Pair]) -> None:
+    assert METER.use_of(pairs) is None
+
+
+def test_blocks_shorter_than_the_counter_can_tell_give_no_figure() -> None:
+    slow = EnergyMeter(counters=METER.counters, source="a test", shortest_s=1.5)
+    assert slow.use_of([pair(0, reference_j=40.0, candidate_j=10.0)]) is None
+
+
+class Metered(ReplayLauncher):
+    """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
+
+    joules = 0.0
+
+    def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
+        worker = super().start(settings, folder, **more)
+        power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
+        run_block: Callable[[int], tuple[float, ...]] = worker.run_block
+
+        def run(steps: int) -> tuple[float, ...]:
+            times = run_block(steps)
+            self.joules += power_w * sum(times)
+            return times
+
+        worker.run_block = run  # type: ignore[method-assign]
+        return worker
+
+
+def metered_run(path: Path, *, mode: str, objectives: tuple[str, ...] = ("step_time",), **replay: Any) -> Store:
+    """A finished replayed study whose workers draw power."""
+    study = {"measure": {"mode": mode}, "search": {"objectives": objectives}}
+    spec = replay_study(noise={"white_sd": 1e-4}, study=study, **replay)
+    assert spec.replay is not None
+    launcher = Metered(spec.replay, seed=0, platform="cpu")
+
+    def metered(run: StudyRun) -> Measuring:
+        run.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+        return Measuring(run)
+
+    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
+    run = given_run(asking(spec, 14), path, setup, Diary(), make_evaluator=metered)
+    run_study(run)
+    return run.store
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
+    store = metered_run(tmp_path, mode=mode)
+    floor = store.last(FloorResult)
+    assert floor is not None
+    assert floor.comparison.energy is not None
+    assert floor.comparison.energy.estimate.ratio == pytest.approx(1.0, rel=0.01)
+    measured = [r for r in store.of(TrialResult) if r.comparison is not None]
+    assert measured
+    for result in measured:
+        assert result.comparison is not None
+        assert result.comparison.energy is not None
+        wanted = 0.5 if result.settings.get("xla_b") == "1" else 1.0
+        wanted = 2.0 if result.settings.get("xla_a") == "1" else wanted
+        assert result.comparison.energy.estimate.ratio == pytest.approx(wanted, rel=0.01)
+        assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
+        assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
+    assert all(r.energy is not None for r in store.of(ConfirmRun))
+
+
+def test_a_study_by_energy_ends_in_a_front_of_speed_and_thrift(tmp_path: Path) -> None:
+    effects = {"xla_a=1": 0.9, "xla_b=1": 1.05}
+    store = metered_run(tmp_path, mode="turns", objectives=("step_time", "energy"), effects=effects)
+    conclusion = store.last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.front is not None
+    proven = {f.trial: f for f in store.of(FinalistResult)}
+    ends = [proven[conclusion.front[0]], proven[conclusion.front[-1]]]
+    for found, time, energy in zip(ends, (0.9, 1.05), (1.8, 0.525), strict=True):
+        assert found.corrected is not None
+        assert found.others is not None
+        assert found.corrected.ratio == pytest.approx(time, rel=0.01)
+        assert found.others[Objective.ENERGY].ratio == pytest.approx(energy, rel=0.01)
+    assert "energy down to ratio 0.525" in conclusion.sentence
+
+
+def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished_lines: list[str]) -> None:
+    assert finished_lines
+    assert not any("energy" in line or "_j" in line for line in finished_lines)
+
+
+@pytest.fixture
+def finished_lines(run_replay: Any) -> list[str]:
+    _, store, _ = run_replay(replay_study(effects={"xla_a=1": 0.9}), trials=6)
+    return [line for file in store.path.rglob("*.jsonl") for line in file.read_text().splitlines()]

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from autotune.machine import environment
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet
+
+CALLER = {
+    "PATH": "/bin",
+    "HF_TOKEN": "hf_secret",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "XLA_FLAGS": "--xla_gpu_a=1 --xla_b='x y'",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9",
+    "NCCL_PROTO": "LL",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "OMP_NUM_THREADS": "3",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1",
+}
+
+
+def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
+    settings = FlagSet([("xla_c", True), ("NCCL_ALGO", "Ring"), ("jax_optimization_level", "O1")])
+    env = environment.child_environment(CALLER, settings, platform_name="cuda")
+    assert env["XLA_FLAGS"] == "--xla_c=true"
+    assert env["JAX_OPTIMIZATION_LEVEL"] == "O1"
+    assert "NCCL_PROTO" not in env
+    assert "OMP_NUM_THREADS" not in env
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env
+    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == (
+        "eth0",
+        "1",
+        "hf_secret",
+    )
+    assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:1"
+    assert env["JAX_PLATFORMS"] == "cuda"
+    assert env["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+
+
+def test_no_flags_means_no_variable_at_all() -> None:
+    env = environment.child_environment(CALLER, FlagSet(), platform_name="cpu", virtual_devices=8)
+    assert "XLA_FLAGS" not in env
+    assert env["JAX_NUM_CPU_DEVICES"] == "8"
+
+
+def test_what_steers_the_caller_is_found() -> None:
+    assert environment.steering_settings(CALLER) == FlagSet(
+        {
+            "xla_gpu_a": "1",
+            "xla_b": "x y",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9",
+            "NCCL_PROTO": "LL",
+            "OMP_NUM_THREADS": "3",
+        }
+    )
+
+
+def test_only_allow_listed_variables_are_stored() -> None:
+    stored = environment.storable(CALLER)
+    assert "HF_TOKEN" not in stored
+    assert "AWS_SECRET_ACCESS_KEY" not in stored
+    assert stored["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "BASH_ENV", "AUTOTUNE_CHANNEL"]
+)
+def test_a_study_cannot_change_which_program_runs(name: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        environment.child_environment({}, FlagSet({name: "/tmp/evil"}), platform_name="cpu")
+
+
+def test_merge_keeps_what_the_user_has_and_adds_the_winner() -> None:
+    env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]), prefer=None)
+    assert env["XLA_FLAGS"] == '--xla_b="x y" --xla_c=2 --xla_gpu_a=1'
+    assert env["HF_TOKEN"] == "hf_secret"
+    assert any("xla_c=2 (winner)" in line for line in lines)
+    assert any("xla_gpu_a=1 (your XLA_FLAGS, kept)" in line for line in lines)
+
+
+def test_a_conflict_is_an_error_unless_told_which_side_wins() -> None:
+    winner = FlagSet({"xla_gpu_a": 5})
+    with pytest.raises(SettingError, match=r"xla_gpu_a: yours '1', winner's '5'.*--prefer"):
+        environment.merge_for_exec(CALLER, winner, prefer=None)
+    assert "--xla_gpu_a=5" in environment.merge_for_exec(CALLER, winner, prefer="winner")[0]["XLA_FLAGS"]
+    assert "--xla_gpu_a=1" in environment.merge_for_exec(CALLER, winner, prefer="mine")[0]["XLA_FLAGS"]
+
+
+def test_provenance_names_versions_and_machine_but_no_person() -> None:
+    facts = environment.make_provenance()
+    assert {"jax", "jaxlib", "optuna"} <= set(facts["versions"])
+    assert facts["cpus_usable"] >= 1
+    assert not {"user", "home", "environment"} & set(facts)

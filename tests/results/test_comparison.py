@@ -1,0 +1,115 @@
+"""What is compared, what is refused, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.model.errors import NotComparableError, RunDirectoryError
+from autotune.results.comparison import FIELDS, compare_stores
+from autotune.rundir.store import Store
+from tests.runs import EFFECTS, record, replay_study
+
+Alter = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The same study after an upgrade: `xla_a=1` does nothing to the program now, `xla_d=2` still pays."""
+    spec = replay_study(
+        effects={"xla_d=2": EFFECTS["xla_d=2"], "xla_b=1": EFFECTS["xla_b=1"]},
+        inert=["xla_a=1", "xla_c=1"],
+        failures={"xla_b=2": "out_of_memory"},
+        noise={"white_sd": 1e-6},
+        study={"baseline": {"NCCL_DEBUG": "WARN"}},
+    )
+    return record(tmp_path_factory.mktemp("runs") / "newer", spec, trials=53)
+
+
+def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) -> None:
+    new = Store.open(altered(newer, "after", versions={"jaxlib": "0.10.0"}))
+    old = Store.open(altered(finished, "before", versions={"jaxlib": "0.9.2"}))
+    table = compare_stores([new, old], by=["jaxlib"])
+    # 0.9 comes before 0.10.
+    assert list(table.frame["study"]) == ["before", "after"]
+    assert list(table.frame["jaxlib"]) == ["0.9.2", "0.10.0"]
+    assert list(table.frame["winner"]) == ["xla_a=1 xla_d=2", "xla_d=2"]
+    assert table.frame["ratio"].to_list() == pytest.approx([0.95 * 0.97, 0.97], abs=1e-3)
+    assert "jaxlib" not in table.same
+    assert table.same["workload"] == "llama"
+    assert table.settings.loc["xla_d=2", "agreement"] == "agree"
+    assert table.settings.loc["xla_a=1", "agreement"] == "differ"
+    assert table.settings.loc["xla_a=1", "after"] == "dead"
+    assert table.settings.loc["xla_b=2", "agreement"] == "agree"
+    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("dead with 0.10.0") for c in table.changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("gpu", {"device_kind": "NVIDIA H200"}),
+        ("count", {"device_count": 7}),
+        ("count", {"process_count": 2}),
+        ("mesh", {"mesh": {"fsdp": 8}}),
+        ("jaxlib", {"versions": {"jaxlib": "9.9.9"}}),
+        ("workload", {"study": {"workload": {"entry": "moe"}}}),
+        ("workload", {"study": {"workload": {"entry": "llama", "options": {"seq": 7}}}}),
+    ],
+)
+def test_a_difference_is_refused_by_name_unless_it_is_the_axis(
+    finished: Store, altered: Alter, field: str, change: dict[str, object]
+) -> None:
+    other = Store.open(altered(finished, "other", **change))
+    with pytest.raises(
+        NotComparableError, match=rf"must have the same {field} but .* make it the axis with --by {field}"
+    ):
+        compare_stores([finished, other])
+    table = compare_stores([finished, other], by=[field])
+    assert len(table.frame) == 2
+    assert field in table.frame.columns
+
+
+def test_another_schema_is_refused(finished: Store, altered: Alter) -> None:
+    path = altered(finished, "later")
+    data = json.loads((path / "study.json").read_text())
+    (path / "study.json").write_text(json.dumps({**data, "schema_version": 99}))
+    with pytest.raises(RunDirectoryError, match="must be of schema 1 but is of 99"):
+        autotune.compare([finished.path, path])
+
+
+def test_too_few_unknown_axis_twice_and_unmeasured_are_refused(finished: Store, tmp_path: Path) -> None:
+    with pytest.raises(NotComparableError, match="at least two runs but got 1"):
+        compare_stores([finished])
+    with pytest.raises(NotComparableError, match="did you mean `jaxlib`"):
+        compare_stores([finished, finished], by=["jaxlb"])
+    with pytest.raises(NotComparableError, match="given twice"):
+        compare_stores([finished, Store.open(finished.path)])
+    empty = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
+    empty.close()
+    with pytest.raises(NotComparableError, match="must have measured its reference"):
+        compare_stores([finished, empty])
+
+
+def test_all_forms_hold_the_same(finished: Store, altered: Alter) -> None:
+    other = Store.open(altered(finished, "other|<i>"[:5], device_kind="<i>GPU</i>|"))
+    table = compare_stores([finished, other], by=["gpu"])
+    data = json.loads(json.dumps(table.to_json()))
+    assert [s["study"] for s in data["studies"]] == list(table.frame["study"])
+    assert {s["setting"] for s in data["settings"]} == set(table.settings.index)
+    assert "&lt;i&gt;GPU&lt;/i&gt;|" in table.to_html()
+    assert "<i>" not in table.to_html()
+    text = table.to_markdown()
+    assert "<i>GPU</i>\\|" in text
+    head = next(line for line in text.splitlines() if line.startswith("| study"))
+    rule, first = text.splitlines()[text.splitlines().index(head) + 1 :][:2]
+    assert head.count("|") == rule.count("|") == first.replace("\\|", "").count("|")
+
+
+def test_every_field_is_known_of_every_run(finished: Store) -> None:
+    from autotune.results.comparison import _facts
+
+    assert set(_facts(finished)) == set(FIELDS)

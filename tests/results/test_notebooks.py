@@ -1,0 +1,46 @@
+"""The notebooks run from a clean clone, on the recorded studies beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import autotune
+
+STUDIES = Path(__file__).parents[2] / "studies"
+RECORDED = sorted(p.parent for p in STUDIES.glob("recorded/*/study.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat")
+    nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="notebooks need ipykernel")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUDIES.parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(STUDIES)}})
+    client.execute()
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
+    assert len(outputs) >= 5
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    assert [c for c in cells if c["cell_type"] == "code" and (c["outputs"] or c["execution_count"])] == []
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name)
+def test_recorded_studies_are_whole_and_name_no_machine(path: Path) -> None:
+    s = autotune.load(path)
+    assert s.verdict != "not ended yet"
+    assert not s.steps.empty
+    text = "".join(f.read_text() for f in path.rglob("*.json*"))
+    for place in ("/home/", "/root/", "/tmp/", "/work/"):
+        assert place not in text

@@ -1,0 +1,40 @@
+"""The study files of the repository: what they name exists, and their workloads can be built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.model.spec import load_study
+from autotune.settings.catalog import load_catalog
+from autotune.settings.recipes import find_recipe, find_symptom
+
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_groups_recipes_and_symptoms_of_a_study_exist(path: Path) -> None:
+    search = load_study(path).search
+    assert set(search.groups) <= {s.group for s in load_catalog().values()}
+    for name in search.recipes:
+        find_recipe(name)
+    for name in search.symptoms:
+        find_symptom(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_workload_of_a_study_can_be_built(path: Path) -> None:
+    spec = load_study(path)
+    if spec.workload.entry is None:
+        pytest.skip("runs a program of its own")
+    code = (
+        "import jax\n"
+        f"jax.config.update('jax_num_cpu_devices', {spec.device.count or 1})\n"
+        "from workloads.presets import build\n"
+        f"build({spec.workload.entry!r}, **{spec.workload.options!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=170, env={"JAX_PLATFORMS": "cpu", "PATH": ""})

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import RunDirectoryError
+from autotune.model.measurement import Pair
+from autotune.model.records import IncidentRecord
+from autotune.model.spec import StudySpec, parse_study
+from autotune.rundir.files import append_synced, write_atomically
+from autotune.rundir.store import RECORDS, Store, is_held
+
+
+def study(**more: object) -> StudySpec:
+    return parse_study({"name": "s", "workload": {"entry": "llama"}, **more})
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path / "r", study(), study_dir=tmp_path)
+    for i in range(7):
+        store.append(IncidentRecord(what=f"n{i}"))
+    again = Store.open(tmp_path / "r")
+    assert [r.what for r in again.of(IncidentRecord)] == [f"n{i}" for i in range(7)]
+
+
+def test_torn_last_line_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    store.append(IncidentRecord(what="whole"))
+    store.close()
+    with (tmp_path / RECORDS).open("a") as stream:
+        stream.write('{"kind":"incident","wh')
+    assert [r.what for r in Store.open(tmp_path).of(IncidentRecord)] == ["whole"]
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    store.append(IncidentRecord(what="next"))
+    assert [r.what for r in store.of(IncidentRecord)] == ["whole", "next"]
+
+
+def test_a_damaged_whole_line_is_an_error_that_names_it(tmp_path: Path) -> None:
+    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
+    (tmp_path / RECORDS).write_text('{"kind":"incident","what":"a"}\nrubbish\n')
+    with pytest.raises(RunDirectoryError, match=r"line 2"):
+        Store.open(tmp_path).records()
+
+
+def test_second_driver_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    assert is_held(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"process {os.getpid()}"):
+        Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    store.close()
+    assert not is_held(tmp_path)
+    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
+
+
+def test_run_directory_of_another_study_is_refused_with_the_section_that_differs(tmp_path: Path) -> None:
+    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
+    other = study(measure={"pairs_cap": 11})
+    with pytest.raises(RunDirectoryError, match="different: measure"):
+        Store.create_or_resume(tmp_path, other, study_dir=tmp_path)
+
+
+def test_budgets_and_names_may_change_on_resume(tmp_path: Path) -> None:
+    Store.create_or_resume(tmp_path, study(search={"trials": 3}), study_dir=tmp_path).close()
+    more = study(search={"trials": 9, "time_budget": "2h"}, description="longer")
+    assert Store.create_or_resume(tmp_path, more, study_dir=tmp_path).spec.search.trials == 9
+
+
+def test_a_folder_that_holds_something_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="must be a run directory"):
+        Store.open(tmp_path)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
+    file = tmp_path / "study.json"
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(RunDirectoryError, match="is of 99"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "/etc", ".hidden"])
+def test_folders_cannot_leave_the_run_directory(tmp_path: Path, name: str) -> None:
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    with pytest.raises(RunDirectoryError, match="plain name"):
+        store.folder("trials", name)
+
+
+def test_unwritable_place_says_what_to_do(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(RunDirectoryError, match="--run-dir"):
+        Store.create_or_resume(blocker / "run", study(), study_dir=tmp_path)
+
+
+def test_full_disk_is_told_and_what_is_written_stays_whole(tmp_path: Path) -> None:
+    # A limit on file size gives the same short write as a full disk, without filling one.
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    store.append(IncidentRecord(what="before"))
+    size = (tmp_path / RECORDS).stat().st_size
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, old[1]))
+    try:
+        with pytest.raises(RunDirectoryError, match="same command again"):
+            store.append(IncidentRecord(what="x" * 500))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / RECORDS).stat().st_size == size
+    store.append(IncidentRecord(what="after"))
+    assert [r.what for r in store.of(IncidentRecord)] == ["before", "after"]
+
+
+def test_full_device_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="free some space"):
+        append_synced(Path("/dev/full"), "x\n")
+
+
+def test_atomic_write_leaves_no_half_file(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    write_atomically(target, "one")
+    write_atomically(target, "two")
+    assert target.read_text() == "two"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    store.watch = Stopwatch(before_s=100.0)
+    store.append(IncidentRecord(what="late"))
+    store.close()
+    assert Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).watch.total_s >= 100.0
+
+
+def test_stopwatch_splits_waiting_from_own_time() -> None:
+    now = 0.0
+    watch = Stopwatch(5.0, clock=lambda: now)
+    now = 2.0
+    with watch.waiting():
+        now = 5.0
+    assert (watch.session_s, watch.waited_s, watch.total_s) == (5.0, 3.0, 10.0)
+
+
+def test_torn_pair_is_ignored(tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    folder = store.folder("trials", "0001")
+    pair = Pair(index=0, first="reference", reference_s=(0.5,), candidate_s=(0.25,), at_s=1.0)
+    (folder / "pairs.jsonl").write_text(pair.model_dump_json() + "\n" + pair.model_dump_json()[:20])
+    assert list(store.pairs("trials/0001")) == [pair]

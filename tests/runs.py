@@ -1,0 +1,205 @@
+"""What several tests of the driver need: replayed studies without a file, and a view that remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialConfig, TrialResult
+from autotune.results.winner import Conditions, Winner
+from autotune.rundir.store import Store
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.stats.estimates import Estimate
+from autotune.study.stages import run_study
+from autotune.workers.base import Launcher
+from harness.simulated import GivenSetup, given_run
+
+
+class Diary:
+    """A view that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.notes: list[str] = []
+        self.phases: list[str] = []
+        self.started: list[TrialConfig] = []
+        self.ended: list[TrialResult] = []
+        self.others: list[TrialResult] = []
+        self.finalists: list[FinalistResult] = []
+        self.ablations: list[AblationResult] = []
+        self.floors: list[FloorResult] = []
+        self.pair_count = 0
+        self.proofs: list[ConfirmRun] = []
+
+    def stage(self, name: str, detail: str) -> None:
+        self.stages.append(name)
+
+    def phase(self, what: str) -> None:
+        self.phases.append(what)
+
+    def pair(self, ratios: list[float]) -> None:
+        self.pair_count += 1
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        self.proofs.append(run)
+
+    def floor(self, result: FloorResult) -> None:
+        self.floors.append(result)
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        self.started.append(config)
+
+    def trial_ends(self, result: TrialResult) -> None:
+        self.ended.append(result)
+
+    def trial_of_other(self, result: TrialResult) -> None:
+        self.others.append(result)
+
+    def finalist(self, result: FinalistResult) -> None:
+        self.finalists.append(result)
+
+    def ablation(self, result: AblationResult) -> None:
+        self.ablations.append(result)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+SPACE = SearchSpace(
+    (
+        Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
+        Parameter(name="xla_b", choices=("0", "1", "2"), default="0"),
+        Parameter(name="xla_c", choices=("0", "1"), default="0"),
+        Parameter(name="xla_d", choices=("0", "1", "2"), default="0"),
+    )
+)
+
+
+def asking(spec: StudySpec, trials: int) -> StudySpec:
+    """The same study with another number of trials."""
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
+
+
+def replay_study(**replay: Any) -> StudySpec:
+    """A study of `SPACE` on a formula; the rest of the study under the key `study`."""
+    more = replay.pop("study", {})
+    return parse_study({"name": "replayed", "workload": {"entry": "llama"}, "replay": replay, **more})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What studies learn for later ones stays in the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+Run = Callable[..., tuple[ConclusionRecord, Store, Diary]]
+
+
+@pytest.fixture
+def run_replay(tmp_path: Path) -> Run:
+    """Runs a replayed study to its end, or goes on with it: `run_replay(spec, trials=..., folder=...)`."""
+
+    def run(
+        spec: StudySpec,
+        *,
+        trials: int = 12,
+        folder: str = "run",
+        first: tuple[tuple[str, FlagSet], ...] = (),
+        storage: str | None = None,
+        launcher: Launcher | None = None,
+        budget_s: float | None = None,
+        space: SearchSpace = SPACE,
+    ) -> tuple[ConclusionRecord, Store, Diary]:
+        search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher)
+        diary = Diary()
+        asked = spec.model_copy(update={"search": search})
+        study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)
+        return run_study(study), study.store, diary
+
+    return run
+
+
+EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
+
+
+def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
+    """A winner with given settings, as one proven on eight H200 would be."""
+    proven = {
+        "platform": "cuda",
+        "device_kind": "NVIDIA H200",
+        "device_count": 8,
+        "jax": "0.11.1",
+        "jaxlib": "0.11.1",
+        "plugin": "jax-cuda12-plugin 0.11.1",
+        "driver_major": "580",
+        "workload": "0123456789ab",
+        **conditions,
+    }
+    return Winner(
+        study="eight",
+        ended="2026-11-21T03:00:00+00:00",
+        settings=FlagSet(settings),
+        baseline=FlagSet(),
+        estimate=Estimate(ratio=0.95, low=0.94, high=0.96, level=0.95, pair_count=5),
+        sentence="5 % faster",
+        workload_entry="llama3-8b",
+        workload_options={"seq": 4096, "note": "two\nlines"},
+        process_count=8,
+        soaked_s=None,
+        conditions=Conditions(**proven),
+        versions={"jax": "0.11.1", "jaxlib": "0.11.1"},
+        machine="a CPU",
+    )
+
+
+def record(path: Path, spec: StudySpec, *, trials: int, space: SearchSpace = SPACE) -> Store:
+    """Runs a replayed study to its end; for runs that several tests only read."""
+    run = given_run(asking(spec, trials), path, GivenSetup(given_space=space), Diary())
+    run_study(run)
+    return run.store
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A run with a proven winner, failures and an inert setting; nearly without noise. To be read only."""
+    spec = replay_study(
+        effects=EFFECTS,
+        inert=["xla_c=1"],
+        failures={"xla_b=2": "out_of_memory"},
+        noise={"white_sd": 1e-6},
+        study={"baseline": {"NCCL_DEBUG": "WARN"}, "description": "a <b>study</b>"},
+    )
+    return record(tmp_path_factory.mktemp("runs") / "finished", spec, trials=40)
+
+
+@pytest.fixture
+def altered(tmp_path: Path) -> Callable[..., Path]:
+    """Copies a run directory with facts of its machine changed: `altered(store, name, device_kind=...)`."""
+
+    def copy(store: Store, name: str, *, versions: Mapping[str, str] | None = None, **reference: Any) -> Path:
+        target = tmp_path / name
+        target.mkdir()
+        study = json.loads((store.path / "study.json").read_text())
+        study["study"].update(reference.pop("study", {}), name=name)
+        (target / "study.json").write_text(json.dumps(study))
+        with (target / "records.jsonl").open("w") as out:
+            for line in (store.path / "records.jsonl").read_text().splitlines():
+                record = json.loads(line)
+                if record["kind"] == "floor":
+                    record["reference"].update(reference)
+                if "provenance" in record:
+                    record["provenance"]["versions"].update(versions or {})
+                out.write(json.dumps(record) + "\n")
+        return target
+
+    return copy

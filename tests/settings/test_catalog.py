@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from autotune.model.errors import SettingError
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import UNSET, Catalog, Scope, Setting, Stage, Tier, load_catalog, older
+from autotune.settings.probe import probe_build
+from autotune.settings.recipes import load_symptoms
+from autotune.settings.values import range_problem, value_problem
+
+# Every setting that the five pages we started from name.
+PAGES = [
+    "xla_disable_hlo_passes",
+    "xla_dump_latency_hiding_schedule",
+    "xla_dump_to",
+    "xla_gpu_all_gather_combine_threshold_bytes",
+    "xla_gpu_all_reduce_combine_threshold_bytes",
+    "xla_gpu_analytical_latency_estimator_options",
+    "xla_gpu_collective_permute_decomposer_threshold",
+    "xla_gpu_cudnn_gemm_fusion",
+    "xla_gpu_disable_async_collectives",
+    "xla_gpu_enable_address_computation_fusion",
+    "xla_gpu_enable_all_gather_combine_by_dim",
+    "xla_gpu_enable_analytical_sol_latency_estimator",
+    "xla_gpu_enable_async_all_gather",
+    "xla_gpu_enable_async_all_reduce",
+    "xla_gpu_enable_async_collective_permute",
+    "xla_gpu_enable_async_collectives",
+    "xla_gpu_enable_async_reduce_scatter",
+    "xla_gpu_enable_command_buffer",
+    "xla_gpu_enable_cudnn_fmha",
+    "xla_gpu_enable_custom_fusions",
+    "xla_gpu_enable_highest_priority_async_stream",
+    "xla_gpu_enable_latency_hiding_scheduler",
+    "xla_gpu_enable_nccl_comm_splitting",
+    "xla_gpu_enable_nccl_per_stream_comms",
+    "xla_gpu_enable_nccl_user_buffers",
+    "xla_gpu_enable_pipelined_all_gather",
+    "xla_gpu_enable_pipelined_all_reduce",
+    "xla_gpu_enable_pipelined_collectives",
+    "xla_gpu_enable_pipelined_p2p",
+    "xla_gpu_enable_pipelined_reduce_scatter",
+    "xla_gpu_enable_reduce_scatter_combine_by_dim",
+    "xla_gpu_enable_triton_gemm",
+    "xla_gpu_enable_triton_softmax_fusion",
+    "xla_gpu_enable_while_loop_double_buffering",
+    "xla_gpu_enable_xla_runtime_executable",
+    "xla_gpu_experimental_collective_perf_table_path",
+    "xla_gpu_graph_level",
+    "xla_gpu_lhs_enable_gpu_async_tracker",
+    "xla_gpu_memory_limit_slop_factor",
+    "xla_gpu_multi_streamed_windowed_einsum",
+    "xla_gpu_nccl_collective_max_nchannels",
+    "xla_gpu_nccl_p2p_max_nchannels",
+    "xla_gpu_pgle_profile_file_or_directory_path",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes",
+    "xla_gpu_threshold_for_windowed_einsum_mib",
+    "xla_gpu_triton_gemm_any",
+    "xla_gpu_use_memcpy_local_p2p",
+    "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_LL_BUFFSIZE",
+    "NCCL_LL128_BUFFSIZE",
+    "NCCL_LAUNCH_MODE",
+    "jax_optimization_level",
+    "jax_disable_jit",
+    "jax_disable_most_optimizations",
+    "jax_transfer_guard",
+    "process_layout",
+]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+def false_claims(catalog: Catalog, report: ProbeReport) -> list[str]:
+    """What the catalogue says of a build that the build itself denies."""
+    return [f"{s.name}: {claim}" for s in catalog.values() for claim in _false_claims(s, report)]
+
+
+def _false_claims(setting: Setting, report: ProbeReport) -> list[str]:
+    version, name = report.jaxlib, setting.name
+    if setting.kind not in ("xla", "jax"):
+        return []
+    there = name in report.flags if setting.kind == "xla" else name in report.jax_options
+    if there != setting.exists_in(version):
+        return [f"exists_in({version}) is {setting.exists_in(version)}"]
+    if not there:
+        return []
+    if setting.kind == "jax":
+        option = report.jax_options[name]
+        legal = {"enum": {*option.values}}.get(option.type, {*setting.values})
+        wrong = [f"value {v!r}" for v in setting.values if v not in legal]
+        default = UNSET if option.default is None else option.default
+        kind = {"str": "string"}.get(option.type, option.type)
+        # Some JAX options are strings with a few sensible values, which the catalogue calls an enum.
+        wrong += [f"type {setting.type}"] if kind != setting.type and kind != "string" else []
+    else:
+        info = report.flags[name]
+        wrong = [f"type {setting.type}"] if (setting.type, setting.repeated) != (info.type, info.repeated) else []
+        gone = {"flag": setting.xla_flag_until, "option": setting.compiler_option_until}
+        there_now = {kind: not until or older(version, until) for kind, until in gone.items()}
+        if info.in_xla_flags != (setting.in_xla_flags and there_now["flag"]):
+            wrong.append(f"in_xla_flags {setting.in_xla_flags}")
+        if info.in_compiler_options != (setting.in_compiler_options and there_now["option"]):
+            wrong.append(f"in_compiler_options {setting.in_compiler_options}")
+        default = UNSET if info.default is None else info.default
+    if setting.default_in(version) != default:
+        wrong.append(f"default {setting.default_in(version)!r}, the build says {default!r}")
+    return wrong
+
+
+def test_every_claim_holds_on_this_build(report: ProbeReport) -> None:
+    assert false_claims(load_catalog(), report) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("xla_gpu_autotune_level", {"defaults": {"": "3"}}),
+        ("xla_gpu_autotune_level", {"type": "bool"}),
+        ("xla_gpu_autotune_level", {"removed": "0.10.0"}),
+        ("xla_gpu_autotune_level", {"in_compiler_options": False}),
+        ("xla_gpu_enable_cudnn_fmha", {"in_xla_flags": False}),
+        ("xla_gpu_graph_level", {"removed": ""}),
+        ("jax_enable_pgle", {"defaults": {"": "true"}}),
+        ("jax_optimization_level", {"values": ("O9",)}),
+        ("xla_disable_hlo_passes", {"repeated": False}),
+    ],
+)
+def test_a_wrong_claim_is_found(report: ProbeReport, name: str, change: dict[str, object]) -> None:
+    catalog = load_catalog()
+    wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
+    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
+    assert [c.partition(":")[0] for c in false_claims(doctored, report)] == [name]
+
+
+def test_every_setting_of_the_build_has_an_entry(report: ProbeReport) -> None:
+    if report.jaxlib not in ("0.10.2", "0.11.2", "0.12.0.1"):
+        pytest.skip(f"jaxlib {report.jaxlib} is newer than the catalogue")
+    assert set(report.flags) <= set(load_catalog())
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_setting_of_the_pages_has_an_entry(name: str) -> None:
+    setting = load_catalog().find(name)
+    assert setting.tier is not Tier.LISTED
+    assert len(setting.summary) > 20
+
+
+def test_entries_are_whole() -> None:
+    catalog = load_catalog()
+    assert len(catalog) >= 455
+    for setting in catalog.values():
+        assert setting.summary.endswith("."), setting.name
+        assert setting.scopes, setting.name
+        assert setting.sources, setting.name
+        assert {*setting.sources} <= set(catalog.sources), setting.name
+        assert {*setting.when, *setting.unless, *setting.excludes} <= set(catalog), setting.name
+        assert not setting.renamed_to or setting.renamed_to in catalog, setting.name
+        assert setting.tier is not Tier.DANGER or setting.danger, setting.name
+        if setting.tier not in (Tier.LISTED, Tier.NOOP, Tier.REMOVED):
+            assert "not yet described" not in setting.summary, setting.name
+
+
+def test_values_worth_trying_are_legal_and_sensible(report: ProbeReport) -> None:
+    for setting in load_catalog().values():
+        info = report.flags.get(setting.name)
+        tried = [*setting.values, *(str(v) for v in (setting.low, setting.high) if v is not None)]
+        for value in tried:
+            assert not range_problem(value, setting), (setting.name, value)
+            if info is not None and info.in_xla_flags and info.type in ("bool", "int32", "int64", "float"):
+                assert not value_problem(value, info), (setting.name, value)
+
+
+def test_what_only_a_device_can_judge_is_not_called_a_program_setting() -> None:
+    catalog = load_catalog()
+    for name in ("xla_gpu_autotune_level", "xla_gpu_cudnn_gemm_fusion_level", "xla_gpu_exhaustive_tiling_search"):
+        assert catalog[name].stage is Stage.AUTOTUNER
+    for name in ("NCCL_PROTO", "XLA_CLIENT_MEM_FRACTION", "xla_gpu_nccl_collective_max_nchannels"):
+        assert catalog[name].stage in (Stage.CLIENT, Stage.RUNTIME)
+    assert catalog["xla_gpu_enable_while_loop_double_buffering"].stage is Stage.PROGRAM
+
+
+def test_a_name_is_found_with_dashes_value_and_in_upper_case() -> None:
+    catalog = load_catalog()
+    assert catalog.find("--xla_gpu_autotune_level=3").name == "xla_gpu_autotune_level"
+    assert catalog.find("JAX_ENABLE_PGLE").name == "jax_enable_pgle"
+    with pytest.raises(SettingError, match="xla_gpu_autotune_level"):
+        catalog.find("xla_gpu_autotun_level")
+
+
+def test_symptoms_name_groups_that_can_be_searched() -> None:
+    catalog = load_catalog()
+    for symptom in load_symptoms().values():
+        assert {*symptom.groups} <= {*catalog.groups}, symptom.name
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "before"),
+    [
+        ("0.10.2", "0.12.0.1", True),
+        ("0.12.0.1", "0.12.0", False),
+        ("0.9.9", "0.10.0", True),
+        ("0.11.2", "0.11.2", False),
+    ],
+)
+def test_versions_compare_by_number(one: str, other: str, before: bool) -> None:
+    assert older(one, other) is before
+
+
+def test_a_default_holds_from_its_version_on() -> None:
+    setting = dataclasses.replace(
+        load_catalog()["xla_gpu_autotune_level"], defaults={"0.10.2": "1", "0.12.0.1": "2"}, since="0.10.2"
+    )
+    assert [setting.default_in(v) for v in ("0.9.0", "0.10.2", "0.11.2", "0.12.1")] == [None, "1", "1", "2"]
+
+
+def test_scopes_tell_what_a_program_must_have() -> None:
+    assert load_catalog()["xla_gpu_pipeline_all_gather"].scopes == (Scope.MULTI_DEVICE, Scope.LOOP)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import Catalog, load_catalog
+from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, would_start
+from autotune.settings.migrate import migrate_text
+from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import probe_build
+
+V = SettingVerdict
+
+# What NVIDIA's page on LLM performance names, as a reader would paste it, the flags it calls obsolete included.
+PAGE = """--xla_gpu_use_memcpy_local_p2p=true
+--xla_gpu_disable_async_collectives=allreduce,allgather,reducescatter,collectivebroadcast,alltoall,collectivepermute
+--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_pipelined_all_reduce=true
+--xla_gpu_enable_pipelined_all_gather=true --xla_gpu_enable_pipelined_reduce_scatter=true
+--xla_gpu_enable_analytical_sol_latency_estimator=true
+--xla_gpu_experimental_collective_perf_table_path=/path/to/collective_profiles.pbtxt
+--xla_gpu_analytical_latency_estimator_options="nccl_op_launch_us=45,nic_speed_gbps=25.0,gpus_per_node=8"
+--xla_gpu_enable_while_loop_double_buffering=true --xla_gpu_all_gather_combine_threshold_bytes=8589934592
+--xla_gpu_reduce_scatter_combine_threshold_bytes=8589934592 --xla_gpu_all_reduce_combine_threshold_bytes=8589934592
+--xla_gpu_enable_pipelined_p2p=true --xla_gpu_collective_permute_decomposer_threshold=1024
+--xla_gpu_lhs_enable_gpu_async_tracker=true --xla_gpu_multi_streamed_windowed_einsum=true
+--xla_gpu_threshold_for_windowed_einsum_mib=0 --xla_gpu_pgle_profile_file_or_directory_path=filename
+--xla_gpu_enable_command_buffer= --xla_gpu_enable_custom_fusions=true
+--xla_gpu_enable_address_computation_fusion=true --xla_gpu_enable_nccl_user_buffers=true
+--xla_gpu_enable_nccl_comm_splitting=true --xla_gpu_enable_nccl_per_stream_comms=false
+--xla_gpu_nccl_collective_max_nchannels=8 --xla_gpu_nccl_p2p_max_nchannels=8 --xla_dump_to=some/path
+--xla_dump_latency_hiding_schedule=true --xla_gpu_cudnn_gemm_fusion=true --xla_gpu_enable_cudnn_fmha=false
+--xla_disable_hlo_passes=rematerialization --xla_gpu_enable_async_reduce_scatter=true
+--xla_gpu_enable_async_all_reduce=true --xla_gpu_enable_async_all_gather=true
+--xla_gpu_enable_highest_priority_async_stream=true --xla_gpu_enable_triton_softmax_fusion=true
+--xla_gpu_memory_limit_slop_factor=95"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    with ParserProcess(sys.executable, timeout_s=120) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load_catalog()
+
+
+def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
+    report: ProbeReport, parser: ParserProcess, catalog: Catalog
+) -> None:
+    checks = check_xla_flags(PAGE, report, catalog)
+    named = {c.name for c in checks if not c.starts}
+    assert named == set(parser.ask(PAGE).unknown)
+    # Each alone, in a process of its own: the parser says so of every single flag.
+    for check in checks:
+        assert parser.ask(f'--{check.name}="{check.value}"').starts == check.starts, check.name
+    replaced = {c.name: c.replacement for c in checks if c.replacement and c.name in named}
+    assert replaced == {
+        "xla_gpu_cudnn_gemm_fusion": ("xla_gpu_cudnn_gemm_fusion_level", "1"),
+        "xla_gpu_enable_custom_fusions": ("xla_gpu_enable_dynamic_slice_fusion", "true"),
+        "xla_gpu_enable_address_computation_fusion": ("xla_gpu_enable_dynamic_slice_fusion", "true"),
+    }
+
+
+def test_a_migrated_page_starts(report: ProbeReport, parser: ParserProcess, catalog: Catalog) -> None:
+    assert parser.ask(migrate_text(PAGE, report, catalog).text).starts
+
+
+def test_effect_verdicts_are_those_of_the_resolved_options(
+    report: ProbeReport, parser: ParserProcess, catalog: Catalog
+) -> None:
+    base = parser.ask("").options
+    for check in check_xla_flags(PAGE, report, catalog):
+        if check.starts and check.verdict in (V.EFFECTIVE, V.ALREADY_DEFAULT, V.NO_EFFECT):
+            changed = parser.ask(f'--{check.name}="{check.value}"').options != base
+            assert changed == (check.verdict is V.EFFECTIVE), check
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whether_it_starts_is_what_the_real_parser_says(
+    report: ProbeReport, parser: ParserProcess, catalog: Catalog, seed: int
+) -> None:
+    generator = random.Random(seed)
+    # Left out: texts and maps that have a parser of their own (durations, xla_fuel ...), enums without known values.
+    plain = [f for f in report.flags.values() if f.in_xla_flags and f.in_compiler_options]
+    flags = [f for f in plain if f.values or f.type in ("bool", "int32", "int64", "float")]
+    texts = ["true", "FALSE", "yes", "1", "-1", "+3", "3.5", "1e3", "0x10", "", "x", "2147483648", "9" * 20]
+    for _ in range(150):
+        info = generator.choice(flags)
+        value = generator.choice([*texts, *info.spellings, *(f"+{v}" for v in info.values), ",".join(info.values[:2])])
+        check = check_setting(info.name, value, report, catalog)
+        assert check.starts == parser.ask(f'--{info.name}="{value}"').starts, (info.name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdict", "starts"),
+    [
+        ("xla_gpu_autotune_level", "3", V.EFFECTIVE, True),
+        ("xla_gpu_autotune_level", "4", V.ALREADY_DEFAULT, True),
+        ("xla_gpu_autotune_level", "99", V.BAD_VALUE, True),
+        ("xla_gpu_autotune_level", "high", V.BAD_VALUE, False),
+        ("xla_gpu_all_gather_combine_threshold_bytes", "-5", V.BAD_VALUE, True),
+        ("xla_gpu_enable_triton_gemm", "True", V.ALREADY_DEFAULT, True),
+        ("xla_gpu_enable_triton_gemm", "0", V.EFFECTIVE, True),
+        ("xla_gpu_async_dot", "false", V.ALREADY_DEFAULT, True),
+        ("xla_gpu_enable_command_buffer", "+COLLECTIVES", V.EFFECTIVE, True),
+        ("xla_gpu_enable_command_buffer", "FUSION,+COLLECTIVES", V.BAD_VALUE, False),
+        ("xla_gpu_enable_command_buffer", "FUSIONS", V.BAD_VALUE, False),
+        ("xla_gpu_shape_checks", "RUNTIME", V.ALREADY_DEFAULT, True),
+        ("xla_gpu_enable_cudnn_fmha", "true", V.NO_EFFECT, True),
+        ("xla_gpu_enable_fast_min_max", "true", V.NO_EFFECT, True),
+        ("xla_gpu_collective_inflation_factor", "2", V.DANGEROUS, True),
+        ("xla_gpu_collective_inflation_factor", "1", V.ALREADY_DEFAULT, True),
+        ("xla_gpu_graph_level", "0", V.RENAMED, False),
+        ("xla_gpu_graph_level", "3", V.REMOVED, False),
+        ("xla_gpu_enable_async_all_reduce", "true", V.REMOVED, False),
+        ("xla_gpu_enable_async_all_reduce", "false", V.RENAMED, False),
+        ("xla_enable_dumping", "true", V.UNKNOWN, False),
+        ("xla_gpu_made_up", "1", V.UNKNOWN, False),
+        ("jax_optimization_level", "O1", V.EFFECTIVE, True),
+        ("jax_optimization_level", "O9", V.BAD_VALUE, False),
+        ("jax_enable_pgle", "off", V.ALREADY_DEFAULT, True),
+        ("jax_enable_pgle", "maybe", V.BAD_VALUE, False),
+        ("jax_pgle_aggregation_percentile", "101", V.BAD_VALUE, True),
+        ("jax_disable_jit", "true", V.DANGEROUS, True),
+        ("jax_made_up", "1", V.UNKNOWN, True),
+        ("NCCL_LL_BUFFSIZE", "-2", V.NO_EFFECT, True),
+        ("NCCL_DYNAMIC_CHUNK_SIZE", "524288", V.REMOVED, True),
+        ("NCCL_MADE_UP", "1", V.UNKNOWN, True),
+        ("NCCL_PROTO", "Simple", V.NO_EFFECT, True),
+        ("PJRT_NPROC", "two", V.BAD_VALUE, True),
+        ("MALLOC_ARENA_MAX", "1", V.EFFECTIVE, True),
+    ],
+)
+def test_verdicts(report: ProbeReport, catalog: Catalog, name: str, value: str, verdict: V, starts: bool) -> None:
+    (check,) = check_settings(FlagSet({name: value}), report, catalog)
+    assert (check.verdict, check.starts) == (verdict, starts), check.reason
+
+
+def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeReport, catalog: Catalog) -> None:
+    check = check_setting("xla_gpu_enable_latency_hiding_scheduler", "false", report, catalog)
+    unset = report.flags["xla_gpu_enable_latency_hiding_scheduler"].default is None
+    assert check.verdict is (V.EFFECTIVE if unset else V.ALREADY_DEFAULT)
+
+
+def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, catalog: Catalog) -> None:
+    cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
+    assert check_setting("NCCL_PROTO", "Simple", cuda, catalog).verdict is V.EFFECTIVE
+    check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", cuda, catalog)
+    assert check.replacement == ("XLA_CLIENT_MEM_FRACTION", "0.9")
+    assert check_setting("XLA_CLIENT_MEM_FRACTION", "9", cuda, catalog).verdict is V.BAD_VALUE
+
+
+@pytest.mark.parametrize(
+    ("text", "verdicts"),
+    [
+        ("--xla_gpu_enable_triton_gemm-false", [V.UNKNOWN]),
+        ("--xla_gpu_autotune_level 3", [V.BAD_VALUE, V.UNKNOWN]),
+        ("-xla_gpu_autotune_level=3", [V.UNKNOWN]),
+        ("–xla_gpu_autotune_level=3", [V.UNKNOWN, ]),  # noqa: RUF001
+        ("flags.txt", [V.UNKNOWN]),
+        ("--xla_gpu_autotune_level=3 --xla_gpu_autotune_level=2", [V.NO_EFFECT, V.EFFECTIVE]),
+        ("--xla_gpu_autotune_level=x --xla_gpu_autotune_level=2", [V.BAD_VALUE, V.EFFECTIVE]),
+        ("--xla_dump_to=x word --xla_gpu_made_up=1", [V.EFFECTIVE, V.UNKNOWN, V.NO_EFFECT]),
+        ("--xla_gpu_enable_triton_gemm", [V.ALREADY_DEFAULT]),
+        ("--foo", [V.UNKNOWN]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_a_text_is_judged_as_the_real_parser_reads_it(
+    report: ProbeReport, parser: ParserProcess, catalog: Catalog, text: str, verdicts: list[V]
+) -> None:
+    checks = check_xla_flags(text, report, catalog)
+    assert [c.verdict for c in checks] == verdicts
+    assert would_start(checks) == parser.ask(text).starts
+
+
+def test_advice_names_what_to_write(report: ProbeReport, catalog: Catalog) -> None:
+    def advice(text: str) -> str:
+        return check_xla_flags(text, report, catalog)[0].advice
+
+    assert advice("--xla_gpu_enable_triton_gemm-false") == "write --xla_gpu_enable_triton_gemm=false"
+    assert advice("–xla_gpu_autotune_level=3") == "write --xla_gpu_autotune_level=3"  # noqa: RUF001
+    (wrong,) = check_xla_flags("--xla_gpu_command_buffer_scheduling_mode=fast", report, catalog)
+    assert "LHS" in wrong.reason
+    (typo,) = check_xla_flags("--xla_gpu_autotun_level=3", report, catalog)
+    assert "xla_gpu_autotune_level" in typo.reason
+
+
+SCRIPT = """#!/bin/bash
+export NCCL_LL_BUFFSIZE=-2
+export XLA_PYTHON_CLIENT_MEM_FRACTION=0.9
+export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_graph_level=0 \\
+  --xla_gpu_enable_triton_softmax_fusion=false \\
+  --xla_gpu_all_reduce_combine_threshold_bytes=$THRESHOLD --xla_gpu_enable_custom_fusions=true \\
+  --xla_gpu_enable_address_computation_fusion=true \\
+  --xla_gpu_autotune_level=99"
+python train.py
+"""
+
+
+def test_a_script_is_rewritten_and_the_rest_stays_as_it_is(report: ProbeReport, catalog: Catalog) -> None:
+    cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
+    migration = migrate_text(SCRIPT, cuda, catalog)
+    assert (
+        migration.text
+        == """#!/bin/bash
+export NCCL_LL_BUFFSIZE=-2
+export XLA_CLIENT_MEM_FRACTION=0.9
+export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_command_buffer= \\
+  --xla_gpu_all_reduce_combine_threshold_bytes=$THRESHOLD --xla_gpu_enable_dynamic_slice_fusion=true \\
+  --xla_gpu_autotune_level=99"
+python train.py
+"""
+    )
+    assert [c.line for c in migration.changes] == [3, 4, 5, 6, 7]
+    assert all(c.reason for c in migration.changes)
+    assert [r.partition(":")[0] for r in migration.remarks] == ["line 2", "line 8"]
+
+
+def test_python_sources_are_rewritten_too(report: ProbeReport, catalog: Catalog) -> None:
+    source = "FLAGS = ('--xla_gpu_triton_gemm_any=True '\n         '--xla_gpu_cudnn_gemm_fusion=true')\n"
+    text = migrate_text(source, report, catalog).text
+    assert text == source.replace("xla_gpu_cudnn_gemm_fusion=true", "xla_gpu_cudnn_gemm_fusion_level=1")
+
+
+def test_a_text_without_settings_stays(report: ProbeReport, catalog: Catalog) -> None:
+    migration = migrate_text("python train.py --xla=1\n", report, catalog)
+    assert (migration.text, migration.changes) == ("python train.py --xla=1\n", ())

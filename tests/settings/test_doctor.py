@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import load_catalog
+from autotune.settings.check import SettingVerdict
+from autotune.settings.doctor import Runner, diagnose, find_gpus, find_places, find_steering, find_versions, run_program
+from autotune.settings.probe import probe_build
+from autotune.settings.words import describe_diagnosis
+
+H100S = """0, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
+1, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+def machine_with(gpus: str, installed: str = "{}") -> Runner:
+    """A machine whose programs print what is given; its nvidia-smi knows the GPUs."""
+
+    def run(command: Sequence[str]) -> str:
+        if command[0] == "nvidia-smi":
+            return "" if not gpus else "GPU0 GPU1\n" if command[1] == "topo" else gpus
+        return "Python 3.11.7\n" if command[-1] == "--version" else installed
+
+    return run
+
+
+def test_gpus_are_read_from_nvidia_smi() -> None:
+    first, second = find_gpus(machine_with(H100S))
+    assert (first.index, first.name, first.driver) == (0, "NVIDIA H100 80GB HBM3", "550.54.15")
+    assert (first.memory_bytes, first.compute_capability) == (81559 << 20, "9.0")
+    assert (second.used_bytes, second.busy_percent) == (40000 << 20, 97)
+
+
+@pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b, c\n"])
+def test_a_machine_without_gpus_has_none(output: str) -> None:
+    assert find_gpus(machine_with(output)) == ()
+
+
+def test_a_figure_that_a_gpu_does_not_give_is_left_open() -> None:
+    (gpu,) = find_gpus(machine_with("0, GPU, [N/A], [N/A], 1, 9.0, [N/A]\n"))
+    assert (gpu.memory_bytes, gpu.busy_percent) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "files", "places"),
+    [
+        ({}, (), ()),
+        ({"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}, (), ("SLURM job 17: 2 nodes, ? tasks",)),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (".dockerenv",), ("Kubernetes pod", "Docker container")),
+        ({"APPTAINER_NAME": "jax.sif"}, (), ("Apptainer container jax.sif",)),
+        ({"ENROOT_ROOTFS": "/x"}, (), ("Enroot container",)),
+        ({}, ("run/.containerenv",), ("Podman container",)),
+    ],
+)
+def test_schedulers_and_containers_are_seen(
+    environment: dict[str, str], files: tuple[str, ...], places: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_places({"PATH": str(tmp_path), **environment}, tmp_path) == places
+
+
+def test_slurm_outside_of_a_job_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    assert find_places({"PATH": str(tmp_path)}, tmp_path) == ("SLURM commands, outside of a job",)
+
+
+def test_variables_that_steer_are_judged_and_others_are_not_shown(report: ProbeReport) -> None:
+    environment = {
+        "XLA_FLAGS": "--xla_gpu_graph_level=0 --xla_gpu_autotune_level=4",
+        "JAX_ENABLE_PGLE": "true",
+        "NCCL_LL_BUFFSIZE": "-2",
+        "NCCL_TYPO": "1",
+        "HOME": "/home/me",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    found = find_steering(environment, report, load_catalog())
+    assert [(c.name, c.verdict) for c in found] == [
+        ("xla_gpu_graph_level", SettingVerdict.RENAMED),
+        ("xla_gpu_autotune_level", SettingVerdict.ALREADY_DEFAULT),
+        ("jax_enable_pgle", SettingVerdict.EFFECTIVE),
+        ("NCCL_LL_BUFFSIZE", SettingVerdict.NO_EFFECT),
+        ("NCCL_TYPO", SettingVerdict.UNKNOWN),
+    ]
+
+
+def test_versions_are_those_of_the_interpreter(report: ProbeReport) -> None:
+    versions = find_versions(sys.executable, run_program)
+    assert versions["jaxlib"] == report.jaxlib
+    assert versions["Python"] == report.python
+
+
+def test_each_missing_thing_comes_with_the_command_that_mends_it(report: ProbeReport, tmp_path: Path) -> None:
+    installed = '{"jaxlib": "0.10.2", "jax": "0.10.2", "jax-cuda12-plugin": "0.10.1", "flax": "1", "optax": "1"}'
+    found = diagnose(
+        "python",
+        {"XLA_FLAGS": "--xla_gpu_made_up=1", "JAX_COMPILATION_CACHE_DIR": "/c"},
+        report=report,
+        catalog=load_catalog(),
+        run=machine_with(H100S, installed),
+        root=tmp_path,
+    )
+    commands = {f.problem: f.command for f in found.findings}
+    plugin = "the CUDA plugin is 0.10.1 (jax-cuda12-plugin), jaxlib is 0.10.2"
+    assert commands[plugin] == "python -m pip install jax-cuda12-plugin==0.10.2"
+    assert commands["nvidia-ml-py is not installed"] == "python -m pip install nvidia-ml-py"
+    assert commands["GPU 1 is in use: 97 % busy, 39.1 GiB taken"] == "nvidia-smi"
+    assert "autotune flags check --env" in commands.values()
+    assert "unset JAX_COMPILATION_CACHE_DIR" in commands.values()
+    assert found.versions["driver"] == "550.54.15"
+    assert found.topology == "GPU0 GPU1"
+    text = "\n".join(describe_diagnosis(found))
+    assert "GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, compute capability 9.0" in text
+    assert "xla_gpu_made_up=1: not an XLA flag" in text
+
+
+def test_without_gpus_and_plugin_screening_is_what_is_missing(report: ProbeReport, tmp_path: Path) -> None:
+    found = diagnose(
+        "python", {}, report=report, catalog=load_catalog(), run=machine_with("", '{"jaxlib": "0.10.2"}'), root=tmp_path
+    )
+    (screening,) = (f for f in found.findings if "plugin" in f.problem)
+    assert screening.feature == "compiling for GPUs on this machine (screening)"
+    assert screening.command == (
+        "python -m pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12"
+    )
+    assert "  no GPU" in list(describe_diagnosis(found))
+
+
+def test_a_build_that_cannot_be_asked_is_a_finding(tmp_path: Path) -> None:
+    found = diagnose("python", {}, report=None, catalog=load_catalog(), run=machine_with(""), root=tmp_path)
+    assert found.findings[0].command == "python -m pip install jax"
+    assert found.steering == ()
+
+
+def test_a_program_that_is_missing_or_fails_gives_nothing() -> None:
+    assert run_program(["no-such-program-anywhere"]) == ""
+    assert run_program([sys.executable, "-c", "print(1); raise SystemExit(3)"]) == ""
+    assert run_program([sys.executable, "-c", "print(1)"]) == "1\n"

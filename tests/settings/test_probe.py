@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune.settings.probe
+from autotune.machine.environment import default_cache_dir
+from autotune.model.errors import LaunchError
+from autotune.settings.build import ProbeReport, canonical_value
+from autotune.settings.descriptor import FieldInfo, read_debug_options
+from autotune.settings.parser import ParserProcess, parse_text_proto, quiet_environment
+from autotune.settings.probe import probe_build
+
+FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+def test_all_flags_of_the_parser_are_found(report: ProbeReport) -> None:
+    if report.jaxlib not in FLAG_COUNTS:
+        pytest.skip(f"the flags of jaxlib {report.jaxlib} were never counted")
+    assert sum(f.in_xla_flags for f in report.flags.values()) == FLAG_COUNTS[report.jaxlib]
+
+
+def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeReport) -> None:
+    # The empty default of a list would add an empty item to it.
+    tokens = {f.name: f"--{f.name}={f.default}" for f in report.flags.values() if f.in_xla_flags and f.default}
+    with ParserProcess(sys.executable) as parser:
+        assert parser.sort_out(tokens) == (set(), set())
+        assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "default"),
+    [
+        ("xla_gpu_autotune_level", "int32", "4"),
+        ("xla_gpu_enable_triton_gemm", "bool", "true"),
+        ("xla_gpu_all_gather_combine_threshold_bytes", "int64", "31457287"),
+        ("xla_gpu_auto_spmd_partitioning_memory_budget_ratio", "float", "1.1"),
+        ("xla_disable_hlo_passes", "string", ""),
+        ("xla_cpu_enable_fast_min_max", "bool", "false"),
+    ],
+)
+def test_type_and_default_are_those_of_the_build(report: ProbeReport, name: str, kind: str, default: str) -> None:
+    assert (report.flags[name].type, report.flags[name].default) == (kind, default)
+
+
+def test_values_are_spelled_as_the_parser_takes_them(report: ProbeReport) -> None:
+    buffers = report.flags["xla_gpu_enable_command_buffer"]
+    assert buffers.values[:3] == ("FUSION", "CUBLAS", "CUDNN")
+    assert "INVALID" not in buffers.values
+    assert (buffers.edits, buffers.any_case, buffers.allows_empty) == (True, True, True)
+    mode = report.flags["xla_gpu_all_gather_mode"]
+    assert mode.values == ("private", "symmetric", "peer")
+    assert (mode.default, mode.allows_empty) == ("private", False)
+    assert not report.flags["xla_gpu_disable_async_collectives"].edits
+
+
+def test_a_flag_that_jax_overrules_is_stored_nowhere(report: ProbeReport) -> None:
+    assert report.flags["xla_gpu_enable_fast_min_max"].sets == ()
+
+
+def test_an_alias_names_the_option_that_it_sets(report: ProbeReport) -> None:
+    alias = report.flags["xla_gpu_enable_libnvjitlink"]
+    assert (alias.sets, alias.type, alias.in_compiler_options) == (("xla_gpu_libnvjitlink_mode",), "bool", False)
+    assert report.flags["xla_cpu_collective_call_warn_stuck_timeout_seconds"].type == "int32"
+
+
+def test_removed_names_and_jax_options_are_reported(report: ProbeReport) -> None:
+    assert "xla_gpu_graph_level" in report.removed
+    assert report.jax_options["jax_optimization_level"].values[:3] == ("UNKNOWN", "O0", "O1")
+    assert report.jax_options["jax_enable_pgle"].default == "false"
+
+
+def test_a_report_survives_json(report: ProbeReport) -> None:
+    assert ProbeReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+@pytest.mark.parametrize("damage", [{"schema": 0}, {"flags": None}, {"jaxlib": "1", "surprise": 2}])
+def test_a_damaged_report_is_refused(report: ProbeReport, damage: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"schema|report"):
+        ProbeReport.from_json({**report.to_json(), **damage})
+
+
+def test_a_build_is_asked_once(
+    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_parser(*_: object, **__: object) -> None:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", no_parser)
+    assert probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp()) == report
+
+
+def test_a_torn_cache_file_is_asked_anew(
+    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    (whole,) = tmp_path_factory.getbasetemp().glob("probe-*.json")
+    torn = tmp_path / whole.name
+    torn.write_text(whole.read_text()[:1000])
+    assert probe_build(sys.executable, cache_dir=tmp_path) == report
+    assert torn.read_text() == whole.read_text()
+
+
+@pytest.mark.aot
+def test_the_plugin_holds_the_flags_of_the_cpu_library(
+    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cuda = probe_build(sys.executable, platform="cuda", cache_dir=tmp_path_factory.getbasetemp())
+    assert (cuda.platform, cuda.jaxlib) == ("cuda", report.jaxlib)
+    assert cuda.flags == report.flags
+    if cuda.plugin is None:
+        pytest.skip("the CUDA plugin is not installed, so both asked the CPU library")
+
+
+def test_a_missing_interpreter_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="must be a working Python"):
+        probe_build(str(tmp_path / "python"), cache_dir=tmp_path)
+
+
+def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    with pytest.raises(LaunchError, match="pip install jax"):
+        probe_build(str(tmp_path / "bare/bin/python"), cache_dir=tmp_path)
+
+
+def test_a_parser_that_does_not_answer_is_an_error() -> None:
+    with (
+        ParserProcess(sys.executable, timeout_s=0.001) as parser,
+        pytest.raises(LaunchError, match=r"within 0\.001 s"),
+    ):
+        parser.ask("")
+
+
+def test_sorting_out_names_unknown_and_refused_flags() -> None:
+    tokens = {
+        "xla_gpu_autotune_level": "--xla_gpu_autotune_level=3",
+        "xla_gpu_no_such": "--xla_gpu_no_such=1",
+        "xla_gpu_graph_level": "--xla_gpu_graph_level=0",
+        "xla_gpu_shape_checks": "--xla_gpu_shape_checks=sometimes",
+        "xla_dump_to": "--xla_dump_to=x",
+        "xla_gpu_enable_pdl": "--xla_gpu_enable_pdl=perhaps",
+    }
+    with ParserProcess(sys.executable) as parser:
+        unknown, refused = parser.sort_out(tokens)
+    assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
+    assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
+
+
+def test_nothing_of_the_callers_environment_steers_the_answers() -> None:
+    asked = {"XLA_FLAGS": "--xla_gpu_x", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cuda", "HOME": "/h"}
+    quiet = quiet_environment(asked)
+    assert quiet["HOME"] == "/h"
+    assert quiet["JAX_PLATFORMS"] == "cpu"
+    assert not {"XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL"} & set(quiet)
+
+
+def test_the_cache_follows_the_xdg_rules() -> None:
+    assert default_cache_dir({"XDG_CACHE_HOME": "/c"}) == Path("/c/autotune")
+    assert default_cache_dir({}) == Path.home() / ".cache/autotune"
+
+
+def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
+    text = """goo.gle/debugproto
+number: 3
+path: "a\\"b\\303\\274"
+kinds: ONE
+kinds: TWO
+options { key: "k" value: "v" }
+options {
+  key: "k2"
+  value: "v2"
+}
+filter {
+  ranges {
+    first: 1
+  }
+}
+"""
+    parsed = parse_text_proto(text.replace('options { key: "k" value: "v" }\n', ""))
+    assert parsed == {
+        "number": "3",
+        "path": 'a"bü',
+        "kinds": "ONE,TWO",
+        "options": "k2=v2",
+        "filter": "first=1",
+    }
+
+
+def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
+    def entry(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    enum = entry(1, b"Mode") + entry(2, entry(1, b"MODE_A")) + entry(2, entry(1, b"MODE_B"))
+    one = entry(1, b"xla_mode") + b"\x20\x03\x28\x0e" + entry(6, b".xla.DebugOptions.Mode")
+    other = entry(1, b"xla_old") + b"\x20\x01\x28\x08" + entry(8, b"\x18\x01")
+    message = entry(1, b"DebugOptions") + entry(2, one) + entry(2, other) + entry(4, enum) + entry(10, b"xla_gone")
+    file = entry(1, b"xla/xla.proto") + entry(2, b"xla") + b"\x22\x81\x01"[:1] + bytes([len(message)]) + message
+    library = tmp_path / "library.so"
+    library.write_bytes(b"\x7fELF" + b"\0" * 7 + file + b"\0" * 5)
+    assert read_debug_options(library) == (
+        (
+            FieldInfo("xla_mode", "enum", True, False, ("MODE_A", "MODE_B")),
+            FieldInfo("xla_old", "bool", False, True, ()),
+        ),
+        frozenset({"xla_gone"}),
+    )
+
+
+def test_a_library_without_the_descriptor_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "library.so").write_bytes(b"\x7fELF nothing here")
+    with pytest.raises(LaunchError, match="descriptor"):
+        read_debug_options(tmp_path / "library.so")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "canonical"),
+    [("1", "bool", "true"), ("FALSE", "bool", "false"), ("+MODE_B,-a", "enum", "+b,-a"), ("x", "string", "x")],
+)
+def test_spellings_of_one_value_become_one(value: str, kind: str, canonical: str) -> None:
+    spellings = {"a": "a", "b": "b", "mode_b": "b"} if kind == "enum" else {}
+    assert canonical_value(value, kind, spellings) == canonical

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import load_catalog
+from autotune.settings.check import SettingVerdict, check_settings, would_start
+from autotune.settings.migrate import for_build
+from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import probe_build
+from autotune.settings.recipes import find_recipe, find_symptom, load_recipes, load_symptoms, search_symptoms
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    with ParserProcess(sys.executable) as process:
+        yield process
+
+
+def test_all_published_sets_are_there_with_source_and_date() -> None:
+    recipes = load_recipes()
+    assert len(recipes) == 38
+    for recipe in recipes.values():
+        assert recipe.source, recipe.name
+        assert recipe.date, recipe.name
+        assert recipe.settings, recipe.name
+
+
+@pytest.mark.parametrize("name", list(load_recipes()))
+def test_the_verdict_on_a_published_set_is_that_of_the_real_parser(
+    report: ProbeReport, parser: ParserProcess, name: str
+) -> None:
+    settings = find_recipe(name).settings
+    checks = check_settings(settings, report, load_catalog())
+    answer = parser.ask(find_recipe(name).flags)
+    assert would_start(checks) == answer.starts
+    assert {c.name for c in checks if not c.starts} == set(answer.unknown)
+
+
+@pytest.mark.parametrize("name", list(load_recipes()))
+def test_what_is_left_of_a_published_set_starts_and_acts(report: ProbeReport, parser: ParserProcess, name: str) -> None:
+    left = for_build(find_recipe(name).settings, report, load_catalog())
+    assert parser.ask(left.render_xla_flags()).starts
+    base = parser.ask("").options
+    for setting, value in left.of_kind("xla").items():
+        assert parser.ask(f"--{setting}={value}").options != base, setting
+
+
+def test_every_setting_of_a_published_set_is_in_the_catalogue() -> None:
+    catalog = load_catalog()
+    for recipe in load_recipes().values():
+        assert set(recipe.settings) <= set(catalog), recipe.name
+
+
+def test_several_old_switches_become_one_list(report: ProbeReport) -> None:
+    old = find_recipe("gcp_maxtext_2024_a3mega").settings.of_kind("xla")
+    switches = {n: "false" for n in old if "enable_async_" in n}
+    left = for_build(old.merge(dict(switches)), report, load_catalog())
+    assert left["xla_gpu_disable_async_collectives"] == "ALLGATHER,ALLREDUCE,REDUCESCATTER"
+
+
+def test_what_becomes_of_each_setting_is_told(report: ProbeReport) -> None:
+    told: list[str] = []
+    flags = FlagSet({"xla_gpu_no_such_flag": "1", "xla_gpu_enable_triton_gemm": "true", "NCCL_DEBUG": "INFO"})
+    left = for_build(flags, report, load_catalog(), note=told.append)
+    assert "xla_gpu_no_such_flag" not in left
+    assert sum(line.startswith("xla_gpu_no_such_flag is left out: ") for line in told) == 1
+    assert not any("xla_gpu_enable_triton_gemm" in line for line in told)  # the default already: nothing is lost
+    assert "xla_gpu_enable_triton_gemm" not in left
+
+
+def test_a_default_stays_where_it_undoes_what_lies_beneath(report: ProbeReport) -> None:
+    flags = FlagSet({"xla_gpu_enable_triton_gemm": "true"})
+    over = FlagSet({"xla_gpu_enable_triton_gemm": "false"})
+    assert for_build(flags, report, load_catalog(), over=over) == flags
+
+
+def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport) -> None:
+    (check,) = (
+        c
+        for c in check_settings(find_recipe("maxtext_llama2_7b_1vm").settings, report, load_catalog())
+        if c.name == "xla_gpu_pipeline_all_gather"
+    )
+    if "xla_gpu_pipeline_all_gather" in report.flags:
+        assert check.verdict is SettingVerdict.EFFECTIVE
+    else:
+        assert check.replacement == ("xla_gpu_enable_pipelined_all_gather", "true")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("many small collectives", "small_collectives"),
+        ("poor overlap", "overlap"),
+        ("it hangs after an hour", "hangs"),
+        ("OOM, fragmentation", "out_of_memory"),
+        ("B200", "blackwell"),
+        ("launch overhead", "launch_overhead"),
+        ("slow infiniband", "slow_network"),
+        ("pipeline_parallel stages wait", "pipeline_parallel"),
+    ],
+)
+def test_words_lead_to_the_symptom(text: str, first: str) -> None:
+    assert search_symptoms(text)[0].name == first
+
+
+def test_words_that_nobody_knows_lead_nowhere() -> None:
+    assert search_symptoms("the of zzz") == ()
+
+
+def test_unknown_names_are_answered_with_close_ones() -> None:
+    with pytest.raises(SettingError, match="alphafold3"):
+        find_recipe("alphafold")
+    with pytest.raises(SettingError, match="hangs"):
+        find_symptom("hang")
+    assert find_symptom("hangs") is load_symptoms()["hangs"]

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import load_catalog
+from autotune.settings.parameters import DEFAULT, Parameter, SearchSpace, describe_condition, describe_domain
+from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import probe_build
+from autotune.settings.space import DEFAULT_GROUPS, build_space
+
+CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
+SINGLE = {"device_count": 1}
+FSDP = {"device_count": 8, "mesh": {"fsdp": 8}, "layer_bytes": {"weights": 404_750_336, "gradients": 404_750_336}}
+PIPELINE = {"device_count": 16, "node_count": 2, "mesh": {"pipeline": 2, "tensor": 8}}
+
+Build = Callable[..., SearchSpace]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    with ParserProcess(sys.executable, timeout_s=120) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def build(report: ProbeReport) -> Build:
+    def make(**changes: Any) -> SearchSpace:
+        arguments: dict[str, Any] = {
+            "settings": {}, "groups": (), "recipes": (), "symptoms": (), "report": report, "catalog": load_catalog(),
+            "platform": "cuda", "device_count": 1, "node_count": 1, "mesh": {}, "layer_bytes": None, "has_loop": True,
+            "cpu_count": 4,
+        }  # fmt: skip
+        return build_space(**{**arguments, **changes})
+
+    return make
+
+
+def choose(generator: random.Random) -> Callable[[Parameter], str]:
+    return lambda parameter: generator.choice(list(parameter.values()))
+
+
+def names(space: SearchSpace) -> set[str]:
+    return {p.name for p in space.parameters}
+
+
+@pytest.mark.parametrize("workload", [SINGLE, FSDP, PIPELINE], ids=["single", "fsdp", "pipeline"])
+def test_a_hundred_points_of_the_gpu_space_start(build: Build, parser: ParserProcess, workload: dict[str, Any]) -> None:
+    space = build(groups=CUDA_GROUPS, **workload)
+    generator = random.Random(7)
+    points = {space.suggest(choose(generator)) for _ in range(100)}
+    assert len(points) == 100
+    for point in points:
+        answer = parser.ask(point.render_xla_flags())
+        assert answer.starts, (point, answer.log[:300])
+        assert space.validate(point) == ()
+
+
+@pytest.mark.parametrize("workload", [SINGLE, FSDP, PIPELINE], ids=["single", "fsdp", "pipeline"])
+def test_every_value_of_the_gpu_space_changes_the_options(
+    build: Build, parser: ParserProcess, workload: dict[str, Any]
+) -> None:
+    base = parser.ask("").options
+    for parameter in build(groups=CUDA_GROUPS, **workload).parameters:
+        for value in parameter.values():
+            if parameter.name.startswith("xla_") and not parameter.is_absent(value):
+                answer = parser.ask(FlagSet({parameter.name: value}).render_xla_flags())
+                assert answer.starts
+                assert answer.options != base, (parameter.name, value)
+
+
+def test_all_cpu_values_start(build: Build, parser: ParserProcess) -> None:
+    space = build(platform="cpu")
+    assert {"xla_cpu_experimental_ynn_fusion_type", "PJRT_NPROC", "MALLOC_ARENA_MAX"} <= names(space)
+    assert not {n for n in names(space) if n.startswith(("xla_gpu", "NCCL"))}
+    generator = random.Random(1)
+    for _ in range(30):
+        assert parser.ask(space.suggest(choose(generator)).render_xla_flags()).starts
+
+
+def test_threads_do_not_outnumber_cpus(build: Build) -> None:
+    threads = next(p for p in build(platform="cpu").parameters if p.name == "PJRT_NPROC")
+    assert threads.choices == (DEFAULT, "1", "2", "4")
+
+
+def test_a_study_that_names_nothing_gets_the_default_groups(build: Build) -> None:
+    assert names(build(platform="cpu")) == names(build(platform="cpu", groups=DEFAULT_GROUPS["cpu"]))
+    assert "xla_gpu_enable_command_buffer" in names(build())
+
+
+def test_settings_that_change_results_need_their_group(build: Build) -> None:
+    assert "xla_cpu_enable_fast_math" not in names(build(platform="cpu"))
+    space = build(platform="cpu", groups=["cpu_numerics"])
+    fast_math = "xla_cpu_enable_fast_math"
+    assert fast_math in names(space)
+    honor = next(p for p in space.parameters if p.name == "xla_cpu_fast_math_honor_nans")
+    assert honor.condition == {fast_math: ("true",)}
+    # Named by nothing but a symptom, they stay out.
+    assert not {n for n in names(build(symptoms=["slow_matmul"], **SINGLE)) if "deterministic" in n}
+
+
+def test_one_device_has_nothing_for_several(build: Build) -> None:
+    space = build(groups=CUDA_GROUPS)
+    assert not {n for n in names(space) if n.startswith("NCCL") or "all_gather" in n or "all_reduce" in n}
+    assert space.left_out["xla_gpu_all_gather_combine_threshold_bytes"] == "acts on several devices, the study has one"
+    assert space.left_out["NCCL_P2P_NET_CHUNKSIZE"] == "acts across nodes, the study has one"
+
+
+def test_parallelism_opens_its_groups(build: Build) -> None:
+    fsdp, pipeline = build(groups=CUDA_GROUPS, **FSDP), build(groups=CUDA_GROUPS, **PIPELINE)
+    matmul, decomposer = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_collective_permute_decomposer_threshold"
+    assert fsdp.left_out[matmul] == "acts under tensor parallelism, the mesh has none"
+    assert fsdp.left_out[decomposer] == "acts under pipeline parallelism, the mesh has none"
+    assert {matmul, decomposer, "xla_gpu_enable_pipelined_p2p"} <= names(pipeline)
+
+
+def test_a_program_without_loops_has_no_loop_settings(build: Build) -> None:
+    space = build(groups=["loops"], has_loop=False)
+    assert space.left_out["xla_gpu_enable_while_loop_double_buffering"] == "acts on loops, the program has none"
+    assert space.size() == 1
+
+
+def test_nothing_that_the_build_lacks_is_searched(build: Build, report: ProbeReport) -> None:
+    space = build(groups=CUDA_GROUPS, **PIPELINE)
+    for name in names(space):
+        assert not name.startswith("xla_") or report.flags[name].in_xla_flags
+        assert not name.startswith("jax_") or name in report.jax_options
+    modern, old = "xla_gpu_pipeline_all_gather", "xla_gpu_enable_pipelined_all_gather"
+    assert len({modern, old} & names(space)) == 1
+    if modern in report.flags:
+        assert space.left_out[old] == f"an older name of {modern}"
+    else:
+        assert space.left_out[modern] == f"jaxlib {report.jaxlib} does not have it; it came with 0.11.2"
+
+
+def test_combine_thresholds_are_multiples_of_one_layer(build: Build) -> None:
+    space = build(groups=["combining"], **FSDP)
+    threshold = next(p for p in space.parameters if p.name == "xla_gpu_all_gather_combine_threshold_bytes")
+    layer = 404_750_336
+    assert threshold.choices == (DEFAULT, *(str(int(layer * m)) for m in (0.25, 0.5, 1, 2, 4, 8)))
+    unknown = build(groups=["combining"], **{**FSDP, "layer_bytes": None})
+    powers = next(p for p in unknown.parameters if p.name == threshold.name)
+    assert powers.choices == (DEFAULT, *(str(2**k) for k in range(20, 34)))
+
+
+def test_conditional_groups(build: Build) -> None:
+    space = build(groups=["command_buffer", "user_buffers", "loops", "gemm"], **FSDP)
+    conditions = {p.name: p.condition or {} for p in space.parameters}
+    assert "" not in conditions["xla_gpu_graph_min_graph_size"]["xla_gpu_enable_command_buffer"]
+    assert conditions["xla_gpu_enable_nccl_user_buffers"] == {"NCCL_NVLS_ENABLE": (DEFAULT, "1")}
+    assert conditions["XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"] == {"xla_gpu_enable_nccl_user_buffers": ("true",)}
+    assert "XLA_CLIENT_MEM_FRACTION" in conditions
+    assert conditions["xla_gpu_enable_while_loop_unrolling"] == {
+        "xla_gpu_enable_while_loop_double_buffering": ("false",)
+    }
+    assert conditions["xla_gpu_cublas_fallback"] == {"xla_gpu_enable_triton_gemm": ("true",)}
+
+
+def test_what_can_never_act_is_left_out(build: Build) -> None:
+    space = build(settings={"XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB": [0, 512]}, **FSDP)
+    assert space.parameters == ()
+    assert "xla_gpu_enable_nccl_user_buffers is 'true'" in space.left_out["XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"]
+
+
+def test_an_inactive_parameter_is_not_asked(build: Build) -> None:
+    asked: list[str] = []
+
+    def no_graphs(parameter: Parameter) -> str:
+        asked.append(parameter.name)
+        return "" if parameter.name == "xla_gpu_enable_command_buffer" else parameter.default_choice
+
+    assert build(groups=["command_buffer"]).suggest(no_graphs) == FlagSet({"xla_gpu_enable_command_buffer": ""})
+    assert asked == ["xla_gpu_enable_command_buffer"]
+
+
+@pytest.mark.parametrize("groups", [["command_buffer", "memory"], ["gemm"], ["loops"], ["cpu"]])
+def test_the_size_is_the_number_of_points(build: Build, groups: list[str]) -> None:
+    space = build(groups=groups, platform="cpu" if groups == ["cpu"] else "cuda", has_loop=False)
+    wanted = [p for p in space.parameters if p.size <= 5][:7]
+    known = {p.name for p in wanted}
+    small = SearchSpace(tuple(p for p in wanted if set(p.condition or {}) <= known))
+    points = set()
+    for choice in itertools.product(*(list(p.values()) for p in small.parameters)):
+        chosen = dict(zip((p.name for p in small.parameters), choice, strict=True))
+        points.add(small.suggest(lambda p, chosen=chosen: chosen[p.name]))  # type: ignore[misc]
+    assert small.size() == len(points)
+
+
+@pytest.mark.parametrize("workload", [SINGLE, FSDP, PIPELINE], ids=["single", "fsdp", "pipeline"])
+def test_a_point_is_found_again_from_its_set(build: Build, workload: dict[str, Any]) -> None:
+    space = build(groups=CUDA_GROUPS, **workload)
+    generator = random.Random(3)
+    for _ in range(50):
+        point = space.suggest(choose(generator))
+        found = space.locate(point)
+        assert found is not None
+        assert space.suggest(lambda p, found=found: found[p.name]) == point  # type: ignore[misc]
+
+
+def test_a_set_outside_is_not_located_and_the_reasons_are_given(build: Build) -> None:
+    space = build(groups=["command_buffer"])
+    outside = FlagSet({"xla_gpu_autotune_level": 3})
+    assert space.locate(outside) is None
+    assert space.validate(outside) == ("xla_gpu_autotune_level is not searched: nothing in the study names it",)
+    assert space.validate(FlagSet({"xla_gpu_graph_min_graph_size": 7})) == (
+        "xla_gpu_graph_min_graph_size has no value '7' in this space",
+    )
+    inactive = FlagSet({"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": "20"})
+    assert space.locate(inactive) is None
+    (problem,) = space.validate(inactive)
+    assert problem.startswith("xla_gpu_graph_min_graph_size acts only if xla_gpu_enable_command_buffer is")
+
+
+def test_other_spellings_of_a_value_are_the_same_point(build: Build) -> None:
+    space = build(settings={"xla_gpu_all_gather_mode": ["private", "symmetric"]}, **FSDP)
+    assert space.locate(FlagSet({"xla_gpu_all_gather_mode": "PRIVATE"})) == {"xla_gpu_all_gather_mode": "private"}
+    bools = build(settings={"xla_gpu_async_dot": [True, False]})
+    assert bools.locate(FlagSet({"xla_gpu_async_dot": "1"})) == {"xla_gpu_async_dot": "true"}
+    assert bools.locate(FlagSet()) == {"xla_gpu_async_dot": "false"}
+
+
+def test_a_default_is_rendered_as_absence(build: Build) -> None:
+    space = build(settings={"xla_gpu_autotune_level": [3, 4], "xla_gpu_async_dot": [False]})
+    level, _ = space.parameters
+    assert level.choices == ("3", "4")
+    assert space.suggest(lambda p: p.choices[-1] if p.choices else "") == FlagSet()
+
+
+def test_domains_of_a_study(build: Build) -> None:
+    space = build(
+        settings={
+            "xla_gpu_graph_min_graph_size": {"low": 1, "high": 9, "step": 4},
+            "xla_gpu_dot_merger_threshold_mb": {"low": 2, "high": 16, "power_of_two": True},
+            "xla_gpu_enable_command_buffer": ["", "FUSION"],
+        }
+    )
+    values = {p.name: list(p.values()) for p in space.parameters}
+    assert values["xla_gpu_graph_min_graph_size"] == ["1", "5", "9"]
+    assert values["xla_gpu_dot_merger_threshold_mb"] == ["2", "4", "8", "16"]
+    assert space.parameters[0].name == "xla_gpu_enable_command_buffer"  # what others depend on comes first
+    assert space.size() == (3 + 1) * 4  # without graphs the smallest graph has one value
+    with pytest.raises(SettingError, match="must have one of its values but got '3'"):
+        space.suggest(lambda p: "FUSION" if p.choices else "3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": ["comining"]}, "combining"),
+        ({"symptoms": ["overlaps"]}, "overlap"),
+        ({"recipes": ["dreamer"]}, "dreamerv3"),
+        ({"settings": {"xla_gpu_autotun_level": [1]}}, "xla_gpu_autotune_level"),
+        ({"settings": {"xla_gpu_autotune_level": [9]}}, "must be at most 5"),
+        ({"settings": {"xla_gpu_autotune_level": ["high"]}}, "32-bit integer"),
+        ({"settings": {"xla_gpu_autotune_level": []}}, "at least one value"),
+        ({"settings": {"xla_gpu_autotune_level": {"low": 1}}}, "low, high"),
+        ({"settings": {"xla_gpu_autotune_level": {"low": 3, "high": 1}}}, "low <= high"),
+        ({"settings": {"xla_gpu_autotune_level": {"low": 0, "high": 0.5}}}, "whole numbers"),
+        ({"settings": {"xla_gpu_graph_min_graph_size": {"low": 3, "high": 8, "power_of_two": True}}}, "powers of two"),
+        ({"settings": {"xla_gpu_collective_inflation_factor": [1, 2]}}, "wrong results"),
+    ],
+)
+def test_a_wrong_study_is_told_what_is_legal(build: Build, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        build(**changes)
+
+
+def test_a_recipe_makes_its_values_reachable(build: Build, report: ProbeReport) -> None:
+    space = build(recipes=["maxtext_llama2_7b_1vm"], **FSDP)
+    name = "xla_gpu_all_gather_combine_threshold_bytes"
+    assert next(p for p in space.parameters if p.name == name).choices == (DEFAULT, "134217728")
+    wider = build(groups=["combining"], recipes=["maxtext_llama2_7b_1vm"], **FSDP)
+    assert "134217728" in (next(p for p in wider.parameters if p.name == name).choices or ())
+
+
+def test_a_symptom_opens_its_groups(build: Build) -> None:
+    assert names(build(symptoms=["small_collectives"], **FSDP)) == names(build(groups=["combining"], **FSDP))
+
+
+def test_process_layout_is_explained(build: Build) -> None:
+    assert "process_count" in build(groups=["layout"], **FSDP).left_out["process_layout"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"choices": ()}, {"choices": ("a", "a")}, {"choices": ("a",), "low": 1, "high": 2}, {"low": 1}]
+)
+def test_a_parameter_is_either_a_list_or_a_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must have (either choices or a range|distinct choices)"):
+        Parameter(name="xla_x", **wrong)
+
+
+def test_parameters_describe_themselves() -> None:
+    ranged = Parameter(name="xla_x", low=2, high=16, power_of_two=True, condition={"xla_y": ("a", "b")})
+    assert describe_domain(ranged) == "2 to 16 in powers of two"
+    assert describe_condition(ranged) == "if xla_y is 'a' or 'b'"
+    assert describe_domain(Parameter(name="xla_x", low=0, high=6, step=3)) == "0 to 6 in steps of 3"
+    plain = Parameter(name="xla_x", choices=("a",))
+    assert (describe_domain(plain), describe_condition(plain)) == ("'a'", "always")
+
+
+def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: ParserProcess) -> None:
+    name = "xla_gpu_analytical_latency_estimator_options"
+    space = build(groups=["scheduling"], **PIPELINE)
+    options = next(p for p in space.parameters if p.name == name)
+    assert options.condition == {"xla_gpu_enable_analytical_sol_latency_estimator": ("true",)}
+    slow_network = FlagSet({name: "nic_speed_gbps=12.5"})
+    assert space.validate(slow_network) == ()
+    resolved = parser.ask(slow_network.render_xla_flags()).options[name]
+    assert "nic_speed_gbps=12.5" in resolved
+    assert "rtt_us=-1" in resolved  # what is not named keeps its default

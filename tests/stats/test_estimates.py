@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.stats.estimates import (
+    REFERENCE,
+    Estimate,
+    Sandwich,
+    SequentialPlan,
+    Verdict,
+    confirm,
+    decide,
+    estimate_pairs,
+    estimate_runs,
+    estimate_sandwiches,
+    judge,
+    least_ratio,
+    processes_to_settle,
+)
+from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
+from autotune.stats.noise_floor import read_noise_floor
+from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
+
+ROOT = Path(__file__).parents[2]
+
+
+def estimate(ratio: float, low: float, high: float) -> Estimate:
+    return Estimate(ratio=ratio, low=low, high=high, level=0.95, pair_count=11)
+
+
+def simulated_pairs(model: NoiseModel, *, seed: int, samples: int, pairs: int) -> Floats:
+    machine = Machine(model, np.random.default_rng(seed), (samples,))
+    reference_s, candidate_s, _ = run_pairs(Process(machine), Process(machine), pairs=pairs, block_steps=3)
+    return log_ratios(reference_s, candidate_s)
+
+
+def four_sigma(share: float, samples: int) -> float:
+    """Widest that a simulated share strays from the true one but once in 16,000 runs."""
+    return 4.0 * math.sqrt(share * (1.0 - share) / samples)
+
+
+def test_three_pairs_give_the_median_of_their_six_averages_and_no_interval() -> None:
+    found = estimate_pairs([0.0, 0.02, 0.10])
+    assert math.log(found.ratio) == pytest.approx(0.035)  # averages 0 .01 .02 | .05 .06 .10
+    assert (found.low, found.high) == (0.0, math.inf)
+    assert judge(found) is Verdict.UNRESOLVED
+
+
+def test_six_pairs_reach_from_the_smallest_to_the_largest() -> None:
+    found = estimate_pairs([0.05, -0.03, 0.11, 0.01, 0.07, 0.02])
+    assert math.log(found.low) == pytest.approx(-0.03)
+    assert math.log(found.high) == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(("pairs", "table"), [(8, 3), (12, 13), (20, 52), (30, 137)])
+def test_interval_ends_are_those_of_the_printed_signed_rank_table(pairs: int, table: int) -> None:
+    # Wilcoxon's critical value T at 5 % two-sided: the interval starts at the (T + 1)-th smallest average.
+    values = np.random.default_rng(pairs).normal(size=pairs)
+    averages = sorted((values[i] + values[j]) / 2 for i in range(pairs) for j in range(i, pairs))
+    _, low, high = hodges_lehmann(values, level=0.95)
+    assert low == averages[table]
+    assert high == averages[-1 - table]
+
+
+@given(st.lists(st.floats(-0.5, 0.5), min_size=6, max_size=23), st.floats(-0.3, 0.3))
+def test_swapping_the_arms_inverts_and_a_true_factor_shifts_the_estimate(values: list[float], shift: float) -> None:
+    plain = estimate_pairs(values)
+    swapped = estimate_pairs([-v for v in values])
+    moved = estimate_pairs([v + shift for v in values])
+    assert plain.low <= plain.ratio <= plain.high
+    assert (swapped.ratio, swapped.low, swapped.high) == pytest.approx((1 / plain.ratio, 1 / plain.high, 1 / plain.low))
+    assert moved.ratio == pytest.approx(plain.ratio * math.exp(shift))
+
+
+@pytest.mark.parametrize("values", [[], [0.1, math.nan], [math.inf]])
+def test_pairs_without_a_time_are_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        estimate_pairs(values)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.90, 0.994, Verdict.FASTER),
+        (0.90, 0.996, Verdict.UNRESOLVED),
+        (1.006, 1.20, Verdict.SLOWER),
+        (1.004, 1.20, Verdict.UNRESOLVED),
+        (0.996, 1.004, Verdict.NO_DIFFERENCE),
+        (0.994, 1.004, Verdict.UNRESOLVED),
+        (0.80, 1.20, Verdict.UNRESOLVED),
+    ],
+)
+def test_verdict_needs_the_interval_clear_of_the_band(low: float, high: float, verdict: Verdict) -> None:
+    assert judge(estimate((low + high) / 2, low, high), sesoi=0.005) is verdict
+
+
+def test_looks_grow_by_half_and_end_at_the_cap() -> None:
+    assert SequentialPlan(cap=60).looks == (8, 12, 18, 27, 40, 60)
+    assert SequentialPlan(cap=30).looks == (8, 12, 18, 30)  # 27 would save three pairs at most
+    assert SequentialPlan(cap=6).looks == (6,)
+    plan = SequentialPlan(cap=40)
+    assert [plan.next_look(n) for n in (0, 7, 8, 39, 40, 41)] == [8, 8, 12, 40, None, None]
+
+
+def test_a_plan_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(ValueError, match="growth > 1"):
+        SequentialPlan(cap=40, growth=1.0)
+
+
+@pytest.mark.parametrize(("looks", "constant"), [(1, 1.960), (2, 2.178), (5, 2.413), (10, 2.555)])
+def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) -> None:
+    assert pocock_critical_value(tuple(range(1, looks + 1)), 0.95) == pytest.approx(constant, abs=6e-4)
+
+
+def test_decision_stops_on_a_verdict() -> None:
+    plan = SequentialPlan(cap=40)
+    fast = decide([math.log(0.9) + 0.001 * i for i in range(8)], plan)
+    assert (fast.stop, fast.verdict) == (True, Verdict.FASTER)
+    assert fast.reason == "verdict reached: faster"
+    assert fast.estimate.level == 0.95
+
+
+def test_decision_waits_between_looks_and_stops_at_the_cap() -> None:
+    plan = SequentialPlan(cap=12)
+    noisy = [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
+    assert not decide(noisy[:9], plan).stop
+    assert not decide(noisy[:8], plan).stop
+    last = decide(noisy, plan)
+    assert last.stop
+    assert last.reason == "cap of 12 pairs reached"
+
+
+def test_decision_drops_what_cannot_beat_the_reference_or_the_best_so_far() -> None:
+    plan = SequentialPlan(cap=40)
+    slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
+    assert not decide(slowish, plan).stop
+    assert "the reference" in decide(slowish, plan, incumbent=REFERENCE).reason
+    hardly = [-0.001 - 0.004 * i for i in range(8)]  # [0.971, 0.999]
+    assert not decide(hardly, plan, incumbent=REFERENCE).stop
+    assert "the best so far" in decide(hardly, plan, incumbent=estimate(0.90, 0.89, 0.91)).reason
+    # An incumbent that may well be worse than it looks drops nobody.
+    assert not decide(hardly, plan, incumbent=estimate(0.90, 0.80, 1.01)).stop
+
+
+def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
+    candidate, other = estimate(1.0, math.exp(-0.03), 2.0), estimate(1.0, 0.5, math.exp(0.04))
+    assert math.log(least_ratio(candidate, other)) == pytest.approx(-0.05)
+    assert least_ratio(estimate(1.0, 0.0, math.inf), other) == 0.0
+
+
+def test_confirmation_is_students_interval_over_processes() -> None:
+    found = confirm([-0.03, -0.02, -0.025, -0.035, -0.04], family=3)
+    assert found.process_sd == pytest.approx(0.0079057, rel=1e-4)
+    assert math.log(found.ordinary.ratio) == pytest.approx(-0.03)
+    assert math.log(found.ordinary.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
+    assert math.log(found.corrected.low) == pytest.approx(-0.03 - 3.96082 * 0.0035355, rel=1e-4)
+    assert found.corrected.pair_count == 5
+
+
+def test_one_process_confirms_nothing() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        confirm([-0.03])
+
+
+def test_single_sandwich_has_the_drift_between_its_references_in_its_interval() -> None:
+    found = estimate_sandwiches([Sandwich(before_s=1.0, candidate_s=1.1, after_s=1.21)])
+    assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
+    assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
+
+
+def test_sandwiches_that_agree_still_show_the_drift() -> None:
+    still = [Sandwich(before_s=1.0, candidate_s=1.02 + d, after_s=1.0) for d in (0.001, -0.001, 0.002)]
+    adrift = [Sandwich(before_s=1.0, candidate_s=s.candidate_s * 1.1, after_s=1.21) for s in still]
+    quiet, noisy = estimate_sandwiches(still), estimate_sandwiches(adrift)
+    assert quiet.ratio == pytest.approx(noisy.ratio)
+    assert noisy.high / noisy.low > quiet.high / quiet.low
+
+
+def test_runs_in_pairs_cancel_a_drift_over_the_series() -> None:
+    slow_down = [1.0, 2.0, 4.0, 8.0, 16.0]
+    runs = []
+    for i, s in enumerate(slow_down):
+        pair = [(True, 0.9 * s * (1 + 0.001 * i)), (False, s)]
+        runs += pair if i % 2 else pair[::-1]
+    found = estimate_runs(runs)
+    assert found.ratio == pytest.approx(0.9, rel=3e-3)
+    assert found.high < 0.91
+
+
+def test_runs_in_any_order_are_compared_as_two_samples() -> None:
+    # Logs 0, .02, .04 against .10, .12: variances .0004 and .0002, Welch 2.70 degrees of freedom.
+    logs = [(False, 0.0), (False, 0.02), (True, 0.10), (False, 0.04), (True, 0.12)]
+    found = estimate_runs([(arm, math.exp(v)) for arm, v in logs])
+    assert math.log(found.ratio) == pytest.approx(0.09)
+    standard_error = math.sqrt(0.0004 / 3 + 0.0002 / 2)
+    degrees = (standard_error**4) / ((0.0004 / 3) ** 2 / 2 + (0.0002 / 2) ** 2 / 1)
+    assert degrees == pytest.approx(2.882, abs=1e-3)
+    assert math.log(found.high) - 0.09 == pytest.approx(3.2594 * standard_error, rel=1e-3)
+
+
+def test_equal_runs_give_a_point_and_too_few_are_refused() -> None:
+    found = estimate_runs([(False, 1.0), (False, 1.0), (True, 2.0), (True, 2.0), (True, 2.0)])
+    assert found.ratio == found.low == found.high == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="1 of the candidate and 3 of the reference"):
+        estimate_runs([(False, 1.0), (False, 1.0), (False, 1.0), (True, 2.0)])
+
+
+def test_noise_floor_finds_what_going_second_costs() -> None:
+    first = [True, False, False, True, True, False, True, False, True, False, False]
+    values = [(-0.02 if f else 0.02) + 0.001 * (i % 5 - 2) for i, f in enumerate(first)]
+    floor = read_noise_floor(values, first, plan=SequentialPlan(cap=40))
+    assert floor.order_effect.ratio == pytest.approx(math.exp(0.02), rel=2e-3)
+    assert floor.estimate.low < 1.0 < floor.estimate.high
+
+
+def test_noise_floor_scales_with_the_pairs() -> None:
+    values = simulated_pairs(NoiseModel(white_sd=0.06), seed=3, samples=1, pairs=401)[0]
+    small, large = (read_noise_floor(values, [True] * 401, plan=SequentialPlan(cap=c)) for c in (40, 160))
+    # Blocks of 3 steps of 6 %: a pair spreads by 6 % * sqrt(2 / 3).
+    assert small.pair_sd == pytest.approx(0.049, rel=0.15)
+    assert small.half_width == pytest.approx(2.4227 * 0.049 / math.sqrt(40), rel=0.15)
+    looks = SequentialPlan(cap=160).critical_value / SequentialPlan(cap=40).critical_value
+    assert large.half_width / small.half_width == pytest.approx(0.5 * looks)
+    assert small.detectable > small.half_width > 0.005
+    assert small.pairs_for_sesoi == pytest.approx((2.4227 * 0.049 / 0.005) ** 2, rel=0.3)
+
+
+def test_noise_floor_admits_when_equal_processes_differ() -> None:
+    plan, alternate = SequentialPlan(cap=40), [True, False] * 20
+    quiet = simulated_pairs(NoiseModel(white_sd=0.01), seed=5, samples=1, pairs=40)[0]
+    assert read_noise_floor(quiet, alternate, plan=plan).is_honest
+    assert not read_noise_floor(quiet + 0.02, alternate, plan=plan).is_honest
+    swinging = quiet + 0.05 * np.sin(np.arange(40) / 6.4)
+    found = read_noise_floor(swinging - np.median(swinging), alternate, plan=plan)
+    assert found.autocorrelation > 0.5
+    assert not found.is_honest
+
+
+@pytest.mark.parametrize("machine", [name for name in NOISE_MODELS if name != "own wander"])
+def test_one_process_pair_covers_on_every_machine(machine: str) -> None:
+    model = NOISE_MODELS[machine]
+    equal = NoiseModel(**{**{f: getattr(model, f) for f in model.__dataclass_fields__}, "process_sd": 0.0})
+    pairs = simulated_pairs(equal, seed=7, samples=997, pairs=20)
+    _, low, high = hodges_lehmann(pairs, level=0.95)
+    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(0.95, abs=four_sigma(0.95, 997))
+
+
+def test_looking_often_keeps_the_level() -> None:
+    plan, samples = SequentialPlan(cap=40), 1499
+    pairs = simulated_pairs(NOISE_MODELS["white"], seed=11, samples=samples, pairs=40)
+    ends = [hodges_lehmann(pairs[:, :n], level=plan.nominal_level) for n in plan.looks]
+    assert np.mean(np.all([(e[1] <= 0) & (e[2] >= 0) for e in ends], axis=0)) > 0.95 - four_sigma(0.95, samples)
+    # What the correction is for: the same looks at the plain level.
+    plain = [hodges_lehmann(pairs[:, :n], level=0.95) for n in plan.looks]
+    assert np.mean(np.all([(e[1] <= 0) & (e[2] >= 0) for e in plain], axis=0)) < 0.90
+
+
+def test_processes_that_differ_are_covered_by_the_confirmation_only() -> None:
+    samples, model = 601, NoiseModel(white_sd=0.01, process_sd=0.01)
+    pairs = simulated_pairs(model, seed=13, samples=samples * 5, pairs=12).reshape(samples, 5, 12)
+    centre, low, high = hodges_lehmann(pairs, level=0.95)
+    assert np.mean((low <= 0) & (high >= 0)) < 0.6
+    held = [c.low <= 1.0 <= c.high for c in (confirm(row).ordinary for row in centre)]
+    assert np.mean(held) == pytest.approx(0.95, abs=four_sigma(0.95, samples))
+
+
+def test_machine_slows_down_whoever_runs_and_turns_cancel_it() -> None:
+    machine = Machine(NoiseModel(white_sd=0.0, drift=10.0), np.random.default_rng(17))
+    process = Process(machine, step_s=0.02)
+    first, later = process.run_block(3), process.run_block(3)
+    assert first == pytest.approx(0.02 * np.exp([0.0, 0.01, 0.02]))
+    assert later == pytest.approx(first * math.exp(0.03))
+    reference_s, candidate_s, candidate_first = run_pairs(
+        process, Process(machine, step_s=0.01), pairs=7, block_steps=3
+    )
+    expected = math.log(0.5) + np.where(candidate_first, -0.03, 0.03)
+    assert log_ratios(reference_s, candidate_s) == pytest.approx(expected)
+
+
+def test_bursts_take_their_share_and_wander_its_spread() -> None:
+    rng = np.random.default_rng(19)
+    bursts = Machine(NoiseModel(white_sd=0.0, burst_share=0.3, burst_steps=5.0, burst_cost=1.0), rng, (211,))
+    assert bursts.slowness(500).mean() == pytest.approx(0.3, abs=0.01)
+    wander = Machine(NoiseModel(white_sd=0.0, wander_sd=0.1, wander_steps=5.0), rng, (211,)).slowness(500)
+    assert wander.std() == pytest.approx(0.1, rel=0.03)
+    neighbours = np.mean(wander[:, 1:] * wander[:, :-1]) / np.mean(wander**2)
+    assert neighbours == pytest.approx(math.exp(-1 / 5), abs=0.02)
+
+
+def test_truth_benchmark_names_no_winner_among_equals(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.truth", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "truth.json").read_text())["results"]
+    assert [row["machine"] for row in results["null"]] == list(NOISE_MODELS)
+    assert sum(row["false_winners"] for row in results["null"]) == 0
+    assert all(row["found"]["0.12"] == 1.0 for row in results["power"])
+    assert "Goals missed" in (tmp_path / "truth.md").read_text()
+
+
+def test_the_processes_that_would_settle_an_effect_grow_with_its_noise() -> None:
+    quiet = [math.log(0.95) + x for x in (-0.01, 0.0, 0.01)]
+    noisy = [math.log(0.95) + x for x in (-0.06, 0.0, 0.06)]
+    few, many = processes_to_settle(quiet, sesoi=0.005), processes_to_settle(noisy, sesoi=0.005)
+    assert few == 3
+    assert many is not None
+    # t(0.975, n - 1) * 0.06 / sqrt(n) falls below log(0.995 / 0.95) = 0.0463 between 8 and 9.
+    assert many == 9
+    assert processes_to_settle([0.01, -0.01, 0.0], sesoi=0.005) is None

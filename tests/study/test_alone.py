@@ -1,0 +1,226 @@
+"""One process at a time: figures by hand, whole studies on a formula, and a device that holds only one process."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Arm, Failure, FailureKind, Pair
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, IncidentRecord, Outcome
+from autotune.model.spec import StudySpec
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.stats.estimates import Verdict
+from autotune.study import alone as sandwich
+from autotune.workers.base import WorkerFailed
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import Run, replay_study
+
+ALONE = {"measure": {"mode": "sandwich", "sandwiches": 3}}
+EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
+
+
+class Narrow(ReplayLauncher):
+    """A device that holds one process: a second one finds no memory."""
+
+    def __init__(self, spec: StudySpec, *, holds: Callable[[FlagSet], int] = lambda s: 1) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
+        self._holds = holds
+        self.living: list[OneOf] = []
+        self.asked: list[FlagSet] = []
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> ReplayWorker:
+        self.asked.append(settings)
+        if len(self.living) >= self._holds(settings):
+            raise WorkerFailed(
+                Failure(kind=FailureKind.OUT_OF_MEMORY, message="m", phase="build", log=str(folder / "w"))
+            )
+        worker = super().start(settings.without("XLA_CLIENT_MEM_FRACTION"), folder, progress=progress)
+        self.living.append(OneOf(worker, self))
+        return self.living[-1]
+
+    def close(self) -> None:
+        self.living.clear()
+
+
+class OneOf(ReplayWorker):
+    """A worker that leaves the device when it is closed."""
+
+    def __init__(self, worker: ReplayWorker, device: Narrow) -> None:
+        self.report = worker.report
+        self._worker = worker
+        self._device = device
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        return self._worker.run_block(steps)
+
+    def close(self) -> None:
+        if self in self._device.living:
+            self._device.living.remove(self)
+
+
+def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
+    found: list[Pair] = []
+    for before, candidate, after in runs:
+        for first, reference in ((Arm.REFERENCE, before), (Arm.CANDIDATE, after)):
+            found.append(
+                Pair(index=len(found), first=first, reference_s=(reference,) * 3, candidate_s=(candidate,) * 3, at_s=0)
+            )
+    return found
+
+
+def test_a_steady_drift_cancels() -> None:
+    found = sandwich.estimate(pairs_of((1.00, 1.01 * 0.9, 1.0201), (1.0201, 1.0201 * 1.01 * 0.9, 1.0201**2)))
+    assert found.ratio == pytest.approx(0.9)
+    assert found.pair_count == 2
+    # log drift 0.0199 in both: variance 0.75 * 0.0199**2, one degree of freedom (12.7062)
+    half = 12.7062 * math.sqrt(0.75 / 2) * math.log(1.0201)
+    assert math.log(found.high / found.ratio) == pytest.approx(half, rel=1e-4)
+
+
+def test_the_floor_says_what_can_be_found() -> None:
+    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
+    half = math.log(floor.estimate.high / floor.estimate.low) / 2
+    assert floor.is_honest
+    assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
+    assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
+    assert floor.pairs_for_sesoi == math.ceil(3 * (half / 0.005) ** 2)
+
+
+def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
+    conclusion, store, _ = run_replay(spec, trials=30)
+    assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
+    measured = [r.comparison for r in store.of(TrialResult) if r.comparison and r.status is TrialStatus.MEASURED]
+    assert {c.mode for c in measured} == {"sandwich"}
+    assert {(c.estimate.pair_count, c.pair_count) for c in measured} == {(3, 6)}
+    assert {c.mode for c in [r.comparison for r in store.of(AblationResult)] if c} == {"sandwich"}
+    assert {r.pair_count for r in store.of(ConfirmRun)} == {1}
+    floor = store.last(FloorResult)
+    assert floor is not None
+    assert floor.comparison.mode == "sandwich"
+
+
+def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, study=ALONE), trials=3)
+    for result in store.of(TrialResult):
+        assert result.directory is not None
+        assert result.comparison is not None
+        pairs = list(store.pairs(result.directory))
+        assert len(pairs) == 6
+        assert pairs[0].candidate_s == pairs[1].candidate_s
+        assert len(pairs[0].candidate_s) >= 20
+        assert sandwich.estimate(pairs) == result.comparison.estimate
+
+
+def test_no_effect_means_no_winner(run_replay: Run) -> None:
+    conclusion, _, _ = run_replay(replay_study(noise="drift", study=ALONE), trials=12)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+
+
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_failures_are_data_in_sandwiches_too(run_replay: Run, kind: FailureKind) -> None:
+    spec = replay_study(failures={"xla_a=1": str(kind)}, study=ALONE)
+    _, store, _ = run_replay(spec, trials=8)
+    failed = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert failed
+    assert {r.failure.kind for r in failed if r.failure} == {kind}
+
+
+def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -> None:
+    _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=25)
+    assert TrialStatus.SAME_PROGRAM in {r.status for r in store.of(TrialResult)}
+
+
+def test_a_device_that_holds_one_process_turns_the_whole_study_to_sandwiches(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
+    launcher = Narrow(spec)
+    conclusion, store, diary = run_replay(spec, trials=30, launcher=launcher)
+    assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
+    assert any("do not fit into the device's memory" in note for note in diary.notes)
+    assert {r.comparison.mode for r in store.of(TrialResult) if r.comparison} == {"sandwich"}
+    # Going on with it does not try two processes again.
+    before = len(launcher.asked)
+    run_replay(spec, trials=31, launcher=launcher)
+    assert not any("XLA_CLIENT_MEM_FRACTION" in s for s in launcher.asked[before:])
+
+
+def test_one_set_that_needs_the_whole_device_is_measured_alone(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
+    launcher = Narrow(spec, holds=lambda s: 1 if "xla_a" in s else 2)
+    conclusion, store, _ = run_replay(spec, trials=40, launcher=launcher)
+    modes = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
+    assert modes == {(True, "sandwich"), (False, "turns")}
+    assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
+    assert store.of(IncidentRecord) == []
+
+
+def test_what_does_not_fit_even_alone_has_failed(run_replay: Run) -> None:
+    spec = replay_study(failures={"xla_a=1": "out_of_memory"}, study={"device": {"platform": "cuda"}})
+    _, store, _ = run_replay(spec, trials=20, launcher=Narrow(spec, holds=lambda s: 2))
+    failed = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert failed
+    assert all(r.settings["xla_a"] == "1" for r in failed)
+
+
+@pytest.mark.parametrize("own", ["XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"])
+def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_replay: Run, own: str) -> None:
+    cuda = {"device": {"platform": "cuda"}}
+    spec = replay_study(study=cuda)
+    launcher = Narrow(spec, holds=lambda s: 2)
+    _, store, _ = run_replay(spec, trials=1, launcher=launcher)
+    assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s in launcher.asked[:3])
+    request = json.loads((store.path / "trials" / "0001" / "request.json").read_text())
+    assert request["frame"] == {"XLA_CLIENT_MEM_FRACTION": "0.45"}
+    assert request["environment"]["XLA_CLIENT_MEM_FRACTION"] == "0.45"
+    assert "XLA_CLIENT_MEM_FRACTION" not in store.of(TrialResult)[0].settings
+    other = replay_study(study={**cuda, "baseline": {own: "0.3"}})
+    launcher = Narrow(other, holds=lambda s: 2)
+    run_replay(other, trials=1, launcher=launcher, folder="other")
+    assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s in launcher.asked)
+
+
+def test_a_reference_that_dies_in_a_sandwich_is_not_the_candidates_fault(run_replay: Run) -> None:
+    spec = replay_study(study=ALONE)
+
+    class Mortal(Narrow):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+            if len(self.asked) == 12 and folder.name == "reference":
+                self.asked.append(settings)
+                raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log=str(folder / "w")))
+            return super().start(settings, folder, progress=progress)
+
+    _, store, _ = run_replay(spec, trials=2, launcher=Mortal(spec))
+    assert [r.failure for r in store.of(TrialResult)] == [None, None]
+    assert len(store.of(IncidentRecord)) == 1
+
+
+def test_a_reference_that_cannot_run_alone_is_an_error(run_replay: Run) -> None:
+    spec = replay_study(failures={"xla_base=1": "crash"}, study={**ALONE, "baseline": {"xla_base": 1}})
+    with pytest.raises(LaunchError, match=r"(?s)reference .*xla_base=1.* must run but did not: crash"):
+        run_replay(spec)
+
+
+def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_a=1": 0.8}, study=ALONE)
+    seen: dict[FlagSet, int] = {}
+
+    class Fickle(Narrow):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+            worker = super().start(settings, folder, progress=progress)
+            seen[settings] = seen.get(settings, 0) + 1
+            if "xla_a" in settings and seen[settings] > 3:
+                worker.report = worker.report.model_copy(update={"losses": tuple(2 * x for x in worker.report.losses)})
+            return worker
+
+    conclusion, store, _ = run_replay(spec, trials=12, launcher=Fickle(spec))
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert FailureKind.WRONG_LOSS in {f.failure.kind for f in store.of(FinalistResult) if f.failure}
+    assert Verdict.FASTER not in {f.verdict for f in store.of(FinalistResult)}

@@ -1,0 +1,505 @@
+"""The screen inside a study: what it takes out, what it never launches, what it shares; and what ends without it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.scratch import PREFIX, Scratch, sweep
+from autotune.compiler.targets import target_of
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.rundir.store import Store
+from autotune.study import screen as stage
+from autotune.study import stages
+from autotune.study.minimise import minimise_set
+from autotune.study.screen import StudyScreen, is_wanted
+from autotune.study.stages import run_study
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated import GivenSetup, given_run
+from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, Rules, screen, space
+from tests.runs import Diary, asking
+
+EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
+INERT = [f"{SLOP}=17", f"{SLOP}=19"]
+
+
+def study(platform: str = "cuda", **more: Any) -> StudySpec:
+    return parse_study(
+        {
+            "name": "screened",
+            "workload": {"entry": "llama"},
+            "device": {"platform": platform, "count": 8},
+            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
+            "confirm": {"processes": 3, "pairs": 6},
+            "replay": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
+            **more,
+        }
+    )
+
+
+class Counting(ReplayLauncher):
+    """Remembers what it started."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        self.started: list[FlagSet] = []
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+        self.started.append(settings.without("XLA_CLIENT_MEM_FRACTION"))
+        return super().start(settings, folder, progress=progress)
+
+
+Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Counting]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a replayed study whose screen compiles by rules."""
+
+    def go(
+        spec: StudySpec,
+        rules: Any,
+        *,
+        trials: int = 8,
+        first: tuple[tuple[str, FlagSet], ...] = (),
+    ) -> tuple[ConclusionRecord, Store, Diary, Counting]:
+        @contextlib.contextmanager
+        def opened(*_: Any, **__: Any) -> Iterator[Any]:
+            yield spec, screen(rules)
+
+        monkeypatch.setattr(stage, "open_screen", opened)
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
+        diary, launcher = Diary(), Counting(spec)
+        setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
+        study = given_run(asking(spec, trials), tmp_path / "run", setup, diary)
+        return run_study(study), study.store, diary, launcher
+
+    return go
+
+
+def test_dead_settings_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
+    conclusion, store, diary, launcher = run(study(), Rules())
+    assert conclusion.settings == FlagSet({COMBINE: 11})
+    assert not any(SLOP in s for s in launcher.started)
+    assert diary.stages[:3] == ["floor", "screen", "search"]
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.report is not None
+    assert record.target == "h100-sxm"
+    assert any(SLOP in note and "dead here" in note for note in diary.notes)
+
+
+def test_set_that_does_not_fit_is_a_failed_trial_that_was_never_launched(run: Run) -> None:
+    first = (("set both", FlagSet({BUFFER: "true"})),)
+    _, store, _, launcher = run(study(), Rules(), trials=3, first=first)
+    result = store.of(TrialResult)[0]
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.phase) == (FailureKind.OUT_OF_MEMORY, "screen")
+    assert "70 GiB" in result.failure.message
+    assert not any(BUFFER in s for s in launcher.started)
+
+
+def test_memory_is_not_believed_where_the_reference_runs_though_it_should_not_fit(run: Run) -> None:
+    _, store, diary, launcher = run(study(), Rules(peak_gib=75), trials=2, first=(("a", FlagSet({BUFFER: "true"})),))
+    assert store.of(TrialResult)[0].status is TrialStatus.MEASURED
+    assert FlagSet({BUFFER: "true"}) in launcher.started
+    assert any("not believed" in note for note in diary.notes)
+
+
+def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_time(run: Run) -> None:
+    first = (
+        ("measured", FlagSet({COMBINE: "11"})),
+        ("twin", FlagSet({COMBINE: "11", SLOP: "17"})),
+        ("default's", FlagSet({SLOP: "19"})),
+        ("read later", FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"})),
+        ("of the autotuner", FlagSet({COMBINE: "11", "xla_gpu_autotune_level": "0"})),
+    )
+    _, store, _, launcher = run(study(), Rules(), trials=5, first=first)
+    results = store.of(TrialResult)
+    assert [r.status for r in results] == [
+        TrialStatus.MEASURED, TrialStatus.SAME_PROGRAM, TrialStatus.SAME_PROGRAM, TrialStatus.MEASURED,
+        TrialStatus.MEASURED,
+    ]  # fmt: skip
+    assert (results[1].same_as, results[2].same_as) == (1, 0)
+    assert results[1].comparison == results[0].comparison
+    assert results[2].comparison is None
+    assert not any(SLOP in s for s in launcher.started)
+
+
+def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> None:
+    run(study(), Rules(), trials=1, first=(("measured", FlagSet({COMBINE: "11"})),))
+    rules = Rules()
+    later = (("twin", FlagSet({COMBINE: "11", SLOP: "17"})),)
+    _, store, diary, _ = run(study(), rules, trials=2, first=later)
+    assert len(store.of(ScreenRecord)) == 1
+    assert "screen" not in diary.stages
+    assert set(rules.compiled) <= {FlagSet(), FlagSet({COMBINE: "11", SLOP: "17"}), FlagSet({COMBINE: "11"})}
+    assert store.of(TrialResult)[1].same_as == 1
+
+
+class Slow(Rules):
+    """A compiler that takes its time, so that two workers would meet."""
+
+    def compile(self, sets: Any) -> Iterator[Any]:
+        time.sleep(0.02)
+        return super().compile(sets)
+
+
+def test_of_several_workers_one_screens_and_all_have_its_result(tmp_path: Path) -> None:
+    spec = study()
+    rules = {name: Slow() for name in ("a", "b")}
+    left: dict[str, list[str]] = {}
+
+    def work(name: str) -> None:
+        store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path, worker=name)
+        with contextlib.closing(store), contextlib.closing(StudyScreen(store, Diary())) as screening:
+            narrow = screening.screened(screen(rules[name]), space(), {})
+            left[name] = [p.name for p in narrow.parameters]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in rules]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert left["a"] == left["b"]
+    assert SLOP not in left["a"]
+    assert len(Store.open(tmp_path / "run").of(ScreenRecord)) == 1
+    assert not (rules["a"].compiled and rules["b"].compiled)
+
+
+class Failing(Rules):
+    """A compiler that cannot even do the reference."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def compile(self, sets: Any) -> Iterator[Any]:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [LaunchError("the plugin is of another version"), KeyError("thunk")])
+def test_a_screen_that_cannot_run_is_a_note_and_the_study_goes_on(run: Run, error: Exception) -> None:
+    conclusion, store, diary, _ = run(study(), Failing(error))
+    assert conclusion.outcome is Outcome.WINNER
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.report is None
+    assert str(error) in record.reason
+    assert any("goes on without a screen" in note for note in diary.notes)
+
+
+class FailingLater(Rules):
+    """A compiler that breaks once the screen is over."""
+
+    def compile(self, sets: Any) -> Iterator[Any]:
+        if any("xla_gpu_autotune_level" in s for s in sets):
+            raise RuntimeError("broken pipe")
+        return super().compile(sets)
+
+
+def test_a_compiler_that_breaks_in_mid_study_costs_a_note(run: Run) -> None:
+    first = (("breaks it", FlagSet({"xla_gpu_autotune_level": "0"})), ("next", FlagSet({SLOP: "17"})))
+    rules = FailingLater()
+    spec = study()
+    conclusion, store, diary, launcher = run(spec, rules, trials=3, first=first)
+    assert conclusion.outcome in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT)
+    assert store.of(TrialResult)[0].status is TrialStatus.FAILED or len(launcher.started) > 2
+    assert any("broken pipe" in note for note in diary.notes)
+
+
+def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run) -> None:
+    spec = study(screen={"enabled": True, "target": "h100-sxm", "cache": False, "time_budget": 1e-9})
+    _, store, diary, _ = run(spec, Rules(), trials=1)
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.report is not None
+    assert set(record.report["skipped"]) >= {COMBINE, BUFFER, SLOP, OVERLAP}
+    assert not any("dead here" in note for note in diary.notes)
+    assert any("6 of 6 settings" in note for note in diary.notes)
+
+
+def test_screen_of_a_cpu_study_uses_the_cpu_executable(run: Run) -> None:
+    conclusion, store, _, launcher = run(study("cpu"), Rules(target=None))
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.target == "cpu"
+    assert not any(SLOP in s for s in launcher.started)
+    assert conclusion.settings is not None
+    assert conclusion.settings[BUFFER] == "true"  # memory is nobody's concern there
+
+
+def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, rules, diary = study(), Rules(), Diary()
+    monkeypatch.setattr(stage, "open_screen", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
+    monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
+    launcher = Counting(spec)
+    setup = GivenSetup(given_space=space(), given_launcher=launcher, read_at_run_time=lambda s: s)
+    made = given_run(spec, tmp_path / "run", setup, diary)
+    with contextlib.closing(made):
+        stages.probe(made)
+        stages.noise_floor(made)
+        stages.screen(made)
+        launcher.started.clear()
+        minimal = minimise_set(made, FlagSet({COMBINE: "11", SLOP: "17"}))
+        found = made.store.of(AblationResult)
+    assert minimal == FlagSet({COMBINE: "11"})
+    assert [a.left_out for a in found if a.comparison is None] == [SLOP]
+    assert launcher.started.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
+
+
+def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_processors_to_spare(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    guessed: list[FlagSet] = []
+    original = StudyScreen.compile_ahead
+
+    def ahead(self: StudyScreen, guess: Callable[[], FlagSet | None]) -> None:
+        def kept() -> FlagSet | None:
+            guessed.append(guess() or FlagSet())
+            return guessed[-1]
+
+        original(self, kept)
+
+    monkeypatch.setattr(StudyScreen, "compile_ahead", ahead)
+    rules = Rules()
+    _, store, _, _ = run(study(), rules, trials=6)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert guessed[:4] == tried[1:5]  # while proposals are random, the guess is right
+    assert {s.without("NCCL_ALGO", "NCCL_PROTO") for s in guessed} <= set(rules.compiled)
+    assert len(rules.compiled) == len(set(rules.compiled))
+
+
+@pytest.mark.parametrize(("platform", "cpus"), [("cpu", 64), ("cuda", 2)])
+def test_nothing_is_compiled_ahead_where_it_would_disturb(
+    run: Run, monkeypatch: pytest.MonkeyPatch, platform: str, cpus: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    rules = Rules(target=None if platform == "cpu" else "h100-sxm")
+    _, store, _, _ = run(study(platform), rules, trials=3)
+    asked = {r.settings for r in store.of(TrialResult)} | {FlagSet()}
+    screened = len(domains_of(rules))
+    assert len(set(rules.compiled) - asked) <= screened
+
+
+def domains_of(rules: Rules) -> list[FlagSet]:
+    """What a screen of the whole space compiles, and no more."""
+    fresh = Rules(target=rules.job.target.name if rules.job.target else None)
+    screen(fresh).run({p.name: [v for v in p.values() if not p.is_absent(v)] for p in space().parameters}, {})
+    return fresh.compiled
+
+
+# ---------------------------------------------------------------------- as a user runs it
+
+FAST = """
+[measure]
+pairs_cap = 12
+[confirm]
+processes = 3
+finalists = 1
+pairs = 6
+"""
+ON_CPU = f"""
+name = "screened-cpu"
+[workload]
+entry = "workloads.example:build"
+[search]
+trials = 4
+use_environment = false
+[search.settings]
+xla_cpu_parallel_codegen_split_count = [1]
+xla_cpu_max_isa = ["SSE4_2"]
+{FAST}
+"""
+ON_GPUS = f"""
+name = "screened-gpus"
+[workload]
+entry = "toy_workload:make"
+[device]
+platform = "cuda"
+count = 8
+[search]
+trials = 4
+use_environment = false
+[search.settings]
+xla_gpu_enable_while_loop_double_buffering = [false, true]
+xla_gpu_memory_limit_slop_factor = [95, 80]
+CUDA_MODULE_LOADING = ["EAGER"]
+[[search.first]]
+name = "dead"
+settings = {{ xla_gpu_memory_limit_slop_factor = 80 }}
+[screen]
+enabled = true
+target = "h100-sxm"
+topology = "8"
+[replay]
+noise = "quiet"
+effects = {{ "xla_gpu_enable_while_loop_double_buffering=true" = 0.9 }}
+{FAST}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = (Path(__file__).parents[1] / "compiler/toy_workload.py").read_text(encoding="utf-8")
+    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_command(folder: Path, text: str, *options: str) -> Store:
+    """Types `autotune run`; gives the run."""
+    (folder / "study.toml").write_text(text, encoding="utf-8")
+    done = CliRunner().invoke(app, ["run", "study.toml", "--run-dir", "run", *options])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return Store.open(Path("run"))
+
+
+@pytest.mark.slow
+def test_cpu_study_with_real_programs(folder: Path) -> None:
+    store = run_command(folder, ON_CPU, "--screen")
+    results = store.of(TrialResult)
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.report is not None
+    found = {s["name"]: s["effect"] for s in record.report["settings"]}
+    assert found == {"xla_cpu_parallel_codegen_split_count": "dead", "xla_cpu_max_isa": "live"}
+    # What is left of the space is one setting with one value besides the default.
+    assert [dict(r.settings) for r in results] == [{"xla_cpu_max_isa": "SSE4_2"}]
+    assert results[0].worker is not None
+    assert results[0].compiled_key is not None
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_gpu_study_with_programs_compiled_for_gpus_that_are_not_here(folder: Path) -> None:
+    store = run_command(folder, ON_GPUS)
+    results = store.of(TrialResult)
+    assert (results[0].status, results[0].same_as) == (TrialStatus.SAME_PROGRAM, 0)
+    assert results[0].worker is None
+    assert not any("xla_gpu_memory_limit_slop_factor" in r.settings for r in results[1:])
+    assert any("CUDA_MODULE_LOADING" in r.settings for r in results)
+    conclusion = store.last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.settings == FlagSet({"xla_gpu_enable_while_loop_double_buffering": True})
+    again = run_command(folder, ON_GPUS, "--trials", "4")
+    assert len(again.of(ScreenRecord)) == 1
+
+
+# ---------------------------------------------------------------------- whether, and for what
+
+
+@pytest.mark.parametrize(
+    ("more", "on", "said"),
+    [
+        ({}, False, ""),
+        ({"screen": {"enabled": True}}, True, ""),
+        ({"device": {"platform": "cuda"}, "screen": {"enabled": False}}, False, ""),
+        ({"device": {"platform": "cuda"}, "replay": {}}, False, ""),
+        ({"workload": {"command": ["true"], "hook": True}, "screen": {"enabled": True}}, False, "runs a command"),
+        ({"workload": {"command": ["true"], "hook": True}, "device": {"platform": "cuda"}}, False, ""),
+    ],
+)
+def test_studies_are_screened_where_they_ask_for_it(more: dict[str, Any], on: bool, said: str) -> None:
+    spec = parse_study({"name": "a", "workload": {"entry": "llama"}, **more})
+    is_on, why_not = is_wanted(spec)
+    assert is_on is on
+    assert said in why_not
+    assert bool(said) == bool(why_not)
+
+
+@pytest.mark.parametrize("versions", [{"jaxlib": "0.10.2"}, {"jaxlib": "0.10.2", "jax-cuda12-plugin": "0.9.0"}])
+def test_gpu_study_without_a_fitting_plugin_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
+) -> None:
+    monkeypatch.setattr(stage, "compiler_versions", lambda: versions)
+    spec = parse_study({"name": "a", "workload": {"entry": "llama"}, "device": {"platform": "cuda"}})
+    is_on, why_not = is_wanted(spec)
+    assert not is_on
+    assert "pip install" in why_not
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA H100", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("cpu", None),
+    ],
+)
+def test_target_of_a_device_kind(kind: str, name: str | None) -> None:
+    found = target_of(kind)
+    assert (found.name if found else None) == name
+
+
+# ---------------------------------------------------------------------- stopping, and what is left behind
+
+
+def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any) -> None:
+    compiler = Compiler(toy_job(topology="1", target=None))
+    thread_error: list[BaseException] = []
+
+    def compile_many() -> None:
+        try:
+            for level in range(1000):
+                list(compiler.compile([FlagSet({"xla_cpu_parallel_codegen_split_count": str(level + 1)})]))
+        except LaunchError as error:
+            thread_error.append(error)
+
+    thread = threading.Thread(target=compile_many)
+    thread.start()
+    while (worker := compiler._worker) is None or not hasattr(worker, "broken"):
+        time.sleep(0.05)
+    folder = worker._folder
+    compiler.abort()
+    thread.join(timeout=60)
+    compiler.close()
+    assert not thread.is_alive()
+    assert "stopped" in str(thread_error[0])
+    assert not folder.exists()
+
+
+def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    living = Scratch(tmp_path)
+    dead, young, foreign = (tmp_path / name for name in (f"{PREFIX}dead", f"{PREFIX}young", "other"))
+    for folder in (dead, young, foreign):
+        folder.mkdir()
+        (folder / "dump").write_text("x")
+    old = time.time() - 3600
+    for folder in (living.path, dead, foreign):
+        os.utime(folder, (old, old))
+    assert sweep(tmp_path) == [dead]
+    assert living.path.is_dir()
+    assert young.is_dir()
+    assert foreign.is_dir()
+    living.close()
+    assert not living.path.exists()

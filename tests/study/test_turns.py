@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from autotune.model.blocks import log_ratio
+from autotune.model.measurement import Arm, Pair, WorkerReport
+from autotune.stats.estimates import SequentialPlan, Verdict, estimate_pairs
+from autotune.study import bench, comparer, turns
+
+
+class Clockwork:
+    """A worker whose every step takes the same time; remembers when it ran."""
+
+    def __init__(self, step_s: float, diary: list[str], name: str) -> None:
+        self.report = WorkerReport(
+            fingerprint="f", platform="cpu", device_kind="k", device_count=1, compile_s=0, start_s=0,
+            losses=(), grad_norms=(), warmup_step_times_s=(step_s,),
+        )  # fmt: skip
+        self._step_s, self._diary, self._name = step_s, diary, name
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        self._diary.append(self._name)
+        return (self._step_s,) * steps
+
+    def close(self) -> None:
+        return
+
+
+def run(ratio: float, stop: object, seed: int = 0) -> tuple[list[Pair], str, list[str]]:
+    diary: list[str] = []
+    pairs, why = turns.measure_pairs(
+        Clockwork(0.1, diary, "r"),
+        Clockwork(0.1 * ratio, diary, "c"),
+        steps=3,
+        rng=random.Random(seed),
+        stop=stop,  # type: ignore[arg-type]
+        on_pair=lambda pair: None,
+        clock=lambda: 1.5,
+    )
+    return pairs, why, diary
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, bench.LONGEST_BLOCK_STEPS)]
+)
+def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
+    assert bench.block_steps(step_s, block_s=0.05, least=3) == steps
+
+
+def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
+    pairs, _, diary = run(1.0, comparer.fixed(23, sesoi=0.005).stop)
+    assert len(pairs) == 23
+    told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
+    assert told == "".join(diary)
+    assert {p.first for p in pairs} == {Arm.REFERENCE, Arm.CANDIDATE}
+
+
+def test_the_order_is_a_function_of_the_seed() -> None:
+    one, two, other = (run(1.0, comparer.fixed(31, sesoi=0.005).stop, seed)[2] for seed in (5, 5, 6))
+    assert one == two
+    assert one != other
+
+
+def test_log_ratio_is_of_whole_blocks() -> None:
+    pair = Pair(index=0, first=Arm.REFERENCE, reference_s=(1.0, 3.0), candidate_s=(0.5, 0.5), at_s=0)
+    assert log_ratio(pair) == pytest.approx(math.log(0.25))
+
+
+def test_a_clear_effect_stops_at_the_first_look() -> None:
+    plan = SequentialPlan(cap=40)
+    pairs, why, _ = run(0.9, comparer.sequential(plan, sesoi=0.005, incumbent=None).stop)
+    assert len(pairs) == plan.looks[0]
+    assert "faster" in why
+
+
+def test_what_cannot_beat_the_incumbent_stops_early() -> None:
+    plan = SequentialPlan(cap=40)
+    noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
+    best = estimate_pairs([math.log(0.8)] * 12)
+    alone = comparer.sequential(plan, sesoi=0.005, incumbent=None).stop(noisy)
+    against = comparer.sequential(plan, sesoi=0.005, incumbent=best).stop(noisy)
+    assert alone is not None
+    assert against is not None
+    assert not alone.stop
+    assert against.stop
+    assert "best so far" in against.reason
+
+
+def test_figures_of_a_comparison() -> None:
+    pairs: Sequence[Pair] = run(0.5, comparer.fixed(7, sesoi=0.005).stop)[0]
+    found = comparer.make_comparison(pairs, estimate_pairs([log_ratio(p) for p in pairs]), sesoi=0.005, stopped="x")
+    assert found.candidate_step_s == pytest.approx(0.05)
+    assert found.reference_step_s == pytest.approx(0.1)
+    assert found.verdict is Verdict.FASTER
+    assert found.pair_count == 7

@@ -1,0 +1,244 @@
+"""The user's own program, real processes: read from its output, or with the hook; every way to go wrong is named."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.child.process_env import environments
+from autotune.model.measurement import FailureKind
+from autotune.workers.base import WorkerFailed
+from tests.workers.conftest import PROGRAMS, Start, command, study
+
+HOOKED: dict[str, Any] = {"program": "hooked.py", "hook": True}
+
+
+def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path: Path) -> None:
+    worker = start(study(command()))
+    times = worker.run_block(17)
+    assert len(times) == 17
+    assert len(worker.report.warmup_step_times_s) == 3
+    assert worker.report.losses[0] == 1.0
+    assert len(worker.report.losses) == 3
+    assert all(0 < t < 10 for t in times)
+    # The first step compiles: what is read is what the program says, in seconds.
+    said = (tmp_path / "worker.log").read_text().splitlines()[0]
+    assert worker.report.warmup_step_times_s[0] == pytest.approx(float(said.split()[2]) / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("crash", FailureKind.CRASH),
+        ("oom", FailureKind.OUT_OF_MEMORY),
+        ("hang", FailureKind.HANG),
+        ("raise", FailureKind.WORKLOAD_ERROR),
+    ],
+)
+def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: FailureKind) -> None:
+    worker = start(study(command(fault), measure={"block_limit_s": 3}))
+    with pytest.raises(WorkerFailed) as error:
+        worker.run_block(50)
+    assert error.value.failure.kind is kind
+    assert error.value.failure.phase == "step"
+    assert any("step 13:" in line for line in error.value.failure.last_lines)
+
+
+def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:
+    worker = start(study(command("nan"), measure={"check_steps": 4, "warmup_steps": 4}))
+    assert math.isnan(worker.report.losses[3])
+
+
+def test_a_program_that_is_too_short_says_how_long_it_must_be(start: Start) -> None:
+    worker = start(study(command("", "11"), measure={"run_steps": 20}))
+    with pytest.raises(WorkerFailed, match="after 11 steps that could be read but 24 are needed"):
+        worker.run_block(20)
+
+
+def test_steps_read_before_the_program_ended_count(start: Start) -> None:
+    assert len(start(study(command("", "11"))).run_block(8)) == 8
+
+
+def test_output_without_steps_is_told_with_its_last_lines(start: Start) -> None:
+    wrong = {"pattern": r"time=(?P<step_s>[\d.]+)"}
+    with pytest.raises(WorkerFailed, match=r"no step could be read among its output \(10 lines\).*loss = ") as error:
+        start(study(command("", "5", read=wrong)))
+    assert error.value.failure.kind is FailureKind.NO_RESULT
+
+
+def test_a_program_that_cannot_be_started_is_a_fault_of_the_launch(start: Start) -> None:
+    with pytest.raises(WorkerFailed) as error:
+        start(study({"command": ["no-such-program"], "read": {"preset": "maxtext"}}))
+    assert error.value.failure.kind is FailureKind.LAUNCH
+    assert "no-such-program" in error.value.failure.message
+
+
+@pytest.mark.slow
+def test_a_gigabyte_of_other_output_does_no_harm(start: Start, tmp_path: Path) -> None:
+    code = """
+import os, time
+for i in range(30):
+    os.write(1, b"x" * 30_000_000 + b"\\nstep %d: 5.0 ms\\n" % i)
+time.sleep(600)
+"""
+    spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": r"^step \d+: (?P<step_ms>[\d.]+) ms"}})
+    worker = start(spec)
+    assert worker.run_block(20) == (0.005,) * 20
+    worker.close()
+    assert (tmp_path / "worker.log").stat().st_size < 5_000_000
+
+
+def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: Start) -> None:
+    code = "import time; print('a' * 3000 + '!', flush=True); time.sleep(600)"
+    spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": r"^(a+)+$"}})
+    with pytest.raises(WorkerFailed, match="took over 2 s for one line; write it simpler"):
+        start(spec)
+
+
+def test_a_polite_program_may_say_good_bye_and_a_stubborn_one_is_killed(start: Start, tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+def bye(*_):
+    print("saved " + "y" * 200_000, flush=True)
+    {end}
+signal.signal(signal.SIGTERM, bye)
+while True:
+    print("step 1: 5.0 ms", flush=True)
+    time.sleep(0.001)
+"""
+    for end in ("sys.exit(0)", "pass"):
+        (tmp_path / "worker.log").unlink(missing_ok=True)
+        spec = study(
+            command(read={"pattern": r"(?P<step_ms>[\d.]+) ms"})
+            | {"command": [sys.executable, "-c", code.replace("{end}", end)]}
+        )
+        worker = start(spec)
+        worker.close()
+        assert "saved yyy" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_file_that_the_program_appends_to_is_read(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"perf": {"step": 99.0}}\n' * 9)  # of an earlier run
+    code = f"""
+import json, time
+for i in range(1000):
+    with open({str(file)!r}, "a") as f:
+        f.write(json.dumps({{"perf": {{"step": 0.25}}, "loss": 1 / (1 + i)}}) + "\\n")
+    time.sleep(0.005)
+"""
+    read = {"json_key": "perf.step", "loss": "loss", "file": str(file)}
+    worker = start(study({"command": [sys.executable, "-c", code], "read": read}))
+    assert worker.report.losses == pytest.approx((1, 1 / 2, 1 / 3))
+    assert worker.run_block(5) == (0.25,) * 5
+
+
+def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path) -> None:
+    code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
+    start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
+    assert (tmp_path / "made").exists()
+
+
+# ---------------------------------------------------------------------- settings that do not arrive
+
+
+def test_a_program_that_sets_xla_flags_itself_is_found_out(start: Start) -> None:
+    with pytest.raises(WorkerFailed) as error:
+        start(study(command("sets-flags")), {"xla_cpu_enable_fast_math": False})
+    assert error.value.failure.kind is FailureKind.NOT_APPLIED
+    assert "xla_cpu_enable_fast_math=false: the program made it true" in error.value.failure.message
+
+
+def test_a_program_that_adds_to_xla_flags_is_measured_and_noted(start: Start) -> None:
+    worker = start(study(command("adds-flags")), {"xla_cpu_enable_fast_math": False})
+    assert worker.report.warnings == ("the program adds to XLA_FLAGS: --xla_cpu_enable_fast_min_max=true",)
+
+
+def test_a_workload_that_sets_xla_flags_itself_is_found_out(start: Start) -> None:
+    spec = study({"entry": "faulty:build", "options": {"fault": "sets-flags"}})
+    with pytest.raises(WorkerFailed, match="xla_cpu_enable_fast_min_max=true: the program took it away"):
+        start(spec, {"xla_cpu_enable_fast_min_max": True})
+
+
+def test_an_option_of_jax_that_the_program_changes_is_found_out(start: Start) -> None:
+    with pytest.raises(WorkerFailed, match="jax_default_matmul_precision=bfloat16: the program made it highest"):
+        start(study(command("sets-option", **HOOKED)), {"jax_default_matmul_precision": "bfloat16"})
+
+
+def test_that_nothing_could_be_seen_is_noted(start: Start) -> None:
+    code = "import time; [(print('5 ms', flush=True), time.sleep(.01)) for _ in range(999)]"
+    spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": "(?P<step_ms>5) ms"}})
+    worker = start(spec, {"xla_cpu_enable_fast_math": True})
+    assert "none of its processes has loaded XLA" in worker.report.warnings[0]
+
+
+def test_processes_without_xla_are_left_out() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert environments(process.pid, ["PATH"]) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---------------------------------------------------------------------- the hook
+
+
+def test_a_hooked_loop_waits_for_its_turns_and_reports(start: Start, tmp_path: Path) -> None:
+    worker = start(study(command(**HOOKED), device={"count": 2}))
+    assert worker.report.losses[0] == 1.0
+    assert worker.report.grad_norms == (1.5, 1.5, 1.5)
+    assert worker.report.device_count == 2
+    assert [len(worker.run_block(n)) for n in (3, 1, 11)] == [3, 1, 11]
+    worker.close()
+    assert "the loop has ended" in (tmp_path / "worker.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("crash", FailureKind.CRASH),
+        ("oom", FailureKind.OUT_OF_MEMORY),
+        ("hang", FailureKind.HANG),
+        ("nan", FailureKind.WRONG_LOSS),
+    ],
+)
+def test_what_goes_wrong_in_a_hooked_loop_is_named(start: Start, fault: str, kind: FailureKind) -> None:
+    worker = start(study(command(fault, **HOOKED), measure={"block_limit_s": 3}))
+    with pytest.raises(WorkerFailed) as error:
+        worker.run_block(19)
+    assert error.value.failure.kind is kind
+
+
+def test_a_hook_in_a_process_that_the_study_did_not_start_says_so(start: Start) -> None:
+    program = str(PROGRAMS / "hooked.py")
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {program!r}]).returncode)"
+    with pytest.raises(WorkerFailed) as error:
+        start(study({"command": [sys.executable, "-c", code], "hook": True}))
+    assert any("must run in the process that the study started" in line for line in error.value.failure.last_lines)
+
+
+# ---------------------------------------------------------------------- workloads
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("crash", FailureKind.CRASH), ("hang", FailureKind.HANG), ("nan", FailureKind.WRONG_LOSS)],
+)
+def test_what_goes_wrong_in_a_workload_is_named(start: Start, fault: str, kind: FailureKind) -> None:
+    spec = study({"entry": "faulty:build", "options": {"fault": fault}}, measure={"block_limit_s": 4})
+    worker = start(spec)
+    with pytest.raises(WorkerFailed) as error:
+        worker.run_block(19)
+    assert error.value.failure.kind is kind
+
+
+def test_a_workload_without_memory_is_named(start: Start) -> None:
+    with pytest.raises(WorkerFailed) as error:
+        start(study({"entry": "faulty:build", "options": {"fault": "oom"}}))
+    assert error.value.failure.kind is FailureKind.OUT_OF_MEMORY

@@ -1,0 +1,159 @@
+"""Whole studies on real processes: each workload on eight virtual devices, and programs that know nothing of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.measurement import FailureKind
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome
+from autotune.model.spec import parse_study
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.rundir.store import Store
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from tests.runs import Diary
+from tests.workers.conftest import PROGRAMS, command
+
+ROOT = Path(__file__).parents[2]
+SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}, "use_environment": False}
+MEASURE = {
+    "pairs_cap": 8,
+    "block_s": 0.01,
+    "start_limit_s": 170,
+    "check_steps": 3,
+    "warmup_steps": 3,
+    "run_steps": 7,
+    "sandwiches": 2,
+}
+CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4}
+
+
+def run(
+    tmp_path: Path, workload: dict[str, Any], *, study_dir: Path = PROGRAMS, **more: Any
+) -> tuple[ConclusionRecord, Store, Diary]:
+    """A short study in a folder of the test."""
+    data = {"name": "real", "workload": workload, "search": SEARCH, "measure": MEASURE, "confirm": CONFIRM}
+    spec = parse_study({**data, **more})
+    diary = Diary()
+    study = new_run(spec, tmp_path / "run", study_dir=study_dir, view=diary, watch=Stopwatch())
+    return run_study(study), study.store, diary
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("entry", "mesh"),
+    [
+        ("llama-tiny", {"data": 2, "fsdp": 2, "tensor": 2}),
+        ("gpt-tiny", {"fsdp": 8}),
+        ("moe-tiny", {"expert": 4, "data": 2}),
+        ("long-tiny", {"context": 8}),
+        ("rssm-tiny", {"data": 8}),
+    ],
+)
+def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, mesh: dict[str, int]) -> None:
+    device = {"count": 8}
+    conclusion, store, _ = run(tmp_path, {"entry": entry, "options": {"mesh": mesh}}, device=device)
+    assert conclusion.outcome in (Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.WINNER)
+    results = store.of(TrialResult)
+    assert [r.failure for r in results] == [None] * len(results)
+    floor = store.last(FloorResult)
+    assert floor is not None
+    assert floor.reference.device_count == 8
+    assert {k: v for k, v in floor.reference.mesh.items() if v > 1} == mesh
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
+    search = {**SEARCH, "settings": {"xla_cpu_enable_fast_math": [False, True]}}
+    conclusion, store, _ = run(tmp_path, command("flag-crash"), search=search)
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+    (result,) = store.of(TrialResult)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.signal) == (FailureKind.CRASH, "SIGABRT")
+    floor = store.last(FloorResult)
+    assert floor is not None
+    assert floor.comparison.mode == "sandwich"
+    assert len(list(store.pairs(floor.directory))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_setting_that_does_not_arrive_fails_its_trial_and_is_named(tmp_path: Path) -> None:
+    _, store, _ = run(tmp_path, command("sets-flags"))
+    (result,) = store.of(TrialResult)
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.NOT_APPLIED
+    assert "xla_backend_optimization_level=1: the program took it away" in result.failure.message
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
+    _, store, _ = run(tmp_path, command(program="hooked.py", hook=True))
+    (result,) = store.of(TrialResult)
+    assert result.status is TrialStatus.MEASURED
+    assert result.comparison is not None
+    assert result.comparison.mode == "turns"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_study_of_two_processes(tmp_path: Path) -> None:
+    device = {"count": 2, "process_count": 2}
+    _, store, _ = run(tmp_path, {"entry": "faulty:build"}, device=device)
+    (result,) = store.of(TrialResult)
+    assert result.worker is not None
+    assert result.worker.process_count == 2
+    assert result.failure is None
+
+
+@pytest.mark.parametrize("name", ["command_read", "command_hook", "command_maxtext"])
+def test_the_studies_that_are_shipped_are_legal(name: str) -> None:
+    spec = parse_study(tomllib.loads((ROOT / "studies" / f"{name}.toml").read_text()))
+    assert spec.workload.takes_turns == (name == "command_hook")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(
+    "AUTOTUNE_MAXTEXT_PYTHON" not in os.environ,
+    reason="AUTOTUNE_MAXTEXT_PYTHON must name the interpreter of an environment in which MaxText from PyPI runs",
+)
+def test_maxtext_as_it_comes_from_pypi(tmp_path: Path) -> None:
+    data = tomllib.loads((ROOT / "studies" / "command_maxtext.toml").read_text())
+    data["workload"]["command"][0] = os.environ["AUTOTUNE_MAXTEXT_PYTHON"]
+    measure = {**MEASURE, "run_steps": 20}
+    search = {**SEARCH, "trials": 1}
+    _, store, _ = run(tmp_path, data["workload"], study_dir=tmp_path, measure=measure, search=search)
+    (result,) = store.of(TrialResult)
+    assert result.failure is None
+    assert result.comparison is not None
+    assert result.worker is not None
+    assert len(result.worker.losses) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_acceptance_script_runs_dry(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks" / "gpu_acceptance.py"), "--dry-run", "--out", str(tmp_path)]
+    done = subprocess.run(
+        script, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu_acceptance_dry.json").read_text())
+    assert not [k for k, v in found.items() if isinstance(v, dict) and "error" in v]
+    assert all(len(w["step_times_s"]) == 10 for w in found["workloads"].values())
+    assert found["machine"]["settings"]["does not exist"][0]["starts"] is False
+    assert {r["status"] for r in found["agreement"]} <= {"measured", "same_program"}
+    assert found["duration_s"] < 540
