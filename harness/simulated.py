@@ -44,9 +44,12 @@ class MemoryStore(Store):
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(Path("/simulated"), spec, study_dir="/simulated")
-        self._is_sole_writer = self._is_read = True
+        self._is_sole_writer = True
 
-    def _persist(self, record: Stamped) -> None:
+    def _persist(self, record: Stamped) -> int:
+        return 0
+
+    def _refresh(self) -> None:
         pass
 
     def folder(self, *parts: str) -> Path:

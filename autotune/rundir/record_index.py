@@ -30,8 +30,13 @@ class RecordIndex:
         """All records of one type, in order."""
         return list(self._of[kind])  # type: ignore[arg-type]
 
-    def add(self, record: AnyRecord) -> None:
-        """Adds one record to the end."""
+    def add(self, record: AnyRecord, file: Path, size: int) -> None:
+        """Adds one record that was just appended to a file, as so many bytes: it need not be read again."""
+        offset, line_count = self._read.get(file, (0, 0))
+        self._read[file] = (offset + size, line_count + 1)
+        self._append(record)
+
+    def _append(self, record: AnyRecord) -> None:
         self._all.append(record)
         self._of[type(record)].append(record)
 
@@ -43,7 +48,7 @@ class RecordIndex:
         """
         fresh = [record for file in files if self._has_grown(file) for record in self._parse(file)]
         for record in fresh:
-            self.add(record)
+            self._append(record)
         if fresh and len(self._read) > 1:
             self._all.sort(key=lambda r: r.at_s)
             for records in self._of.values():

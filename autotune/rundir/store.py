@@ -220,6 +220,7 @@ class Store:
         for lock in self._locks:
             os.close(lock)
         self._locks = []
+        self._is_sole_writer = False  # from here on another may write
 
     # ------------------------------------------------------------------ records
 
@@ -230,12 +231,15 @@ class Store:
             RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
         """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3), "by": self.claims.worker})
-        self._persist(stamped)
+        written = self._persist(stamped)
         if self._is_sole_writer:
-            self._index.add(stamped)  # type: ignore[arg-type]
+            self._index.add(stamped, self._file, written)  # type: ignore[arg-type]
 
-    def _persist(self, record: Stamped) -> None:
-        append_synced(self._file, record.model_dump_json(exclude_none=True) + "\n")
+    def _persist(self, record: Stamped) -> int:
+        """Writes one record; returns its bytes in the file."""
+        line = record.model_dump_json(exclude_none=True) + "\n"
+        append_synced(self._file, line)
+        return len(line.encode())
 
     def append_once(self, record: R, *, key: str) -> None:
         """Appends what any worker could: once, and not if the newest record of its kind says the same already.

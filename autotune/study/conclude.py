@@ -95,10 +95,9 @@ def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, se
 
 def _predicted(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """What the model would try first; never a winner."""
-    screened = run.store.last(ScreenRecord)
-    assert screened is not None
-    assert screened.prediction is not None
-    sesoi, reference = run.spec.measure.smallest_effect, screened.prediction
+    # Where a screen was asked for, its record stands beside that of the reference.
+    reference = [s.prediction for s in run.store.of(ScreenRecord) if s.prediction is not None][-1]
+    sesoi = run.spec.measure.smallest_effect
     place = f"{reference.topology} {reference.target}"
     ran = [(r, r.prediction) for r in results if r.failure is None and r.prediction is not None]
     if not ran:
