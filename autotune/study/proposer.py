@@ -7,11 +7,13 @@ by the study's seed and the trial's number, not by what happened before in this 
 
 from __future__ import annotations
 
+import bisect
+import functools
 import hashlib
 import math
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import optuna
@@ -25,13 +27,19 @@ from autotune.study.culprit import walks_into
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
-FEW_REPEATS = 8
+FEW_REPEATS = 5
+"""Proposals of sets already known after which TPE counts as stuck on its favourite, and any set is drawn."""
 
 MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
 FAILURE_PENALTY = 0.1
 """Added to the worst log ratios seen, for sets that have none: worse than anything, yet on the same scale."""
+
+BEST, NEWEST = 25, 100
+"""Trials that TPE is shown of a longer study: those that it tells apart as good (25 is Optuna's own bound), and the
+newest of the rest. Both are fitted anew at each question; whole, that was four fifths of a long study's processor
+time, for trials that Optuna weighs the less the older they are (`benchmarks/rereading.py`)."""
 
 
 class Proposer:
@@ -71,8 +79,11 @@ class Proposer:
         self._size = space.size()
         self._see(FlagSet())
         self._worst = [0.0 for _ in self._objectives]
-        # Questions are asked of a study in memory, so that the storage holds finished trials only.
-        self._study = optuna.create_study(directions=["minimize" for _ in self._objectives])
+        self._told = 0
+        self._memory = optuna.storages.InMemoryStorage() if len(self._objectives) > 1 else _ShortMemory()
+        self._study = optuna.create_study(
+            study_name=spec.name, storage=self._memory, directions=["minimize" for _ in self._objectives]
+        )
         self._mirror = open_mirror(spec, storage) if storage else None
 
     def tell(self, result: TrialResult) -> None:
@@ -102,6 +113,7 @@ class Proposer:
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._study.add_trial(trial)
+        self._told += 1
         if self._mirror is not None:
             self._mirror.add(result.number, trial)
 
@@ -147,8 +159,9 @@ class Proposer:
                 )
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
+        tpe = functools.cache(lambda: self._tpe(number))
         for repeat in range(MAX_REPEATS):
-            settings, origin = self._propose(number, repeat)
+            settings, origin = self._propose(number, repeat, tpe)
             if settings not in self._seen and settings not in now_tried and not walks_into(settings, self.bad):
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
@@ -160,21 +173,21 @@ class Proposer:
         parameters = self._space.parameters
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
-    def _propose(self, number: int, repeat: int) -> tuple[FlagSet, str]:
+    def _propose(self, number: int, repeat: int, tpe: Callable[[], _Tpe]) -> tuple[FlagSet, str]:
         """One point of the space, known or not, and who proposes it."""
         seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
-        told = len(self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
         # After a few repeats TPE is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), "random"
-        if self._spec.search.sampler == "random" or told < self._spec.search.startup_trials:
+        if self._spec.search.sampler == "random" or self._told < self._spec.search.startup_trials:
             return self._random(random.Random(seed), changes=CHANGES), "random"
-        self._study.sampler = _tpe(seed)
-        trial = self._study.ask()
-        settings = self._space.suggest(lambda parameter: _suggest(trial, parameter))
-        # The finished trial is added whole by `tell`; this one only carried the question.
-        self._study.tell(trial, state=TrialState.FAIL)
-        return settings, "tpe"
+        return self._space.suggest(tpe().point()), "tpe"
+
+    def _tpe(self, number: int) -> _Tpe:
+        """TPE as the trials told so far have taught it."""
+        # A study keeps what it has read for its samplers: a new one sees what was told since.
+        study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
+        return _Tpe(study, _seed(f"{self._spec.seed}/{number}"), told=self._told)
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
         """A random point with about so many settings changed from the default.
@@ -219,19 +232,78 @@ def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _tpe(seed: int) -> optuna.samplers.BaseSampler:
-    """TPE with every option that matters pinned, so that another Optuna searches alike."""
-    with warnings.catch_warnings():
-        # `group` (densities of their own for conditional settings) is marked experimental.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            n_startup_trials=1,  # the start is ours, see `Proposer._random`
-            n_ei_candidates=24,
-            multivariate=True,
-            group=True,
-            constant_liar=False,
-            seed=seed,
-        )
+class _ShortMemory(optuna.storages.InMemoryStorage):
+    """Shows of a long study by one objective the `BEST` trials and the `NEWEST` of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranked: list[tuple[bool, float, int]] = []
+
+    def create_new_trial(self, study_id: int, template_trial: optuna.trial.FrozenTrial | None = None) -> int:
+        """See `optuna.storages.BaseStorage`; only finished trials are added."""
+        assert template_trial is not None
+        assert template_trial.value is not None
+        rank = (template_trial.constraints["failure"] > 0, template_trial.value, len(self._ranked))
+        bisect.insort(self._ranked, rank)
+        return super().create_new_trial(study_id, template_trial)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[optuna.trial.FrozenTrial]:
+        """See `optuna.storages.BaseStorage`."""
+        trials = super().get_all_trials(study_id, deepcopy, states)
+        if len(trials) <= BEST + NEWEST:
+            return trials
+        best = {number for _, _, number in self._ranked[:BEST]}
+        rest = [number for number in range(len(trials)) if number not in best]
+        return [trials[number] for number in sorted(best.union(rest[-NEWEST:]))]
+
+
+class _Tpe:
+    """TPE at one trial: as many points as are asked for, drawn from one seed.
+
+    The sampler is asked as `Study.ask` does it, but no trial is opened: a study that holds thousands of questions
+    beside its trials is slow to look through.
+
+    Args:
+        study: Opened since it was last told, for a study keeps what it has read for its samplers.
+        seed: Of the draws.
+        told: Finished trials, shown or not; of a study by one objective a tenth of them counts as good.
+    """
+
+    def __init__(self, study: optuna.Study, seed: int, *, told: int) -> None:
+        self._study = study
+        self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
+        with warnings.catch_warnings():
+            # `group` (densities of their own for conditional settings) is marked experimental.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # Every option that matters is pinned, so that another Optuna searches alike.
+            self._sampler = optuna.samplers.TPESampler(
+                n_startup_trials=1,  # the start is ours, see `Proposer._random`
+                n_ei_candidates=24,
+                gamma=(lambda shown: min(math.ceil(told / 10), BEST)) if len(study.directions) == 1 else None,
+                multivariate=True,
+                group=True,
+                constant_liar=False,
+                seed=seed,
+            )
+        self._space = self._sampler.infer_relative_search_space(study, self._trial)
+
+    def point(self) -> Callable[[Parameter], str]:
+        """The next point, as what is chosen for each parameter."""
+        related = self._sampler.sample_relative(self._study, self._trial, self._space)
+
+        def choose(parameter: Parameter) -> str:
+            distribution = _distribution(parameter)
+            if distribution.single():
+                value = distribution.choices[0] if parameter.choices is not None else distribution.low
+            elif parameter.name in related:
+                value = related[parameter.name]
+            else:
+                value = self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
+            return str(2**value if parameter.power_of_two else value)
+
+        return choose
 
 
 def _random_value(parameter: Parameter, rng: random.Random) -> str:
@@ -245,17 +317,6 @@ def _random_value(parameter: Parameter, rng: random.Random) -> str:
     if parameter.log:
         return str(round(math.exp(rng.uniform(math.log(parameter.low), math.log(parameter.high)))))
     return str(rng.randrange(parameter.low, parameter.high + 1, parameter.step))
-
-
-def _suggest(trial: optuna.Trial, parameter: Parameter) -> str:
-    """Asks Optuna for one parameter's value, as text."""
-    if parameter.choices is not None:
-        return str(trial.suggest_categorical(parameter.name, list(parameter.choices)))
-    distribution = _distribution(parameter)
-    value = trial.suggest_int(
-        parameter.name, distribution.low, distribution.high, log=distribution.log, step=distribution.step
-    )
-    return str(2**value if parameter.power_of_two else value)
 
 
 def _distribution(parameter: Parameter) -> Any:
