@@ -9,20 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import Estimate, Sandwich, confirm, estimate_runs, estimate_sandwiches
+from autotune.model import StudySpec, parse_study
+from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.simulate import Machine, NoiseModel, Process
-from benchmarks.studies import (
-    CONFIRM_PAIRS,
-    FINALISTS,
-    PLAN,
-    PROCESSES,
-    Effort,
-    pair_data,
-    process_centres,
-    search_one,
-)
+from autotune.stats.simulate import Machine, NoiseModel, Process, log_ratios, run_pairs
+from autotune.study import sequential
 
+DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
+BLOCK_STEPS = DEFAULTS.measure.block_steps
+FINALISTS, PROCESSES, CONFIRM_PAIRS = DEFAULTS.confirm.finalists, DEFAULTS.confirm.processes, DEFAULTS.confirm.pairs
+PLAN = SequentialPlan(cap=DEFAULTS.measure.pairs_cap)
 TRUE_LOG_RATIO = math.log(0.98)
 
 
@@ -44,16 +40,15 @@ class Coverage:
     confirmed_family: float
     sandwiches_1: float
     sandwiches_5: float
-    runs_2x8: float
 
 
-def coverage(name: str, model: NoiseModel, effort: Effort, rng: np.random.Generator) -> Coverage:
+def coverage(name: str, model: NoiseModel, samples: int, rng: np.random.Generator) -> Coverage:
     """Coverage of every interval the tuner reports, on one machine."""
-    n, truth = effort.samples, TRUE_LOG_RATIO
+    n, truth = samples, TRUE_LOG_RATIO
     alone = dataclasses.replace(model, process_sd=0.0)
     pairs = pair_data(alone, rng, np.full(n, truth), pairs=PLAN.cap)
     look_holds = [_holds(hodges_lehmann(pairs[:, :k], level=PLAN.nominal_level), truth) for k in PLAN.looks]
-    stopped = [search_one(row, None)[0] for row in pairs]
+    stopped = [_at_stop(row.tolist()) for row in pairs]
     centres = process_centres(model, rng, np.full(n, truth), processes=PROCESSES, pairs=CONFIRM_PAIRS)
     confirmed = [confirm(row, family=FINALISTS) for row in centres]
     # For a family, every one of its corrected intervals must hold at once.
@@ -71,8 +66,33 @@ def coverage(name: str, model: NoiseModel, effort: Effort, rng: np.random.Genera
         confirmed_family=float(families.mean()),
         sandwiches_1=_sandwich_coverage(model, rng, few, 1),
         sandwiches_5=_sandwich_coverage(model, rng, few, 5),
-        runs_2x8=_runs_coverage(model, rng, few, 8),
     )
+
+
+def pair_data(model: NoiseModel, rng: np.random.Generator, effects: Floats, *, pairs: int) -> Floats:
+    """Log ratios of fresh process pairs, each on its own machine, `[*effects.shape, pairs]`."""
+    machine = Machine(model, rng, effects.shape)
+    reference_s, candidate_s, _ = run_pairs(Process(machine), Process(machine), pairs=pairs, block_steps=BLOCK_STEPS)
+    return log_ratios(reference_s, candidate_s) + effects[..., None]
+
+
+def process_centres(
+    model: NoiseModel, rng: np.random.Generator, effects: Floats, *, processes: int, pairs: int
+) -> Floats:
+    """Estimates of fresh process pairs, `[*effects.shape, processes]`."""
+    each = np.repeat(effects[..., None], processes, axis=-1)
+    centres: Floats = hodges_lehmann(pair_data(model, rng, each, pairs=pairs), level=0.95)[0]
+    return centres
+
+
+def _at_stop(ratios: list[float]) -> Estimate:
+    """What a trial with these log ratios reports when its rule stops it."""
+    rule = sequential(PLAN, sesoi=DEFAULTS.measure.smallest_effect, incumbent=None)
+    for count in range(1, len(ratios) + 1):
+        decision = rule.stop(ratios[:count])
+        if decision is not None and decision.stop:
+            return rule.estimate(ratios[:count])
+    raise AssertionError("the last look always stops")
 
 
 def _holds(interval: Floats, truth: float) -> npt.NDArray[np.bool_]:
@@ -95,16 +115,4 @@ def _sandwich_coverage(model: NoiseModel, rng: np.random.Generator, samples: int
     for rows in np.moveaxis(runs, -1, 0):
         sandwiches = [Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in rows]
         held.append(covers(estimate_sandwiches(sandwiches), TRUE_LOG_RATIO))
-    return float(np.mean(held))
-
-
-def _runs_coverage(model: NoiseModel, rng: np.random.Generator, samples: int, pairs: int) -> float:
-    machine = Machine(model, rng, (samples,))
-    steps = np.stack([Process(machine).run_block(40).mean(axis=-1) for _ in range(2 * pairs)], axis=-1)
-    held = []
-    for row in steps:
-        first = rng.random(pairs) < 0.5
-        arms = np.stack([first, ~first], axis=-1).ravel()
-        times = np.where(arms, row * math.exp(TRUE_LOG_RATIO), row)
-        held.append(covers(estimate_runs(list(zip(arms.tolist(), times.tolist(), strict=True))), TRUE_LOG_RATIO))
     return float(np.mean(held))

@@ -96,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commit = subprocess.run(
         ["git", "-C", str(options.against), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    options.out.write_text(json.dumps({"against": commit, "trials": options.trials, "samplers": found}, indent=1) + "\n")
+    options.out.write_text(
+        json.dumps({"against": commit, "trials": options.trials, "samplers": found}, indent=1) + "\n"
+    )
     return 0
 
 

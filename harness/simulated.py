@@ -36,7 +36,25 @@ class GivenSetup:
         if self.given_launcher is not None:
             return self.given_launcher
         assert store.spec.replay is not None
-        return ReplayLauncher(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
+        make = UnloggedReplay if isinstance(store, MemoryStore) else ReplayLauncher
+        return make(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
+
+
+class _Silent(View):
+    pass
+
+
+def silent() -> View:
+    """A view that is told, and says nothing."""
+    return _Silent()  # type: ignore[abstract]  # its methods do nothing, as the protocol has them
+
+
+class UnloggedReplay(ReplayLauncher):
+    """A replay whose workers leave no log."""
+
+    def log(self, settings: FlagSet, folder: Path) -> Path:
+        """Where it would be."""
+        return folder / "worker.log"
 
 
 class MemoryStore(Store):

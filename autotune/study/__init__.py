@@ -1,6 +1,6 @@
 """The stages of a study, in order."""
 
-from autotune.study.comparer import Compared, fixed
+from autotune.study.comparer import Compared, fixed, sequential
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
 from autotune.study.preflight import study_space

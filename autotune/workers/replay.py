@@ -36,10 +36,10 @@ class ReplayLauncher:
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
         """Makes a worker; see `base.Launcher`."""
-        log = folder / "worker.log"
-        log.write_text(f"replayed: {settings}\n", encoding="utf-8")
+        log = self.log(settings, folder)
         progress("compile")
-        time.sleep(self._replay.delay_s)
+        if self._replay.delay_s:
+            time.sleep(self._replay.delay_s)
         entries = [f"{n}={v}" for n, v in settings.items()]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in self._replay.failures.items():
@@ -61,6 +61,12 @@ class ReplayLauncher:
             self._report(entries, seen, losses),
             delay_s=self._replay.delay_s,
         )
+
+    def log(self, settings: FlagSet, folder: Path) -> Path:
+        """Writes what a worker's log would hold; returns the file."""
+        log = folder / "worker.log"
+        log.write_text(f"replayed: {settings}\n", encoding="utf-8")
+        return log
 
     def close(self) -> None:
         """Nothing to end."""
@@ -94,8 +100,9 @@ class ReplayWorker:
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Draws a block; see `base.Worker`."""
-        time.sleep(self._delay_s)
-        return tuple(float(t) for t in self._process.run_block(steps))
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        return tuple(self._process.run_block(steps).tolist())
 
     def close(self) -> None:
         """Nothing to end."""
