@@ -51,7 +51,7 @@ class StepReader:
 
     Args:
         rules: ``preset``, ``pattern`` or ``json_key`` with ``unit``; ``loss``; ``tokens_per_step``
-            (see `autotune.model.spec.ReadSpec`).
+            (see `autotune.model.sections.ReadSpec`).
 
     Raises:
         ValueError: If a rule cannot work; the message says which and why.

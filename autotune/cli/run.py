@@ -33,7 +33,7 @@ class EffortChoice(StrEnum):
 
 
 class ObjectiveChoice(StrEnum):
-    """What a study goes by; see `autotune.model.spec.SearchSpec`."""
+    """What a study goes by; see `autotune.model.sections.SearchSpec`."""
 
     measured = "measured"
     predicted = "predicted"

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.spec import ReplaySpec
+from autotune.model.sections import ReplaySpec
 from autotune.model.trial import TrialResult
 from autotune.rundir import mirror
 from autotune.rundir.mirror import NUMBER_KEY, Mirror

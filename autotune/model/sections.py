@@ -1,0 +1,297 @@
+"""The sections of a study file, each checked on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+
+from autotune.child import PRESETS, StepReader
+from autotune.model.errors import close_matches
+from autotune.model.measurement import FailureKind, Objective, Settings
+from autotune.model.units import parse_duration
+from autotune.stats import NOISE_MODELS, NoiseModel
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
+SettingValue = bool | int | float | str
+Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
+
+
+def _duration_or_none(value: str | float) -> float:
+    """Seconds of a duration that may be 0, for none."""
+    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
+
+
+class Section(BaseModel):
+    """One table of a study file: a key that it does not have is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReadSpec(Section):
+    """How the steps of the user's own program are read from what it prints or writes.
+
+    Named groups of a pattern: one of ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (without any, the time
+    between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
+
+    Attributes:
+        preset: Lines of a known trainer, see `autotune.child.read_rules.PRESETS`.
+        pattern: Regular expression, searched in each line (its first 4,000 characters).
+        json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
+        unit: What that key holds.
+        file: Read this file, below the study's folder, instead of the program's output.
+        loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
+        tokens_per_step: Needed for ``tokens_per_s``.
+    """
+
+    preset: str | None = None
+    pattern: str | None = None
+    json_key: str | None = None
+    unit: Literal["step_s", "step_ms", "steps_per_s", "tokens_per_s"] = "step_s"
+    file: str | None = None
+    loss: str | None = None
+    tokens_per_step: Annotated[int | None, Field(ge=1)] = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> ReadSpec:
+        if sum(x is not None for x in (self.preset, self.pattern, self.json_key)) != 1:
+            raise ValueError("exactly one of `preset`, `pattern` and `json_key` must be given")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"`preset` one of {', '.join(PRESETS)}{close_matches(self.preset, PRESETS)}")
+        StepReader(self.rules())
+        return self
+
+    def rules(self) -> dict[str, Any]:
+        """What `autotune.child.read_rules.StepReader` takes."""
+        return self.model_dump(exclude_none=True)
+
+
+class WorkloadSpec(Section):
+    """What runs: a workload that a worker builds, or the user's own program.
+
+    Attributes:
+        entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
+        options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...).
+        command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
+            argument stands for the folder of the trial.
+        hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
+        read: How the steps of a program without the hook are read.
+    """
+
+    entry: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    hook: bool = False
+    read: ReadSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> WorkloadSpec:
+        if (self.entry is None) == (self.command is None):
+            raise ValueError("exactly one of `entry` and `command` must be given")
+        if self.entry is not None and (self.hook or self.read is not None):
+            raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.command is not None:
+            if self.options:
+                raise ValueError("`options` belong to an `entry`; give a program its own as arguments of `command`")
+            if self.hook == (self.read is not None):
+                raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
+        return self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a process of it can wait while another one is measured."""
+        return self.command is None or self.hook
+
+
+class DeviceSpec(Section):
+    """Where it runs.
+
+    Attributes:
+        platform: ``cpu`` or ``cuda``.
+        count: Devices for the workload; on CPU that many virtual ones are made. Default: all GPUs, one CPU.
+            Of several nodes: all of them together.
+        process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all. Of several
+            nodes: all of them together, the same number on each; 1 is one for each node.
+        node_count: Machines that one trial spans; more than one needs SLURM or Kubernetes, see docs/cluster.md.
+    """
+
+    platform: Literal["cpu", "cuda"] = "cpu"
+    count: Annotated[int, Field(ge=1, le=4096)] | None = None
+    process_count: Annotated[int, Field(ge=1, le=4096)] = 1
+    node_count: Annotated[int, Field(ge=1, le=1024)] = 1
+
+    @model_validator(mode="after")
+    def _divides(self) -> DeviceSpec:
+        if self.process_count > 1 and self.process_count % self.node_count:
+            raise ValueError(
+                f"`process_count` must be a multiple of `node_count` (the same number on each node) but got "
+                f"{self.process_count} and {self.node_count}"
+            )
+        if self.count is not None and self.count % self.rank_count:
+            raise ValueError(
+                f"`count` must be a multiple of `process_count` but got {self.count} and {self.rank_count}"
+            )
+        if self.process_count > 1 and self.count is None:
+            raise ValueError("`count` must be given with `process_count`, to share out the devices")
+        return self
+
+    @property
+    def rank_count(self) -> int:
+        """Processes that a trial really has: at least one on each node."""
+        return max(self.process_count, self.node_count)
+
+
+class NamedSet(Section):
+    """A flag set with a name, tried before the sampler proposes."""
+
+    name: str
+    settings: Settings
+
+
+class SearchSpec(Section):
+    """What is searched, how long, and what is tried first.
+
+    Attributes:
+        trials: Distinct proposals, failed ones included; recipes and `first` count too.
+        time_budget_s: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
+        groups: Groups of the catalogue whose settings are searched.
+        recipes: Published sets that are tried first, each filtered to what the installed build has.
+        symptoms: Symptoms whose groups are searched.
+        known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
+        use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
+        step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
+            measured and nothing proven.
+        objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
+    """
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    time_budget: Seconds | None = None
+    settings: dict[str, Domain] = Field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    symptoms: tuple[str, ...] = ()
+    first: tuple[NamedSet, ...] = ()
+    use_environment: bool = True
+    step_time: Literal["measured", "predicted"] = "measured"
+    sampler: Literal["tpe", "random"] = "tpe"
+    startup_trials: Annotated[int, Field(ge=1)] = 8
+    known_failures: bool = True
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
+
+    @field_validator("objectives")
+    @classmethod
+    def _each_once(cls, objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
+        if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
+            raise ValueError("each named once, and `step_time` among them: every set is proven by it")
+        return objectives
+
+
+class ScreenSpec(Section):
+    """What is compiled before anything is measured.
+
+    Attributes:
+        enabled: ``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there.
+        target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
+        topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
+        cache: Take from and add to the cache of compiled programs.
+        time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
+        compile_limit: Longest time for one compilation.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    target: str | None = None
+    topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
+    cache: bool = True
+    time_budget: Seconds | None = None
+    compile_limit: Seconds = 900.0
+
+
+class MeasureSpec(Section):
+    """How a comparison is measured.
+
+    Attributes:
+        smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
+        pairs_cap: Pairs of blocks after which a trial ends unresolved.
+        block_s: Shortest block, seconds; a block has at least `block_steps` steps.
+        warmup_steps: Steps that are run before the first block and never used.
+        check_steps: First steps whose loss and gradient norm are compared with the reference's.
+        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
+        block_limit_s: Longest time for one block; past it the worker counts as hung.
+        log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
+        mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
+            runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
+        run_steps: Steps that are measured in each fresh run of a sandwich.
+        sandwiches: How many sandwiches a trial has.
+    """
+
+    smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
+    block_s: Seconds = 0.05
+    block_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    check_steps: Annotated[int, Field(ge=1, le=100)] = 5
+    start_limit_s: Seconds = 600.0
+    block_limit_s: Seconds = 120.0
+    log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
+    mode: Literal["auto", "turns", "sandwich"] = "auto"
+    run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
+    sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
+
+
+class ConfirmSpec(Section):
+    """How finalists prove themselves.
+
+    Attributes:
+        finalists: How many of the best trials are measured again.
+        processes: Fresh pairs of processes for each finalist, and again for the minimal set.
+        minimise: Drop each setting that does not pay for itself.
+        pairs: Pairs of blocks in each pair of processes.
+        soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
+        soak_steps: Fewest steps of that run.
+    """
+
+    finalists: Annotated[int, Field(ge=1, le=20)] = 3
+    processes: Annotated[int, Field(ge=3, le=100)] = 5
+    pairs: Annotated[int, Field(ge=4, le=1000)] = 20
+    minimise: bool = True
+    soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
+    soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
+
+
+class ReplaySpec(Section):
+    """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
+
+    Attributes:
+        step_s: Step time of the reference, seconds.
+        effects: ``"name=value"`` to the factor by which it multiplies the step time.
+        memory_effects: Likewise for the peak memory.
+        compile_effects: Likewise for the compile time.
+        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
+        inert: ``"name=value"`` entries that change nothing in the program.
+        noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
+        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
+    """
+
+    step_s: Annotated[float, Field(gt=0)] = 0.03
+    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    failures: dict[str, FailureKind] = Field(default_factory=dict)
+    inert: tuple[str, ...] = ()
+    noise: str | dict[str, float] = "quiet"
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("noise")
+    @classmethod
+    def _known(cls, noise: str | dict[str, float]) -> str | dict[str, float]:
+        if isinstance(noise, str):
+            if noise not in NOISE_MODELS:
+                raise ValueError(f"one of {', '.join(NOISE_MODELS)}{close_matches(noise, NOISE_MODELS)}")
+        else:
+            legal = [f.name for f in dataclasses.fields(NoiseModel)]
+            for name in noise:
+                if name not in legal:
+                    raise ValueError(f"parameters of a noise model ({', '.join(legal)}), not `{name}`")
+        return noise
