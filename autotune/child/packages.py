@@ -6,8 +6,6 @@ Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ..
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import platform
 import sys
@@ -19,6 +17,8 @@ PACKAGES_PROGRAM = __file__
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Versions of those distributions that are installed, in the order of their names."""
+    import importlib.metadata  # here, for it takes ten times as long as all else that a reader of output imports
+
     found = {}
     for name in names:
         try:
@@ -39,6 +39,8 @@ def describe_packages(asked: Mapping[str, Iterable[str]]) -> dict[str, Any]:
 
 
 def _folder(name: str) -> str | None:
+    import importlib.util
+
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -89,6 +89,12 @@ def child_environment(
     return env
 
 
+def let_import_packages(env: dict[str, str]) -> None:
+    """Lets a child with this environment import these packages, when they run from a checkout."""
+    root = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+
+
 def data_dir() -> Path:
     """Where what studies of this user learn for later ones is kept (XDG base directory specification)."""
     base = os.environ.get("XDG_DATA_HOME")

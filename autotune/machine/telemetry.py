@@ -105,30 +105,26 @@ class GpuWatch:
     def _sample(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
 
-        def ask(call: Callable[[], Any]) -> Any:
-            """The answer, or None if this GPU or driver has none."""
-            try:
-                return call()
-            except (nvml.NVMLError, AttributeError):
-                return None
+        def ask(name: str, *arguments: Any) -> Any:
+            """The answer of one of NVML's functions, or None if this GPU or driver has none."""
+            with contextlib.suppress(nvml.NVMLError, AttributeError):
+                return getattr(nvml, f"nvmlDeviceGet{name}")(handle, *arguments)
+            return None
 
-        reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        reasons = ask("CurrentClocksEventReasons")
         if reasons is None:
-            reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        power, limit = (
-            ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-            ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
-        )
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+            reasons = ask("CurrentClocksThrottleReasons") or 0
+        name, processes = ask("Name"), ask("ComputeRunningProcesses")
+        power, limit = ask("PowerUsage"), ask("EnforcedPowerLimit")
+        memory = ask("MemoryInfo")
         return GpuSample(
             index=index,
-            name=ask(lambda: str(nvml.nvmlDeviceGetName(handle))),
-            sm_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-            memory_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))),
+            name=str(name) if name is not None else None,
+            sm_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
             power_w=power / 1e3 if power is not None else None,
             power_limit_w=limit / 1e3 if limit is not None else None,
-            temperature_c=ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            temperature_c=ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
             used_bytes=int(memory.used) if memory is not None else None,
             throttled_by=tuple(words for bit, words in _REASONS.items() if reasons & bit),
             other_processes=_strangers([p.pid for p in processes]) if processes is not None else None,

@@ -13,14 +13,21 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.machine import CUDA_PLUGINS, Packages, caller_environment, cuda_plugin, default_cache_dir, packages_of
+from autotune.machine import (
+    CUDA_PLUGINS,
+    Packages,
+    caller_environment,
+    cuda_plugin,
+    default_cache_dir,
+    packages_of,
+    replace_file,
+)
 from autotune.model import LaunchError
 from autotune.settings.build import SCHEMA_VERSION, FlagInfo, JaxOption, ProbeReport
 from autotune.settings.descriptor import FieldInfo, library_strings, read_debug_options
@@ -76,7 +83,8 @@ def probe_build(
             removed=removed,
             jax_options=options,
         )
-        _write(path, json.dumps(report.to_json()))
+        with contextlib.suppress(OSError):  # a read-only home costs the next call some seconds, nothing else
+            replace_file(path, json.dumps(report.to_json()))
     # Without a plugin both platforms ask one library and share one file.
     return dataclasses.replace(report, platform=platform)
 
@@ -90,17 +98,6 @@ def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
         stamp.append((str(library), library.stat().st_size, library.stat().st_mtime_ns))
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
     return f"probe-{here.versions['jaxlib']}-{digest}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    except OSError:  # a read-only home costs the next call some seconds, nothing else
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _locate(python: str, timeout_s: float) -> Packages:
