@@ -22,18 +22,15 @@ Standard library only, so that any program can import it.
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from autotune.child.channel import CHANNEL_VARIABLE, Channel
 
-VARIABLE = "AUTOTUNE_CHANNEL"
+T = TypeVar("T")
 
 
 class HookError(RuntimeError):
@@ -87,42 +84,25 @@ def report(*, loss: Any = None, grad_norm: Any = None) -> None:
 _loop: _Loop | None = None
 
 
-def _connect() -> _Channel | None:
+def _connect() -> Channel | None:
     """The channel to the study, or None outside of one."""
-    number = os.environ.get(VARIABLE)
+    number = os.environ.get(CHANNEL_VARIABLE)
     if number is None:
         return None
     try:
-        return _Channel(int(number))
+        return Channel()
     except (OSError, ValueError) as error:
         raise HookError(
             "autotune.hook.steps must run in the process that the study started, and once, but its channel "
-            f"({VARIABLE}={number}) is not open here: {error}; a launcher between the two must become the program "
-            "(exec), or leave `hook` out of the study and let the program's output be read"
+            f"({CHANNEL_VARIABLE}={number}) is not open here: {error}; a launcher between the two must become the "
+            "program (exec), or leave `hook` out of the study and let the program's output be read"
         ) from error
-
-
-class _Channel:
-    """JSON lines over the inherited socket."""
-
-    def __init__(self, number: int) -> None:
-        self._socket = socket.socket(fileno=number)
-        self._socket.set_inheritable(False)
-        del os.environ[VARIABLE]  # a process that the program starts must not speak for it
-        self._lines = self._socket.makefile("rb")
-
-    def send(self, kind: str, **fields: Any) -> None:
-        self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
-
-    def receive(self) -> dict[str, Any]:
-        line = self._lines.readline()
-        return dict(json.loads(line)) if line.endswith(b"\n") else {"type": "stop"}
 
 
 class _Loop:
     """Where a loop under a study is: its first steps are checked, then warm-up, then blocks when told."""
 
-    def __init__(self, channel: _Channel, sync: Callable[[], Any] | None) -> None:
+    def __init__(self, channel: Channel, sync: Callable[[], Any] | None) -> None:
         self._channel = channel
         self._sync = sync or (lambda: None)
         self._job = channel.receive()
@@ -136,7 +116,7 @@ class _Loop:
         self._step = -1
         self._last = time.perf_counter()
         if not self.stopped:
-            channel.send("phase", phase="build")
+            channel.enter("build")
 
     def step_ends(self) -> None:
         """Called between two steps: the one before has ended, the next begins when this returns."""
@@ -145,7 +125,7 @@ class _Loop:
         self._step += 1
         check, warm = self._job["check_steps"], self._job["warmup_steps"]
         if self._step == 0:
-            self._channel.send("phase", phase="compile")
+            self._channel.enter("compile")
         elif self._step <= check + warm:
             self._early(check)
         else:
@@ -171,13 +151,13 @@ class _Loop:
         else:
             self._warmup.append(time.perf_counter() - self._last)
         if self._step == check:
-            self._channel.send("phase", phase="warm-up")
+            self._channel.enter("warm-up")
 
     def _ready(self) -> None:
         self._channel.send(
             "ready",
-            losses=[_safe(x) for x in self._losses],
-            grad_norms=[_safe(x) for x in self._norms],
+            losses=self._losses,
+            grad_norms=self._norms,
             warmup_step_times_s=self._warmup,
             values={n: os.environ.get(n) for n in self._job["variables"]},
             **_of_jax(self._job["jax_options"]),
@@ -188,7 +168,7 @@ class _Loop:
         # The wait for the device at the end belongs to the block's last step.
         self._times[-1] = time.perf_counter() - self._last
         loss = _number(self.reported[0])
-        self._channel.send("block", step_times_s=self._times, loss=_safe(loss) if loss is not None else 0.0)
+        self._channel.send("block", step_times_s=self._times, loss=loss if loss is not None else 0.0)
 
     def _wait_for_turn(self) -> None:
         message = self._channel.receive()
@@ -236,7 +216,3 @@ def _endless(batches: Iterable[T]) -> Iterator[T]:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _safe(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

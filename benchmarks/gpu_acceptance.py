@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
-from autotune.machine import environment
+from autotune.machine import describe_machine, environment
 from autotune.machine.telemetry import open_watch
 from autotune.model import Stopwatch
 from autotune.model.clock import Stopwatch
@@ -145,7 +145,7 @@ class Report:
         self._path = path
         self._began = time.monotonic()
         self._budget_s = budget_s
-        self.data: dict[str, Any] = {"provenance": environment.make_provenance(), "budget_s": budget_s, "parts_s": {}}
+        self.data: dict[str, Any] = {"provenance": describe_machine(), "budget_s": budget_s, "parts_s": {}}
 
     @property
     def left_s(self) -> float:

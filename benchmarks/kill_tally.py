@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import make_provenance
+from autotune.machine import describe_machine
 from harness.kills import REAL, REPLAYED, run, run_children, run_workers
 from harness.sandbox import Postgres
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     seed = arguments.seed
-    result: dict[str, Any] = {"provenance": make_provenance()}
+    result: dict[str, Any] = {"provenance": describe_machine()}
     # Slow enough that the study is on its way at every kill.
     result["driver"] = run(REPLAYED, trials=60, kills=arguments.kills, longest_s=1.5, seed=seed, delay_s=0.05)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from workloads.base import Workload, load
+from workloads.base import Workload
+from workloads.loading import load
 
 VARIABLE = "PLANTED_ITERATIONS"
 

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
-from autotune.machine import environment
+from autotune.machine import describe_machine
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult
@@ -187,12 +187,12 @@ def main() -> None:
         with bursts(arguments.seed):
             iterations = arguments.iterations or calibrate(arguments.effect)
             found = proof_of_slowdown(iterations, pairs=arguments.proof, processes=arguments.processes)
-        proof = {"provenance": environment.make_provenance(), "effect": arguments.effect, **found}
+        proof = {"provenance": describe_machine(), "effect": arguments.effect, **found}
         arguments.out.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
         print(proof)
         return
     both = arguments.aa == arguments.planted
-    result: dict[str, Any] = {"provenance": environment.make_provenance(), "effect": arguments.effect}
+    result: dict[str, Any] = {"provenance": describe_machine(), "effect": arguments.effect}
     with bursts(arguments.seed):
         if arguments.aa or both:
             identical = [{LABEL: str(i)} for i in range(12)]

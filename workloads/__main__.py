@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from workloads.base import Workload, WorkloadError, jit_step, load
+from workloads.base import Workload, WorkloadError, jit_step
 from workloads.flops import peak_flops_per_s
+from workloads.loading import load
 from workloads.step import bytes_per_device
 
 

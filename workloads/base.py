@@ -1,10 +1,9 @@
-"""What a workload is, how one is loaded by name, and the one place where a step is jitted."""
+"""What a workload is, how its options are checked, and the one place where a step is jitted."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ class WorkloadError(ValueError):
 class Workload:
     """One training step, the arrays it needs, and what is known about its cost.
 
-    A user's own object needs ``step``, ``init`` and ``batch`` only; `load` fills the rest with the defaults
+    A user's own object needs ``step``, ``init`` and ``batch`` only; `workloads.loading` fills the rest with defaults
     below, and whoever reads a field that may be ``None`` has to cope with that.
 
     Attributes:
@@ -54,56 +53,6 @@ class Workload:
     param_count: int | None = None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-
-
-def load(entry: str, options: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Workload:
-    """Builds the workload that an entry names.
-
-    Args:
-        entry: A preset (``llama2-7b``), a family (``llama``, with a ``size`` option), or
-            ``package.module:function``, which is called as ``function(devices=devices, **options)`` and may
-            return any object that has ``step``, ``init`` and ``batch``.
-        options: Sizes, numerics, mesh; see `workloads.presets.build` for those of the presets.
-        devices: Real or compile-only devices; all of this process group when None.
-
-    Raises:
-        WorkloadError: If the entry or an option is not known or does not fit, or the object lacks a part.
-    """
-    if ":" not in entry:
-        presets = importlib.import_module("workloads.presets")  # by name: presets are built upon this module
-        return _checked(entry, options, presets.build(entry, devices=devices, **options))
-    module_name, _, function_name = entry.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        if e.name is None or not (module_name + ".").startswith(e.name + "."):
-            raise  # the user's module was found; what it imports was not
-        raise WorkloadError(
-            f"the module of workload `{entry}` must be importable but `{e.name}` was not found; "
-            "set PYTHONPATH to the folder that holds it or install it"
-        ) from e
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise WorkloadError(
-            f"workload `{entry}` must name a function of `{module_name}` but `{function_name}` is none"
-            f"{close_matches(function_name, public)}"
-        )
-    return _checked(entry, options, function(devices=devices, **options))
-
-
-def _checked(entry: str, options: Mapping[str, Any], built: Any) -> Workload:
-    """The built object as a `Workload`, with defaults for the parts that may be missing."""
-    if isinstance(built, Workload):
-        return built
-    for part in ("step", "init", "batch"):
-        if not callable(getattr(built, part, None)):
-            raise WorkloadError(
-                f"workload `{entry}` must give an object with callable `step`, `init` and `batch` but got a "
-                f"{type(built).__name__} without a callable `{part}`; see workloads/example.py"
-            )
-    known = {f.name: getattr(built, f.name) for f in fields(Workload) if hasattr(built, f.name)}
-    return Workload(**{"name": entry, "config": {"entry": entry, "options": dict(options)}, **known})
 
 
 def jit_step(workload: Workload) -> Any:

@@ -6,8 +6,9 @@ from __future__ import annotations
 # Keys are parts of `jax.Device.device_kind`, longer ones first.
 _H100 = {"bfloat16": 989.4e12, "float32": 494.7e12, "float8": 1978.9e12}
 PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
-    # https://resources.nvidia.com/en-us-blackwell-architecture (HGX B200, dense)
-    "B200": {"bfloat16": 2250e12, "float32": 1100e12, "float8": 4500e12},
+    # https://resources.nvidia.com/en-us-blackwell-architecture (HGX B200 and GB200, dense)
+    "B200": {"bfloat16": 2250e12, "float32": 1125e12, "float8": 4500e12},
+    "GB200": {"bfloat16": 2500e12, "float32": 1250e12, "float8": 5000e12},
     # https://resources.nvidia.com/en-us-tensor-core (H100 PCIe, NVL; SXM: H100 white paper table 2)
     "H100 PCIe": {"bfloat16": 756e12, "float32": 378e12, "float8": 1513e12},
     "H100 NVL": {"bfloat16": 835e12, "float32": 417.5e12, "float8": 1671e12},

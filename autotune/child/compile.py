@@ -6,7 +6,7 @@ that puts the set into its environment first. Every setting then reaches the com
 in a measured trial, lowering is paid once, and a compiler that aborts, hangs or eats the memory takes
 nothing with it but its fork.
 
-Talks JSON lines like the measuring worker (see `autotune.child.guard`):
+Speaks over the channel like the measuring worker (see `autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``compile``, then ``stop``;
 * out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. What a compilation gives
@@ -15,10 +15,8 @@ Talks JSON lines like the measuring worker (see `autotune.child.guard`):
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import select
@@ -31,10 +29,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Channel, serve
 from autotune.child.fingerprint import fingerprint, strip_hlo
-from autotune.child.measure import Channel
+from autotune.child.guard import die_with_parent
+from autotune.child.packages import installed_versions
 
-PR_SET_PDEATHSIG = 1
 RESULT_FILE = "result.json"
 HLO_FILE = "optimized.hlo"
 LOG_FILE = "compile.log"
@@ -79,7 +78,8 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
     """Builds the workload; gives what a fork calls for the lowered step, and what to tell the driver."""
     import jax
 
-    from workloads.base import jit_step, load
+    from workloads.base import jit_step
+    from workloads.loading import load
 
     def lower(devices: Sequence[Any]) -> Any:
         workload = load(job["entry"], job["options"], devices)
@@ -89,8 +89,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
         facts["layer_bytes"] = dict(getattr(workload, "layer_bytes", None) or {})
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
-    versions = {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
-    facts: dict[str, Any] = {"versions": versions}
+    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"])}
     if job["platform"] == "cpu":
         # The host's own backend starts threads and parses XLA_FLAGS: only a fork may start it.
         return lambda: lower(jax.devices()), facts
@@ -134,9 +133,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
     """What the fork does; never returns."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+        die_with_parent(parent)
         log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -189,24 +186,14 @@ def _keep_dumps(folder: Path) -> None:
             path.replace(folder / name)
 
 
-def serve(channel: Channel) -> int:
-    """Builds the job, then compiles until told to stop; gives the exit status."""
-    job = channel.receive()
-    if job["type"] != "job":
-        return 0
-    sys.path[:0] = job["paths"]
-    try:
-        lower, facts = prepare(job)
-    except BaseException as error:  # whatever the workload raises, SystemExit included
-        channel.send("error", error_type=type(error).__name__, message=str(error)[:4000])
-        traceback.print_exc()
-        return 1
+def work(channel: Channel, job: dict[str, Any]) -> None:
+    """Builds the job, then compiles until told to stop."""
+    lower, facts = prepare(job)
     channel.send("ready", **facts)
     while (order := channel.receive())["type"] == "compile":
         order["is_cpu"] = job["platform"] == "cpu"
         channel.send("compiled", **compile_in_fork(lower, order, facts))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(serve(Channel()))
+    sys.exit(serve(work))

@@ -88,8 +88,8 @@ class BoundedLog:
             os.write(self._descriptor, data)
 
 
-def descendants() -> list[int]:
-    """Every living process below this one, zombies excepted."""
+def descendants(root: int) -> list[int]:
+    """Every living process below one, zombies excepted."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs a third of the guard's start)
         if name.isdigit():
@@ -101,7 +101,7 @@ def descendants() -> list[int]:
             if fields[0] not in (b"Z", b"X"):
                 children.setdefault(int(fields[1]), []).append(int(name))
     found: list[int] = []
-    todo = [os.getpid()]
+    todo = [root]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
@@ -113,7 +113,7 @@ def kill_all(patience_s: float = 10.0) -> None:
     """Kills every descendant until none is left; new ones may appear while it works."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
-        alive = descendants()
+        alive = descendants(os.getpid())
         for pid in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -126,18 +126,22 @@ def kill_all(patience_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process, a fork of `parent`, when that ends; ends it now if that has ended already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(127)
+
+
 def start(command: list[str], channel: socket.socket, output: int) -> int:
     """Forks and runs the command in a session of its own; gives its process number."""
-    libc = ctypes.CDLL(None, use_errno=True)
     guard = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:
-            os._exit(127)
+        die_with_parent(guard)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -195,7 +199,7 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
             done, code = os.waitpid(pid, os.WNOHANG)
             status = code if done else None
         _reap_strangers(pid)
-    left_behind = len(descendants()) if status is not None else 0
+    left_behind = len(descendants(os.getpid())) if status is not None else 0
     kill_all()
     _drain(out_read, log)
     while relay.to_driver():

@@ -1,7 +1,7 @@
 """The worker: compiles one training step under the flags of its environment and runs blocks of it when told.
 
-Talks JSON lines over the socket whose number is in ``AUTOTUNE_CHANNEL`` (see `autotune.child.guard`); whatever the
-workload prints goes to the log and can't disturb the talk. Messages:
+Speaks over the channel (see `autotune.child.channel`); whatever the workload prints goes to the log and can't disturb
+the talk. Messages:
 
 * in: ``job`` (once), then any number of ``block``, then ``stop``;
 * out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each block, or ``error`` and the end.
@@ -10,38 +10,19 @@ workload prints goes to the log and can't disturb the talk. Messages:
 from __future__ import annotations
 
 import gc
-import json
-import math
 import os
-import socket
+import platform
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Channel, serve
+from autotune.child.packages import installed_versions
+
 BATCH_RING = 4
 """Batches kept on the device and used in turn: making them anew would be timed along with the step."""
-
-
-class Channel:
-    """JSON lines over the inherited socket."""
-
-    def __init__(self) -> None:
-        # Taken out of the environment: a process that the workload starts must not speak for it.
-        self._socket = socket.socket(fileno=int(os.environ.pop("AUTOTUNE_CHANNEL")))
-        self._socket.set_inheritable(False)
-        self._lines = self._socket.makefile("rb")
-
-    def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message."""
-        self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
-
-    def receive(self) -> dict[str, Any]:
-        """Waits for one message; a driver that is gone reads as ``stop``."""
-        line = self._lines.readline()
-        return json.loads(line) if line.endswith(b"\n") else {"type": "stop"}
 
 
 class Job:
@@ -50,12 +31,12 @@ class Job:
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
         started = time.perf_counter()
         self._since_exec_s = _seconds_since_exec()
-        sys.path[:0] = job["paths"]
         tell("import")
         import jax
 
         from autotune.child.fingerprint import fingerprint
-        from workloads.base import jit_step, load
+        from workloads.base import jit_step
+        from workloads.loading import load
 
         self._jax = jax
         if job["process_count"] > 1:
@@ -105,7 +86,7 @@ class Job:
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
             **_figures(workload),
-            "versions": _versions(jax),
+            "versions": {**installed_versions(["jax", "jaxlib"]), "python": platform.python_version()},
         }
         # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
         self.values = {n: os.environ.get(n) for n in job["variables"]}
@@ -147,42 +128,14 @@ class Job:
         return times
 
 
-def serve(channel: Channel) -> int:
-    """Starts the job, then runs blocks until told to stop; gives the exit status."""
-    phase = "start"
-
-    def tell(name: str) -> None:
-        nonlocal phase
-        phase = name
-        channel.send("phase", phase=name)
-
-    try:
-        job = channel.receive()
-        if job["type"] != "job":
-            return 0
-        work = Job(job, tell)
-        channel.send("ready", report=_json_safe(work.report), values=work.values, jax_options=work.jax_options)
-        phase = "step"
-        while (message := channel.receive())["type"] == "block":
-            times = work.run_block(message["steps"])
-            channel.send("block", step_times_s=times, loss=_json_safe(work.loss))
-        return 0
-    except BaseException as error:  # whatever the workload raises, SystemExit included, is the trial's result
-        channel.send(
-            "error",
-            phase=phase,
-            error_type=type(error).__name__,
-            message=str(error)[:4000],
-            in_workload=not _raised_here(error),
-        )
-        traceback.print_exc()
-        return 1
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Whether the innermost frame of an error lies in this file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).name == "__main__.py"
+def work(channel: Channel, job: dict[str, Any]) -> None:
+    """Builds the job, then runs blocks until told to stop."""
+    built = Job(job, channel.enter)
+    channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
+    channel.phase = "step"
+    while (message := channel.receive())["type"] == "block":
+        times = built.run_block(message["steps"])
+        channel.send("block", step_times_s=times, loss=built.loss)
 
 
 def _seconds_since_exec() -> float:
@@ -236,22 +189,5 @@ def _figures(workload: Any) -> dict[str, Any]:
     }
 
 
-def _versions(jax: Any) -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "python": sys.version.split()[0]}
-
-
-def _json_safe(value: Any) -> Any:
-    """Numbers that JSON lacks become text, which pydantic reads back as numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: _json_safe(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_json_safe(v) for v in value]
-    return value
-
-
 if __name__ == "__main__":
-    sys.exit(serve(Channel()))
+    sys.exit(serve(work))

@@ -5,7 +5,6 @@ Standard library only; used by `autotune.child.read_output`.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -13,6 +12,8 @@ import struct
 import sys
 from pathlib import Path
 from typing import Any
+
+from autotune.child.guard import descendants
 
 ET_EXEC, SHT_DYNSYM = 2, 11
 
@@ -32,7 +33,7 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
         ``unreadable`` with the reason.
     """
     found = []
-    for pid in _tree(root):
+    for pid in (root, *descendants(root)):
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -40,26 +41,11 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
         if not re.search(r"/jaxlib/|libjax_common|xla_extension|xla_cuda", maps):
             continue
         try:
-            present = _present_environment(pid, maps)
+            now = _present_environment(pid, maps)
         except (OSError, ValueError) as error:
             found.append({"pid": pid, "unreadable": str(error)})
         else:
-            found.append({"pid": pid, "values": {n: present.get(n) for n in names}})
-    return found
-
-
-def _tree(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += children.get(pid, [])
+            found.append({"pid": pid, "values": {n: now.get(n) for n in names}})
     return found
 
 

@@ -1,7 +1,7 @@
 """Stands between the guard and a program that knows nothing of this project, and reads its steps.
 
 Standard library only. Every line is seen however much is printed, and nothing that the driver does waits for a regular
-expression. It gets a ``job`` over the channel (see `autotune.child.guard`), runs the program, passes its output on,
+expression. It gets a ``job`` over the channel (see `autotune.child.channel`), runs the program, passes its output on,
 and speaks as a worker does: ``phase``, ``ready``, ``block``, ``error``. The program can not wait, so a ``block`` is the
 next steps that it makes. Told to stop it ends the program politely (SIGTERM), then firmly.
 """
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
-import math
 import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Channel
 from autotune.child.process_env import environments
 from autotune.child.read_rules import Lines, StepReader, Tail
 
@@ -51,18 +49,17 @@ class Session:
         job: ``command``, ``cwd``, ``rules``, ``warmup_steps``, ``check_steps``, ``limit_s``, ``variables``.
     """
 
-    def __init__(self, channel: socket.socket, job: Mapping[str, Any]) -> None:
+    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self._channel = channel
         self._job = job
         self._reader = StepReader(job["rules"])
         self._times: list[float] = []
-        self._given = 0
+        self._sent = 0
         self._losses: list[tuple[int, float]] = []
 
         self._wanted: list[int] = []
         self._line_count = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._phase = "start"
         self._started = time.monotonic()
         self._ready = False
         path = job["rules"].get("file")
@@ -70,7 +67,7 @@ class Session:
 
     def run(self) -> int:
         """Runs the program to its end, or until told to stop; gives the status to end with."""
-        self._say("phase", phase="start")
+        self._channel.enter("start")
         program = subprocess.Popen(
             self._job["command"], cwd=self._job["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
@@ -82,7 +79,7 @@ class Session:
         signal.signal(signal.SIGVTALRM, _interrupt)
         while True:
             readable, _, _ = select.select(waiting, [], [], FILE_POLL_S)
-            if self._channel.fileno() in readable and not self._told():
+            if self._channel.fileno() in readable and not self._take_orders():
                 _end(program)
                 return 0
             if output in readable:
@@ -98,20 +95,15 @@ class Session:
                 return self._ended(program)
             if not self._times and time.monotonic() - self._started > self._job["limit_s"]:
                 _end(program)
-                return self._error("NoResult", self._nothing_read())
+                return self._no_result(self._nothing_read())
 
-    def _told(self) -> bool:
-        """Reads what the driver says; False to stop."""
-        try:
-            data = self._channel.recv(1 << 16)
-        except OSError:
-            return False
-        for line in data.splitlines():
-            message = json.loads(line)
-            if message["type"] != "block":
-                return False
+    def _take_orders(self) -> bool:
+        """Waits for an order of the driver and takes all that are there; False to stop."""
+        while (message := self._channel.receive())["type"] == "block":
             self._wanted.append(message["steps"])
-        return bool(data)
+            if not self._channel.has_message:
+                return True
+        return False
 
     def _take(self, lines: Iterable[str], *, printed: bool) -> None:
         """Looks at some lines; those that are only printed are kept for messages if a file is what is read."""
@@ -132,8 +124,7 @@ class Session:
             return
         if step.step_s is not None:
             if not self._times:
-                self._phase = "warm-up"
-                self._say("phase", phase="warm-up")
+                self._channel.enter("warm-up")
             self._times.append(step.step_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
@@ -144,18 +135,19 @@ class Session:
         # One step more: what was printed of the last warm-up step is whole only when the next one is there.
         if not self._ready and len(self._times) > warm:
             losses = [loss for step, loss in self._losses if step <= warm]
-            self._ready, self._given, self._phase = True, warm, "step"
-            self._say(
+            self._ready, self._sent = True, warm
+            self._channel.phase = "step"
+            self._channel.send(
                 "ready",
                 warmup_step_times_s=self._times[:warm],
-                losses=[_safe(x) for x in losses[: self._job["check_steps"]]],
+                losses=losses[: self._job["check_steps"]],
                 processes=environments(pid, self._job["variables"]),
             )
-        while self._wanted and self._ready and len(self._times) - self._given >= self._wanted[0]:
+        while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
             steps = self._wanted.pop(0)
-            times = self._times[self._given : self._given + steps]
-            self._given += steps
-            self._say("block", step_times_s=times, loss=_safe(self._losses[-1][1]) if self._losses else 0.0)
+            times = self._times[self._sent : self._sent + steps]
+            self._sent += steps
+            self._channel.send("block", step_times_s=times, loss=self._losses[-1][1] if self._losses else 0.0)
 
     def _ended(self, program: subprocess.Popen[bytes]) -> int:
         """What to say and how to end when the program ended by itself."""
@@ -168,18 +160,17 @@ class Session:
         if status > 0:
             error = last_exception(self._last)
             if error is not None:
-                self._say("error", phase=self._phase, error_type=error[0], message=error[1])
+                self._channel.send_error(*error)
             return status
         if not self._times:
-            return self._error("NoResult", self._nothing_read())
-        while self._ready and not self._wanted and self._told():
+            return self._no_result(self._nothing_read())
+        while self._ready and not self._wanted and self._take_orders():
             self._answer(program.pid)
         return self._too_few() if self._wanted or not self._ready else 0
 
     def _too_few(self) -> int:
         least = self._job["warmup_steps"] + self._job["run_steps"] + 1
-        return self._error(
-            "NoResult",
+        return self._no_result(
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
             "(measure.warmup_steps + measure.run_steps + 1); let it run longer",
         )
@@ -189,19 +180,15 @@ class Session:
         shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
-    def _error(self, kind: str, message: str) -> int:
-        self._say("error", phase=self._phase, error_type=kind, message=message)
+    def _no_result(self, message: str) -> int:
+        self._channel.send_error("NoResult", message)
         return 1
 
     def pattern_too_slow(self) -> int:
         """The end of a session whose pattern backtracks for ever."""
-        return self._error(
-            "NoResult",
-            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler",
+        return self._no_result(
+            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
         )
-
-    def _say(self, kind: str, **fields: Any) -> None:
-        self._channel.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
 
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
@@ -215,10 +202,6 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
         if found:
             return found.group(1).rpartition(".")[2], "\n".join([found.group(2) or "", *text[i + 1 : i + 4]]).strip()
     return None
-
-
-def _safe(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def _pass_on(data: bytes) -> None:
@@ -243,12 +226,10 @@ def _end(program: subprocess.Popen[bytes]) -> None:
 
 def main() -> int:
     """Entry point; see the module's first lines."""
-    channel = socket.socket(fileno=int(os.environ.pop("AUTOTUNE_CHANNEL")))
-    channel.set_inheritable(False)
-    line = channel.makefile("rb").readline()
-    if not line.endswith(b"\n"):
+    channel = Channel()
+    job = channel.receive()
+    if job["type"] != "job":
         return 0
-    job = json.loads(line)
     session = Session(channel, job)
     try:
         return session.run()

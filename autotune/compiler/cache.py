@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from autotune.compiler.program import SCHEMA_VERSION, CompileResult
+from autotune.machine import replace_file
 from autotune.model import FailureKind, FlagSet
 
 # Failures that say something about the set; what the machine did to a worker may be otherwise next time.
@@ -42,11 +42,8 @@ class Cache:
         path = self._path(result.settings)
         if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
             return
-        part = path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(result.model_dump_json(), encoding="utf-8")
-            part.replace(path)
+            replace_file(path, result.model_dump_json())
 
     def _path(self, settings: FlagSet) -> Path | None:
         return self._folder / f"{settings.digest}.json" if self._folder else None

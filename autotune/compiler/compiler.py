@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import select
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +17,7 @@ from autotune.compiler.hlo import parse_module
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory
 from autotune.compiler.scratch import Scratch
 from autotune.compiler.targets import Target, Topology
-from autotune.machine import caller_environment, child_environment, driver_python
+from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError
 from autotune.workers import GuardedProcess, classify_failure
 
@@ -227,8 +224,7 @@ class _Worker:
             platform_name="cpu",
             virtual_devices=job.topology.device_count if is_cpu else None,
         )
-        root = str(Path(__file__).resolve().parents[2])
-        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [job.base.get("PYTHONPATH")])])
+        let_import_packages(env)
         env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: those that are here are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
@@ -237,7 +233,7 @@ class _Worker:
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
         self._process.send(self._order())
         progress("lower")
-        answer = self._wait(("ready", "error"), START_LIMIT_S)
+        answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
 
     def _order(self) -> dict[str, Any]:
@@ -269,7 +265,7 @@ class _Worker:
                 "limit_s": self._limit_s,
             }
         )
-        answer = self._wait(("compiled",), self._limit_s + 60.0)
+        answer = self._process.first(("compiled",), self._limit_s + 60.0)
         if answer is None:
             return None
         try:
@@ -327,18 +323,6 @@ class _Worker:
             kind = FailureKind.LAUNCH
             said = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
         return Failure(kind=kind, message=said, phase="lower", last_lines=lines)
-
-    def _wait(self, kinds: tuple[str, ...], limit_s: float) -> dict[str, Any] | None:
-        """Waits for one message of some kinds; None if the worker ended or said nothing in time."""
-        deadline = time.monotonic() + limit_s
-        while (remaining := deadline - time.monotonic()) > 0:
-            select.select([self._process.descriptor], [], [], min(remaining, 1.0))
-            for message in self._process.receive():
-                if message["type"] in kinds:
-                    return message
-                if message["type"] == "exit":
-                    return None
-        return None
 
     def close(self) -> None:
         """Ends the process and removes its folder."""

@@ -1,4 +1,4 @@
-"""The devices that a driver works on, each held by one study at a time on this machine."""
+"""The devices that a driver works on, each reserved by one study at a time on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from autotune.machine.gpus import VISIBLE
 from autotune.model import LaunchError, StudyFileError
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
@@ -35,9 +36,27 @@ def parse_devices(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
+    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
+
+    Raises:
+        LaunchError: If this machine does not have those cores.
+    """
+    if platform_name == "cuda":
+        os.environ[VISIBLE] = ",".join(devices)
+        return
+    try:
+        os.sched_setaffinity(0, {int(d) for d in devices})
+    except (ValueError, OSError) as error:
+        usable = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
+        raise LaunchError(
+            f"devices of a CPU must be cores that this process may use ({usable}) but got {','.join(devices)}"
+        ) from error
+
+
 @contextlib.contextmanager
-def held_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
-    """Holds some devices of this machine against every other study of this user.
+def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
+    """Reserves some devices of this machine against every other study of this user.
 
     Args:
         kind: ``cuda`` or ``cpu``.
@@ -55,7 +74,7 @@ def held_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
                 lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise LaunchError(
-                    f"{folder} must be writable, to hold devices against other studies, but: {error.strerror}; "
+                    f"{folder} must be writable, to reserve devices against other studies, but: {error.strerror}; "
                     "name another temporary folder with TMPDIR"
                 ) from error
             stack.callback(os.close, lock)

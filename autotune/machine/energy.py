@@ -58,11 +58,13 @@ class EnergyMeter:
         counters: Of all devices; empty where none can be read.
         source: Who counts, in words.
         shortest_s: Shortest time, in seconds, over which the counters can be trusted.
+        problem: Why nothing is counted, and what can be done; empty where something is.
     """
 
     counters: tuple[Counter, ...] = ()
     source: str = "nothing"
     shortest_s: float = 0.0
+    problem: str = ""
 
     @property
     def is_counting(self) -> bool:
@@ -102,7 +104,17 @@ class EnergyMeter:
         )
 
 
-NO_METER = EnergyMeter()
+NO_METER = EnergyMeter(problem="nobody asked for it")
+
+_SHARED = "several workers share the study, and the processor's counter is of all that runs on it; start one worker"
+_NO_NVML = (
+    "NVML must answer for every GPU (Volta or newer; not for parts of one that MIG made): "
+    "pip install 'xla-autotune[gpu]', and see `autotune doctor`"
+)
+_NO_RAPL = (
+    f"the RAPL counters under {POWERCAP} must be readable, which most systems allow to root only "
+    f"(chmod a+r {POWERCAP}/intel-rapl*/energy_uj), and virtual machines have none"
+)
 
 
 def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powercap: Path = POWERCAP) -> EnergyMeter:
@@ -114,13 +126,18 @@ def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powe
         is_shared: Several workers share the study, perhaps on the cores of one processor, whose counter is of all.
         powercap: Where Linux has its RAPL counters.
     """
-    if spec.replay is not None or spec.device.node_count > 1:
-        return NO_METER
+    if spec.replay is not None:
+        return EnergyMeter(problem="a replayed study has no device that draws any")
+    if spec.device.node_count > 1:
+        return EnergyMeter(
+            problem="counters are read by the driver, which sees those of its own machine only; use "
+            "device.node_count = 1"
+        )
     if spec.device.platform == "cpu":
-        return NO_METER if is_shared else rapl_meter(powercap)
+        return EnergyMeter(problem=_SHARED) if is_shared else rapl_meter(powercap)
     readers = gpus.energy_readers(spec.device.count)
     if not readers or any(read_j() is None for read_j in readers):
-        return NO_METER
+        return EnergyMeter(problem=_NO_NVML)
     plural = "s" if len(readers) > 1 else ""
     return EnergyMeter(
         counters=tuple(Counter(read_j=read_j) for read_j in readers),
@@ -135,28 +152,11 @@ def rapl_meter(powercap: Path) -> EnergyMeter:
     packages = sum(_text(z / "name").startswith("package") for z in zones)
     counters = tuple(_zone(z) for z in zones)
     if not packages or any(c.read_j() is None for c in counters):
-        return NO_METER
+        return EnergyMeter(problem=_NO_RAPL)
     source = f"RAPL, {packages} processor package{'s' if packages > 1 else ''}"
     if len(zones) > packages:
         source += " and memory"
     return EnergyMeter(counters=counters, source=source, shortest_s=RAPL_SHORTEST_S)
-
-
-def why_not(spec: StudySpec) -> str:
-    """What a user can do whose study asks for energy where nothing counts it."""
-    if spec.replay is not None:
-        return "a replayed study has no device that draws any"
-    if spec.device.node_count > 1:
-        return "counters are read by the driver, which sees those of its own machine only; use device.node_count = 1"
-    if spec.device.platform == "cuda":
-        return (
-            "NVML must answer for every GPU (Volta or newer; not for parts of one that MIG made): "
-            "pip install 'xla-autotune[gpu]', and see `autotune doctor`"
-        )
-    return (
-        f"the RAPL counters under {POWERCAP} must be readable, which most systems allow to root only "
-        f"(chmod a+r {POWERCAP}/intel-rapl*/energy_uj), and virtual machines have none"
-    )
 
 
 def _step_j(joules: float | None, steps: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""The environment of a child process, and the provenance of a result; the only reader of `os.environ`.
+"""The environment of a child process; the only reader of `os.environ`.
 
 A worker gets the caller's environment, less everything that steers performance, plus exactly the settings under
 trial: what a user sources from an exported file is what was measured. Only allow-listed variables are ever stored.
@@ -6,22 +6,13 @@ trial: what a user sources from an exported file is what was measured. Only allo
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
-import platform
 import re
-import socket
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from autotune.model import FlagSet, LaunchError, SettingError, kind_of
+from autotune.model import FlagSet, SettingError, kind_of
 
 STEERING = re.compile(
     r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"
@@ -52,17 +43,6 @@ and where results are mirrored, perhaps with a password, which is no trial's bus
 _STORED = re.compile(
     STEERING.pattern
     + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
-)
-
-_DISTRIBUTIONS = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "optuna",
-    "numpy",
-    "jax-cuda12-plugin",
-    "jax-cuda13-plugin",
 )
 
 
@@ -109,31 +89,10 @@ def child_environment(
     return env
 
 
-def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
-
-    Raises:
-        LaunchError: If this machine does not have those cores.
-    """
-    if platform_name == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        return
-    try:
-        os.sched_setaffinity(0, {int(d) for d in devices})
-    except (ValueError, OSError) as error:
-        usable = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
-        raise LaunchError(
-            f"devices of a CPU must be cores that this process may use ({usable}) but got {','.join(devices)}"
-        ) from error
-
-
-def visible_gpus() -> str:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES gives them; empty if nothing is known of any."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return named
-    with contextlib.suppress(OSError):
-        return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
-    return ""
+def let_import_packages(env: dict[str, str]) -> None:
+    """Lets a child with this environment import these packages, when they run from a checkout."""
+    root = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
 
 
 def data_dir() -> Path:
@@ -173,46 +132,6 @@ def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_d
     env = child_environment(empty, settings, platform_name=platform_name, virtual_devices=virtual_devices)
     env.pop("PYTHONUNBUFFERED")
     return env
-
-
-def make_provenance() -> dict[str, Any]:
-    """Where and with what a result was made: versions, machine, load; nothing that identifies a person."""
-    versions = {}
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "date": utc_now(),
-        "host": socket.gethostname(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "versions": versions,
-        **_driver(),
-        "cpu": _cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_1min": round(psutil.getloadavg()[0], 2),
-    }
-
-
-def _driver() -> dict[str, str]:
-    """Version of the NVIDIA driver, where there is one."""
-    try:
-        shown = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, check=True, timeout=10,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"driver": shown.splitlines()[0].strip()} if shown.strip() else {}
-
-
-def utc_now() -> str:
-    """The present time in UTC, to the second, ISO 8601."""
-    return datetime.now(UTC).replace(microsecond=0).isoformat()
 
 
 def driver_python() -> str:
@@ -259,15 +178,6 @@ def merge_for_exec(
 def variables_of(names: Iterable[str]) -> list[str]:
     """The environment variables through which settings travel, each once."""
     return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names})
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.machine()
 
 
 def default_cache_dir(environment: Mapping[str, str]) -> Path:

@@ -7,7 +7,6 @@ nothing is missing.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from autotune.machine.gpus import VISIBLE, load_nvml, nvml_handles
 
 FILE = "telemetry.jsonl"
 EVERY_S = 1.0
@@ -65,13 +66,9 @@ class GpuWatch:
 
     def __init__(self, nvml: Any, visible: str | None) -> None:
         self._nvml = nvml
-        self._handles: dict[int, Any] = {}
+        self._handles = nvml_handles(nvml, visible)
         self._samples: list[GpuSample] = []
         self._next_s = 0.0
-        if nvml is not None:
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlInit()
-                self._handles = dict(_visible(nvml, visible))
 
     def look(self, folder: Path) -> None:
         """Takes a sample of every GPU, unless the last one is fresh; kept for `warnings` and in the folder."""
@@ -108,30 +105,26 @@ class GpuWatch:
     def _sample(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
 
-        def ask(call: Callable[[], Any]) -> Any:
-            """The answer, or None if this GPU or driver has none."""
-            try:
-                return call()
-            except (nvml.NVMLError, AttributeError):
-                return None
+        def ask(name: str, *arguments: Any) -> Any:
+            """The answer of one of NVML's functions, or None if this GPU or driver has none."""
+            with contextlib.suppress(nvml.NVMLError, AttributeError):
+                return getattr(nvml, f"nvmlDeviceGet{name}")(handle, *arguments)
+            return None
 
-        reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        reasons = ask("CurrentClocksEventReasons")
         if reasons is None:
-            reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        power, limit = (
-            ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-            ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
-        )
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+            reasons = ask("CurrentClocksThrottleReasons") or 0
+        name, processes = ask("Name"), ask("ComputeRunningProcesses")
+        power, limit = ask("PowerUsage"), ask("EnforcedPowerLimit")
+        memory = ask("MemoryInfo")
         return GpuSample(
             index=index,
-            name=ask(lambda: str(nvml.nvmlDeviceGetName(handle))),
-            sm_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-            memory_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))),
+            name=str(name) if name is not None else None,
+            sm_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
             power_w=power / 1e3 if power is not None else None,
             power_limit_w=limit / 1e3 if limit is not None else None,
-            temperature_c=ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            temperature_c=ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
             used_bytes=int(memory.used) if memory is not None else None,
             throttled_by=tuple(words for bit, words in _REASONS.items() if reasons & bit),
             other_processes=_strangers([p.pid for p in processes]) if processes is not None else None,
@@ -140,11 +133,7 @@ class GpuWatch:
 
 def open_watch(environment: Mapping[str, str]) -> GpuWatch:
     """A watch over the GPUs of this machine; one that sees nothing where NVML is not installed or does not answer."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        nvml = None
-    return GpuWatch(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+    return GpuWatch(load_nvml(), environment.get(VISIBLE))
 
 
 def describe(samples: Sequence[GpuSample]) -> tuple[str, ...]:
@@ -162,22 +151,6 @@ def describe(samples: Sequence[GpuSample]) -> tuple[str, ...]:
         if others:
             found.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
     return tuple(found)
-
-
-def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
-    """Handles of the GPUs that CUDA_VISIBLE_DEVICES names, in its order, or of all."""
-    count = nvml.nvmlDeviceGetCount()
-    handles = {i: nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)}
-    if visible is None:
-        return list(handles.items())
-    uuids = {i: str(nvml.nvmlDeviceGetUUID(h)) for i, h in handles.items()}
-    found = []
-    for entry in (v.strip() for v in visible.split(",")):
-        index = next((i for i in handles if entry and (str(i) == entry or uuids[i].startswith(entry))), None)
-        if index is None:
-            break  # as CUDA reads it: the first that names nothing ends the list
-        found.append((index, handles[index]))
-    return found
 
 
 def _strangers(pids: Sequence[int]) -> int | None:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import statistics
-import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from autotune.machine import caller_environment, make_provenance
+from autotune.machine import caller_environment, cuda_plugin, describe_machine, visible_gpus
 from autotune.model import (
     PREDICTED,
     AutotuneError,
@@ -48,8 +46,6 @@ MARK = "autotune-winner: "
 
 RECHECK_DAYS = 180
 """Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
-
-_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 class Conditions(Record):
@@ -257,7 +253,7 @@ def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, A
         device_count=report.device_count // spec.device.node_count if report else None,
         jax=versions.get("jax"),
         jaxlib=versions.get("jaxlib"),
-        plugin=None if on_cpu else _plugin(versions),
+        plugin=None if on_cpu else cuda_plugin(versions),
         driver_major=None if on_cpu or not driver else str(driver).partition(".")[0],
         cpu=facts.get("cpu") if on_cpu else None,
         cpus_usable=facts.get("cpus_usable") if on_cpu else None,
@@ -333,16 +329,17 @@ def this_machine(*, platform: str, workload: str | None = None) -> Conditions:
         platform: ``cpu`` or ``cuda``.
         workload: Hash of the workload that is meant to run, if the caller names one.
     """
-    facts = make_provenance()
+    facts = describe_machine()
     versions = facts["versions"]
-    gpus, driver = _nvidia() if platform == "cuda" else ([], None)
+    gpus = [g.name for g in visible_gpus(caller_environment())] if platform == "cuda" else []
+    driver = facts.get("driver") if platform == "cuda" else None
     return Conditions(
         platform=platform if platform == "cpu" or gpus else "cpu",
         device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
         device_count=len(gpus) if platform == "cuda" else None,
         jax=versions.get("jax"),
         jaxlib=versions.get("jaxlib"),
-        plugin=_plugin(versions),
+        plugin=cuda_plugin(versions),
         driver_major=driver.partition(".")[0] if driver else None,
         cpu=facts["cpu"],
         cpus_usable=facts["cpus_usable"],
@@ -365,35 +362,6 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
             continue
         found.append(Difference(field=field, proven=str(wanted), here="none" if got is None else str(got)))
     return found
-
-
-def _plugin(versions: dict[str, str]) -> str | None:
-    return next((f"{name} {versions[name]}" for name in _PLUGINS if name in versions), None)
-
-
-def _nvidia() -> tuple[list[str], str | None]:
-    """Names of the GPUs that a process started here would see, and the driver's version."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [], None
-    query = [tool, "--query-gpu=index,uuid,name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return [], None
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
-    visible = caller_environment().get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # As CUDA reads it: an index or the start of a UUID each; the first that names nothing ends the list.
-        wanted = [v.strip() for v in visible.split(",")]
-        chosen = []
-        for entry in wanted:
-            match = next((r for r in rows if entry and (r[0] == entry or r[1].startswith(entry))), None)
-            if match is None:
-                break
-            chosen.append(match)
-        return [r[2] for r in chosen], rows[0][3] if rows else None
-    return [r[2] for r in rows], rows[0][3] if rows else None
 
 
 # ---------------------------------------------------------------------- words

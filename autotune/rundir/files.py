@@ -6,12 +6,10 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 from pathlib import Path
 
-from autotune.model import (
-    RunDirectoryError,
-)
+from autotune.machine import replace_file
+from autotune.model import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -56,22 +54,14 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file whole or not at all (temporary name, sync, rename).
+    """Writes a file whole or not at all; see `autotune.machine.replace_file`.
 
     Raises:
         RunDirectoryError: If it cannot be written.
     """
-    # Workers on two machines may have one process number.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _cannot_write(path, error) from error
 
 

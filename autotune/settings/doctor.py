@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, gpu_topology, packages_of, run_program
 from autotune.model import format_bytes
 from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import Catalog
 from autotune.settings.check import SettingCheck, check_setting, check_xla_flags
-
-Runner = Callable[[Sequence[str]], str]
-"""Runs a program and gives its output; an empty text if it is missing, fails or hangs."""
 
 _PACKAGES = {
     "CUDA": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"),
@@ -27,44 +23,15 @@ _PACKAGES = {
     "NCCL": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
     "jax": ("jax",),
     "jaxlib": ("jaxlib",),
-    "CUDA plugin": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
+    "CUDA plugin": CUDA_PLUGINS,
     "flax": ("flax",),
     "optax": ("optax",),
     "optuna": ("optuna",),
     "nvidia-ml-py": ("nvidia-ml-py",),
-    "psycopg2": ("psycopg2-binary", "psycopg2"),
+    "psycopg": ("psycopg",),
 }
-_VERSIONS = """
-import importlib.metadata as m, json, sys
-found = {}
-for name in json.loads(sys.argv[1]):
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps(found))
-"""
-_GPU_QUERY = (
-    "index",
-    "name",
-    "memory.total",
-    "memory.used",
-    "driver_version",
-    "compute_cap",
-    "utilization.gpu",
-)
+_MISSING = "not installed"
 _SHM_NEEDED_BYTES = 1 << 30  # NCCL exchanges data between processes of a node through /dev/shm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU, as nvidia-smi shows it."""
-
-    index: int
-    name: str
-    memory_bytes: int
-    used_bytes: int
-    driver: str
-    compute_capability: str
-    busy_percent: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +68,6 @@ class Diagnosis:
     places: tuple[str, ...]
     steering: tuple[SettingCheck, ...]
     findings: tuple[Finding, ...]
-
-
-def run_program(command: Sequence[str]) -> str:
-    """Runs a program for at most 20 s; see `Runner`."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
 
 
 def diagnose(
@@ -150,45 +108,24 @@ def diagnose(
         memory_bytes=psutil.virtual_memory().total,
         load_1min=load,
         gpus=gpus,
-        topology=run(["nvidia-smi", "topo", "-m"]).rstrip() if gpus else "",
+        topology=gpu_topology(run) if gpus else "",
         places=places,
         steering=steering,
         findings=tuple(findings),
     )
 
 
-def find_gpus(run: Runner) -> tuple[Gpu, ...]:
-    """The GPUs that nvidia-smi shows; none without it."""
-    output = run(["nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits"])
-    gpus = []
-    for line in output.splitlines():
-        cells = [c.strip() for c in line.split(",")]
-        if len(cells) == len(_GPU_QUERY) and cells[0].isdigit():
-            index, name, total, used, driver, capability, busy = cells
-            gpus.append(
-                Gpu(
-                    index=int(index),
-                    name=name,
-                    memory_bytes=int(total) << 20 if total.isdigit() else 0,
-                    used_bytes=int(used) << 20 if used.isdigit() else 0,
-                    driver=driver,
-                    compute_capability=capability,
-                    busy_percent=int(busy) if busy.isdigit() else None,
-                )
-            )
-    return tuple(gpus)
-
-
 def find_versions(python: str, run: Runner) -> dict[str, str]:
     """Versions of the software that a measurement depends on."""
-    names = [n for group in _PACKAGES.values() for n in group]
-    output = run([python, "-c", _VERSIONS, json.dumps(names)])
-    installed = json.loads(output) if output.startswith("{") else {}
-    found = {"Python": run([python, "--version"]).removeprefix("Python ").strip() or "cannot be started"}
+    try:
+        here = packages_of(python, [n for group in _PACKAGES.values() for n in group], run=run)
+    except ValueError:
+        return {"Python": "cannot be started", **dict.fromkeys(_PACKAGES, _MISSING)}
+    found = {"Python": here.python}
     for label, group in _PACKAGES.items():
-        name = next((n for n in group if n in installed), None)
-        shown = f"{installed[name]} ({name})" if name and len(group) > 1 else installed.get(name)
-        found[label] = shown or "not installed"
+        name = next((n for n in group if n in here.versions), None)
+        shown = f"{here.versions[name]} ({name})" if name and len(group) > 1 else here.versions.get(group[0])
+        found[label] = shown or _MISSING
     return found
 
 
@@ -232,7 +169,7 @@ def _software_findings(
     found = []
 
     def missing(label: str) -> bool:
-        return versions[label] == "not installed"
+        return versions[label] == _MISSING
 
     if report is None:
         found.append(Finding(feature="everything", problem="jaxlib cannot be asked", command=f"{pip} jax"))
@@ -254,10 +191,10 @@ def _software_findings(
         problem = "nvidia-ml-py is not installed"
         feature = "clocks, power, temperature and energy of each trial"
         found.append(Finding(feature=feature, problem=problem, command=f"{pip} nvidia-ml-py"))
-    if missing("psycopg2"):
-        problem = "psycopg2 is not installed"
+    if missing("psycopg"):
+        problem = "psycopg is not installed"
         feature = "several drivers on one PostgreSQL storage"
-        found.append(Finding(feature=feature, problem=problem, command=f"{pip} psycopg2-binary"))
+        found.append(Finding(feature=feature, problem=problem, command=f'{pip} "psycopg[binary]"'))
     return found
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autotune.machine import caller_environment
+from autotune.machine import ChildProcess, caller_environment
 from autotune.model import LaunchError
 
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
+STOP_PATIENCE_S = 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _BATCH = 100  # the log line that names the unknown flags is cut at 15,000 characters
@@ -60,19 +60,11 @@ class ParserProcess:
         # -P: modules beside the child's file must not hide others of the same name.
         self._timeout_s = timeout_s
         try:
-            self._child = subprocess.Popen(
-                [python, "-P", str(_CHILD)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=quiet_environment(caller_environment()),
-            )
+            env = quiet_environment(caller_environment())
+            self._child = ChildProcess([python, "-P", str(_CHILD)], env, errors=subprocess.DEVNULL)
         except OSError as error:
             raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
-        self._timer = threading.Timer(timeout_s, self._child.kill)
-        self._timer.daemon = True
-        self._timer.start()
+        self._deadline = time.monotonic() + timeout_s
 
     def __enter__(self) -> ParserProcess:
         return self
@@ -80,9 +72,7 @@ class ParserProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        self._child.kill()
-        self._child.communicate()
+        self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
         """How the parser takes one text.
@@ -139,19 +129,13 @@ class ParserProcess:
         return self._question({"jax_options": True})
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None
-        assert stdout is not None
-        try:
-            stdin.write(json.dumps(question) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-            answer: dict[str, Any] = json.loads(line)
-        except (OSError, ValueError) as error:
+        self._child.send(question)
+        answer = next(self._child.messages(self._deadline - time.monotonic()), None)
+        if answer is None:
             raise LaunchError(
-                f"jaxlib's flag parser must answer within {self._timeout_s:g} s but the child ended "
-                f"(exit code {self._child.poll()}); try: {self._python} -c 'import jaxlib.xla_client'"
-            ) from error
+                f"jaxlib's flag parser must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
+                f"try: {self._python} -c 'import jaxlib.xla_client'"
+            )
         return answer
 
 

@@ -13,14 +13,21 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.machine import caller_environment, default_cache_dir
+from autotune.machine import (
+    CUDA_PLUGINS,
+    Packages,
+    caller_environment,
+    cuda_plugin,
+    default_cache_dir,
+    packages_of,
+    replace_file,
+)
 from autotune.model import LaunchError
 from autotune.settings.build import SCHEMA_VERSION, FlagInfo, JaxOption, ProbeReport
 from autotune.settings.descriptor import FieldInfo, library_strings, read_debug_options
@@ -30,21 +37,7 @@ __all__ = ["FlagInfo", "JaxOption", "Platform", "ProbeReport", "default_cache_di
 
 Platform = Literal["cpu", "cuda"]
 
-_LOCATE = """
-import importlib.metadata as m, importlib.util as u, json, sys
-def version(name):
-    try: return m.version(name)
-    except m.PackageNotFoundError: return None
-def folder(name):
-    try: spec = u.find_spec(name)
-    except ModuleNotFoundError: return None
-    return list(spec.submodule_search_locations or [])[0] if spec else None
-print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "jax": version("jax"),
-  "jaxlib": version("jaxlib"), "folder": folder("jaxlib"),
-  "plugins": [[c, version("jax-%s-plugin" % c),
-  folder("jax_plugins.xla_" + c)] for c in ("cuda13", "cuda12")]}))
-"""
-
+_PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA_PLUGINS}
 
 _SOME_VALUE = {"bool": "false", "int32": "1", "int64": "1", "float": "1", "string": ""}
 
@@ -67,75 +60,66 @@ def probe_build(
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
     """
-    place = _locate(python, timeout_s)
-    plugin = _find_plugin(place) if platform == "cuda" else None
-    libraries = [Path(place["folder"]) / "libjax_common.so"]
-    if plugin:
-        libraries.append(Path(plugin[2]) / "xla_cuda_plugin.so")
-    path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(place, libraries)
+    here = _locate(python, timeout_s)
+    whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
+    plugin = cuda_plugin(whole) if platform == "cuda" else None
+    libraries = [Path(here.folders["jaxlib"]) / "libjax_common.so"]
+    if plugin is not None:
+        libraries.append(Path(here.folders[_PLUGIN_FOLDERS[plugin.split()[0]]]) / "xla_cuda_plugin.so")
+    path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(here, libraries)
     try:
         report = ProbeReport.from_json(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError):  # absent, or torn by a killed process: ask
         with ParserProcess(python, timeout_s=timeout_s) as parser:
             flags, removed = _ask_flags(parser, libraries)
-            options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if place["jax"] else {}
+            options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
         report = ProbeReport(
             platform=platform,
-            python=place["python"],
-            jax=place["jax"],
-            jaxlib=place["jaxlib"],
-            plugin=f"jax-{plugin[0]}-plugin {plugin[1]}" if plugin else None,
+            python=here.python,
+            jax=here.versions.get("jax"),
+            jaxlib=here.versions["jaxlib"],
+            plugin=plugin,
             flags=flags,
             removed=removed,
             jax_options=options,
         )
-        _write(path, json.dumps(report.to_json()))
+        with contextlib.suppress(OSError):  # a read-only home costs the next call some seconds, nothing else
+            replace_file(path, json.dumps(report.to_json()))
     # Without a plugin both platforms ask one library and share one file.
     return dataclasses.replace(report, platform=platform)
 
 
-def _find_plugin(place: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    return next(((name, version, d) for name, version, d in place["plugins"] if version and d), None)
-
-
-def _cache_name(place: Mapping[str, Any], libraries: Sequence[Path]) -> str:
+def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
     """A file name that changes with the versions and with the libraries themselves."""
-    stamp: list[Any] = [SCHEMA_VERSION, place]
+    stamp: list[Any] = [SCHEMA_VERSION, dataclasses.asdict(here)]
     for library in libraries:
         if not library.is_file():
             raise LaunchError(f"{library.name} must be part of the packages but is not at {library}")
         stamp.append((str(library), library.stat().st_size, library.stat().st_mtime_ns))
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
-    return f"probe-{place['jaxlib']}-{digest}.json"
+    return f"probe-{here.versions['jaxlib']}-{digest}.json"
 
 
-def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
+def _locate(python: str, timeout_s: float) -> Packages:
+    """Where the packages of an interpreter lie.
+
+    Raises:
+        LaunchError: If it cannot be asked, or has no jaxlib.
+    """
+
+    def run(command: Sequence[str]) -> str:
+        environment = quiet_environment(caller_environment())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=True)
+        return done.stdout
+
+    folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    except OSError:  # a read-only home costs the next call some seconds, nothing else
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def _locate(python: str, timeout_s: float) -> dict[str, Any]:
-    try:
-        done = subprocess.run(
-            [python, "-P", "-c", _LOCATE],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=quiet_environment(caller_environment()),
-            check=True,
-        )
-        place: dict[str, Any] = json.loads(done.stdout)
+        here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS), folders=folders, run=run)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
-    if not place["folder"] or not place["jaxlib"]:
+    if not {"jaxlib"} <= here.folders.keys() & here.versions.keys():
         raise LaunchError(f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax")
-    return place
+    return here
 
 
 def _jax_option(data: Mapping[str, Any]) -> JaxOption:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.machine import make_provenance, utc_now
+from autotune.machine import describe_machine, utc_now
 from autotune.model import (
     PREDICTED,
     ConclusionRecord,
@@ -30,7 +30,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     """Makes the study's conclusion and records it, unless the newest one says the same."""
     results = run.store.of(TrialResult)
     found = _predicted(run, results) if run.spec.is_predicted else _measured(run, results)
-    conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=make_provenance(), **found)
+    conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_once(conclusion, key=f"conclusion-{len(results)}")
     return conclusion
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.machine import make_provenance
+from autotune.machine import describe_machine, measured_versions
 from autotune.model import FlagSet, FloorResult, LaunchError
 from autotune.rundir import refuse_strangers, refuse_upgraded
 from autotune.study.alone import SANDWICH, OneAtATime
@@ -23,7 +23,7 @@ def measured_floor(run: StudyRun) -> FloorResult:
     if mine:
         floor = mine[-1]
         if run.spec.replay is None:
-            refuse_upgraded(floor, make_provenance()["versions"])
+            refuse_upgraded(floor, measured_versions())
         _go_on_in(floor.comparison.mode, run)
     else:
         run.view.stage("floor", "the reference is measured against itself: what can be resolved on this machine?")
@@ -58,7 +58,7 @@ def _measure(run: StudyRun) -> FloorResult:
         floor=run.comparer.noise_floor(found.pairs, plan=run.plan),
         reference=found.reference,
         comparison=found.comparison,
-        provenance=make_provenance(),
+        provenance=describe_machine(),
         loss_tolerance=found.drift,
         directory=run.store.relative(folder),
     )

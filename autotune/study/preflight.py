@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings, why_not
+from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings
 from autotune.model import (
     FlagSet,
     Objective,
@@ -185,7 +185,7 @@ def _refuse_uncounted_energy(spec: StudySpec) -> None:
     meter = open_meter(spec, watch_of(spec))
     if not meter.is_counting:
         raise StudyFileError(
-            f"the objective energy must be counted by the devices themselves but nothing does: {why_not(spec)}; "
+            f"the objective energy must be counted by the devices themselves but nothing does: {meter.problem}; "
             "or take energy out of search.objectives"
         )
     if spec.measure.mode != "sandwich" and spec.measure.block_s < meter.shortest_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from autotune.machine import make_provenance, utc_now
+from autotune.machine import describe_machine, utc_now
 from autotune.model import (
     ConclusionRecord,
     FinalistResult,
@@ -80,7 +80,7 @@ def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> Conc
         estimate=result.estimate if holds else None,
         trial_count=0,
         ended=utc_now(),
-        provenance=make_provenance(),
+        provenance=describe_machine(),
     )
 
 

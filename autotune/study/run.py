@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from autotune.machine import caller_environment, held_devices, parse_devices, visible_gpus
+from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
 from autotune.model import (
     ConclusionRecord,
     FinalistResult,
@@ -142,7 +142,7 @@ class StudyRun:
     def open(self) -> None:
         """Takes the devices and the run directory; a session begins."""
         hold = self._resources.enter_context
-        hold(held_devices(self.spec.device.platform, self._to_hold()))
+        hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
@@ -164,7 +164,7 @@ class StudyRun:
             return ()
         if self.devices or spec.device.platform != "cuda":
             return self.devices
-        visible = visible_gpus()
+        visible = visible_gpu_ids(caller_environment())
         return parse_devices(visible) if visible else ()
 
     def once(self, key: str, recorded: Callable[[], R | None], make: Callable[[int], R]) -> R:

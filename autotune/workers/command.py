@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import driver_python, variables_of
+from autotune.machine import driver_python, let_import_packages, variables_of
 from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport, kind_of
-from autotune.workers.applied import Arrival, check_environment, check_options, check_processes
 from autotune.workers.base import Progress
-from autotune.workers.local import GuardedProcess, LocalLauncher, LocalWorker
+from autotune.workers.guarded import GuardedProcess
+from autotune.workers.local import LocalLauncher, LocalWorker
+from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
 
 _ROOT = Path(__file__).resolve().parents[2]
 _READER = (
@@ -39,7 +40,7 @@ class CommandLauncher(LocalLauncher):
     def _hooked(self, settings: FlagSet, folder: Path) -> GuardedProcess:
         env = self._environment(settings)
         if _ROOT.name != "site-packages":  # a checkout: else the program's own interpreter must have the package
-            env["PYTHONPATH"] = ":".join(filter(None, [str(_ROOT), env.get("PYTHONPATH")]))
+            let_import_packages(env)
         return self._guarded(self._command(folder), env, folder)
 
     def _read(self, settings: FlagSet, folder: Path) -> GuardedProcess:
@@ -75,12 +76,12 @@ class HookWorker(LocalWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        arrival = check_environment(self._settings, message["values"])
+        check = check_environment(self._settings, message["values"])
         jax = message["jax"] or {}
-        lost = (*arrival.lost, *check_options(self._settings, jax.get("options", {})))
+        lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
         self._refuse_lost(lost)
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
-        report = _report(self._spec, self._settings, message, arrival, begun=self._begun)
+        report = _report(self._spec, self._settings, message, check, begun=self._begun)
         return report.model_copy(
             update={
                 "platform": jax.get("platform", report.platform),
@@ -99,13 +100,13 @@ class ReadWorker(LocalWorker):
     """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        arrival = check_processes(self._settings, message["processes"])
-        self._refuse_lost(arrival.lost)
-        return _report(self._spec, self._settings, message, arrival, begun=self._begun)
+        check = check_processes(self._settings, message["processes"])
+        self._refuse_lost(check.lost)
+        return _report(self._spec, self._settings, message, check, begun=self._begun)
 
 
 def _report(
-    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], arrival: Arrival, *, begun: float
+    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
 ) -> WorkerReport:
     """What is known of a program that was not built by a worker."""
     return WorkerReport(
@@ -121,5 +122,5 @@ def _report(
         dtype=READ_DTYPE,
         warmup_step_times_s=tuple(message["warmup_step_times_s"]),
         tokens_per_step=spec.workload.read.tokens_per_step if spec.workload.read else None,
-        warnings=arrival.notes,
+        warnings=check.notes,
     )

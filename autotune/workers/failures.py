@@ -11,10 +11,7 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
     (FailureKind.LAUNCH, re.compile(r"Failed to start RPC server|Failed to add port to server|Address already in use")),
     # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
-    (
-        FailureKind.UNKNOWN_FLAG,
-        re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)"),
-    ),
+    (FailureKind.UNKNOWN_FLAG, re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)")),
     (
         FailureKind.OUT_OF_MEMORY,
         re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"),
@@ -26,8 +23,6 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
         ),
     ),
 )
-
-_COMPILING = frozenset({"compile"})
 
 _FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
 """No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
@@ -52,7 +47,7 @@ def classify_failure(
         last_lines: The end of its output.
         log: Where the whole output is.
     """
-    kind, said = _judge(exit_status, phase, error_type, message, last_lines)
+    kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
     return Failure(
         kind=kind,
         message=said,
@@ -65,15 +60,11 @@ def classify_failure(
 
 
 def _judge(
-    exit_status: int | None,
-    phase: str,
-    error_type: str | None,
-    message: str | None,
-    last_lines: tuple[str, ...],
+    exit_status: int | None, phase: str, error_type: str | None, message: str, last_lines: tuple[str, ...]
 ) -> tuple[FailureKind, str]:
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
-    text = "\n".join([message or "", *last_lines])
+    text = "\n".join([message, *last_lines])
     # A worker that reported an exception said what it was; the log may hold older, harmless lines.
     for kind, pattern in _TABLE:
         found = pattern.search(message if error_type and message else text)
@@ -91,13 +82,9 @@ def _judge(
     if error_type == "NoResult":  # said by the reader of a program's output
         return FailureKind.NO_RESULT, message or "no result"
     if error_type is not None:
-        kind = (
-            FailureKind.COMPILE_ERROR if phase in _COMPILING and "Runtime" in error_type else FailureKind.WORKLOAD_ERROR
-        )
-        return (
-            kind,
-            f"{error_type}: {(message or '').strip().splitlines()[0] if (message or '').strip() else 'no message'}",
-        )
+        is_compilers = phase == "compile" and "Runtime" in error_type
+        kind = FailureKind.COMPILE_ERROR if is_compilers else FailureKind.WORKLOAD_ERROR
+        return kind, f"{error_type}: {message.splitlines()[0] if message else 'no message'}"
     if exit_status == 127:
         said = f": {last_lines[-1]}" if last_lines else ""
         return FailureKind.LAUNCH, f"the worker's command cannot be started{said}"

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.child import GUARD_PROGRAM
-from autotune.machine import child_environment, driver_python, variables_of
+from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of
-from autotune.workers.applied import check_environment, check_options
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
+from autotune.workers.guarded import GuardedProcess, listen
+from autotune.workers.settings_check import check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
 LAST_WORDS_S = 0.5
-LONGEST_LINE = 4_000_000
 
 
 class LocalLauncher:
@@ -66,18 +60,18 @@ class LocalLauncher:
             worker.close()
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
+        device = self._spec.device
+        on_cpu = device.platform == "cpu"
         return child_environment(
             self._base,
             settings,
-            platform_name=self._spec.device.platform,
-            virtual_devices=self._virtual_devices(),
+            platform_name=device.platform,
+            virtual_devices=(device.count or device.rank_count) // device.rank_count if on_cpu else None,
         )
 
     def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
         env = self._environment(settings)
-        # The user's own modules, and these packages when they run from a checkout.
-        root = str(Path(__file__).resolve().parents[2])
-        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [self._base.get("PYTHONPATH")])])
+        let_import_packages(env)
         return env
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
@@ -86,12 +80,6 @@ class LocalLauncher:
             GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
             for rank in range(self._spec.device.rank_count)
         ]
-
-    def _virtual_devices(self) -> int | None:
-        device = self._spec.device
-        if device.platform != "cpu":
-            return None
-        return (device.count or device.rank_count) // device.rank_count
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         device, measure = self._spec.device, self._spec.measure
@@ -116,106 +104,6 @@ class LocalLauncher:
             }
             for rank in range(device.rank_count)
         ]
-
-
-class GuardedProcess:
-    """One process behind its guard, spoken to in JSON lines.
-
-    Args:
-        command: What the guard runs.
-        env: Its whole environment.
-        log: Where its output goes.
-        log_bytes: How much of the output is kept.
-        cwd: Folder to run in; default: the driver's.
-        through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
-            the command's goes to the guard as its first message.
-    """
-
-    def __init__(
-        self,
-        command: list[str],
-        env: Mapping[str, str],
-        log: Path,
-        log_bytes: int,
-        cwd: str | None = None,
-        through: Sequence[str] = (),
-    ) -> None:
-        self.log = log
-        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
-        full = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
-        try:
-            with log.with_suffix(".guard").open("wb") as errors:
-                self._process = subprocess.Popen(
-                    full, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,
-                    start_new_session=True, cwd=cwd,
-                )  # fmt: skip
-        except OSError as error:
-            raise WorkerFailed(
-                Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"),
-                infrastructure=True,
-            ) from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
-        os.set_blocking(self._out.fileno(), False)
-        self._buffer = b""
-        self.end: dict[str, Any] | None = None
-
-    @property
-    def descriptor(self) -> int:
-        """What to wait on for messages."""
-        return self._out.fileno()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the guard, or what carries it, is still there."""
-        return self._process.poll() is None
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; that nobody reads it is noticed by the next receive."""
-        with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
-            self._in.write(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come, without waiting; the last one of all is of type ``exit``."""
-        is_over = False
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._out.fileno(), 1 << 16):
-                self._buffer += data
-            is_over = True
-        *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > LONGEST_LINE:
-            self._buffer = b""
-        found = [m for m in map(_message, lines) if m is not None]
-        self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
-        if is_over and self.end is None:  # the guard vanished before it could say how its command ended
-            self.end = {"type": "exit", "exit_status": None, "last_lines": []}
-            found.append(self.end)
-        return found
-
-    def abort(self) -> None:
-        """Lets the guard end everything below it, without waiting; whoever reads sees the end."""
-        with contextlib.suppress(OSError):
-            self._in.close()
-
-    def close(self, patience_s: float) -> None:
-        """Ends the guard (its stdin ends), which ends everything below it; kills it if it does not."""
-        with contextlib.suppress(OSError):
-            self._in.close()
-        deadline = time.monotonic() + patience_s
-        while self.end is None and time.monotonic() < deadline:
-            select.select([self._out], [], [], 0.2)
-            self.receive()
-        try:
-            self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._out.close()
-        with contextlib.suppress(OSError):
-            errors = self.log.with_suffix(".guard")
-            if errors.stat().st_size == 0:
-                errors.unlink()
 
 
 class LocalWorker:
@@ -263,10 +151,10 @@ class LocalWorker:
         Raises:
             WorkerFailed: If a setting is not in force in it.
         """
-        arrival = check_environment(self._settings, message["values"])
-        self._refuse_lost((*arrival.lost, *check_options(self._settings, message["jax_options"])))
+        check = check_environment(self._settings, message["values"])
+        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
         report = WorkerReport.model_validate(message["report"])
-        return report.model_copy(update={"warnings": (*report.warnings, *arrival.notes)})
+        return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
         """Ends a worker that does not run under the settings that it was given: its time would be another set's."""
@@ -300,11 +188,7 @@ class LocalWorker:
         with self._watch.waiting():
             for process in self._processes:
                 process.send({"type": "stop"})
-            deadline = time.monotonic() + STOP_PATIENCE_S
-            while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
-                select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.2)
-                for process in self._processes:
-                    process.receive()
+            self._wait_for_ends(STOP_PATIENCE_S)
             for process in self._processes:
                 process.close(KILL_PATIENCE_S)
 
@@ -324,20 +208,27 @@ class LocalWorker:
                 where = f" (ranks {missing})" if len(self._processes) > 1 else ""
                 raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
             with self._watch.waiting():
-                select.select([p.descriptor for p in self._processes], [], [], min(remaining, 1.0))
-            for rank, process in enumerate(self._processes):
-                for message in process.receive():
-                    if message["type"] == "phase":
-                        self._phase = str(message["phase"])
-                        if progress is not None and rank == 0:
-                            progress(self._phase)
-                    elif message["type"] == kind:
-                        got[rank] = message
-                    elif message["type"] == "error":
-                        errors[rank] = message
+                messages = listen(self._processes, min(remaining, 1.0))
+            for rank, message in messages:
+                if message["type"] == "phase":
+                    self._phase = str(message["phase"])
+                    if progress is not None and rank == 0:
+                        progress(self._phase)
+                elif message["type"] == kind:
+                    got[rank] = message
+                elif message["type"] == "error":
+                    errors[rank] = message
             if any(process.end is not None for process in self._processes):
                 raise self._ended(errors)
         return [got[i] for i in range(len(self._processes))]
+
+    def _wait_for_ends(self, limit_s: float) -> dict[int, dict[str, Any]]:
+        """Waits some seconds for all processes to end; gives the errors that they tell meanwhile, by rank."""
+        errors: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + limit_s
+        while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
+            errors.update((rank, m) for rank, m in listen(self._processes, remaining) if m["type"] == "error")
+        return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
         """What it means that a rank's process has ended.
@@ -345,21 +236,14 @@ class LocalWorker:
         One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
         and the one that was killed by a signal, without a word, counts as the cause.
         """
-        deadline = time.monotonic() + LAST_WORDS_S
-        while any(p.end is None for p in self._processes) and time.monotonic() < deadline:
-            select.select([p.descriptor for p in self._processes if p.end is None], [], [], 0.1)
-            for rank, process in enumerate(self._processes):
-                for message in process.receive():
-                    if message["type"] == "error":
-                        errors[rank] = message
+        errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
         rank = next(iter([*silent, *ends]))
         end, error = ends[rank], errors.get(rank)
-        phase = str(error["phase"]) if error else self._phase
         failure = classify_failure(
             exit_status=end["exit_status"],
-            phase=phase,
+            phase=str(error["phase"]) if error else self._phase,
             error_type=str(error["error_type"]) if error else None,
             message=str(error["message"]) if error else None,
             last_lines=tuple(end["last_lines"]),
@@ -381,17 +265,6 @@ class LocalWorker:
                 last_lines=tuple(end["last_lines"]) if end else (),
             )
         )
-
-
-def _message(line: bytes) -> dict[str, Any] | None:
-    """One message, or None for a line that is none."""
-    if not line.strip():
-        return None
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("type"), str) else None
 
 
 def worker_command() -> list[str]:

@@ -38,8 +38,7 @@ class ReplayLauncher:
         """Makes a worker; see `base.Launcher`."""
         log = self.log(settings, folder)
         progress("compile")
-        if self._replay.delay_s:
-            time.sleep(self._replay.delay_s)
+        _wait(self._replay.delay_s)
         entries = [f"{n}={v}" for n, v in settings.items()]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in self._replay.failures.items():
@@ -100,9 +99,13 @@ class ReplayWorker:
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Draws a block; see `base.Worker`."""
-        if self._delay_s:
-            time.sleep(self._delay_s)
+        _wait(self._delay_s)
         return tuple(self._process.run_block(steps).tolist())
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def _wait(delay_s: float) -> None:
+    if delay_s > 0:  # a sleep of no time still costs a turn of the processor
+        time.sleep(delay_s)

@@ -24,7 +24,8 @@ from autotune.machine import (
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, Stopwatch, StudySpec
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
-from autotune.workers.local import KILL_PATIENCE_S, GuardedProcess, LocalLauncher, LocalWorker, log_name, worker_command
+from autotune.workers.guarded import GuardedProcess
+from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"
 """Which nodes of the job a driver may use, in SLURM's notation; default: all."""
@@ -148,7 +149,7 @@ class StepProcess(GuardedProcess):
     def said_by_srun(self) -> tuple[str, ...]:
         """The last of what ``srun`` itself had to say; nothing while all is well."""
         try:
-            text = self.log.with_suffix(".guard").read_text(encoding="utf-8", errors="replace")
+            text = self.guard_log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ()
         lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]

@@ -14,7 +14,7 @@ from autotune.child.read_rules import LONGEST_LINE, Lines, Step, StepReader, Tai
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
-from autotune.workers.applied import check_environment, check_options, check_processes
+from autotune.workers.settings_check import check_environment, check_options, check_processes
 
 # printed by maxtext 0.2.5 from PyPI on a CPU
 MAXTEXT = (

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,9 +54,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "versions": {"jax": "0.11.1", "jaxlib": "0.11.1", "jax-cuda12-plugin": "0.11.1"},
         "cpu": "a CPU",
         "cpus_usable": 3,
+        "driver": "580.65.06",
     }
-    monkeypatch.setattr(winner, "make_provenance", lambda: facts)
-    monkeypatch.setattr(winner, "_nvidia", lambda: (["NVIDIA H200"] * 8, "580.65.06"))
+    monkeypatch.setattr(winner, "describe_machine", lambda: facts)
+    monkeypatch.setattr(winner, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
 def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:
@@ -176,23 +178,6 @@ def test_a_machine_without_the_gpu_differs() -> None:
 
 def test_what_was_not_recorded_is_not_compared() -> None:
     assert differences(Conditions(platform="cpu"), this_machine(platform="cpu")) == []
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"), [(None, 3), ("0,2", 2), ("1", 1), ("", 0), ("2,9,0", 1), ("GPU-b", 1), ("-1", 0)]
-)
-def test_gpus_are_counted_as_cuda_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    lines = "".join(f"{i}, GPU-{u}, NVIDIA H200, 580.65.06\\n" for i, u in enumerate("abc"))
-    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert winner._nvidia() == (["NVIDIA H200"] * count, "580.65.06")
 
 
 def run_exec(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter, why_not
+from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.measurement import Arm, Objective, Pair
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
@@ -58,7 +58,7 @@ def test_only_the_gpus_of_the_workload_are_counted(visible: str | None, count: i
 
 def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one() -> None:
     nvml = CountingNvml(refusing=1)
-    assert open_meter(gpu_study(), GpuWatch(nvml, None)) is NO_METER
+    assert not open_meter(gpu_study(), GpuWatch(nvml, None)).is_counting
     assert open_meter(gpu_study(), GpuWatch(nvml, "0")).is_counting
     assert not open_meter(gpu_study(), GpuWatch(Nvml(), None)).is_counting  # a driver without the function
     assert not open_meter(gpu_study(), GpuWatch(None, None)).is_counting
@@ -114,18 +114,25 @@ def test_packages_and_memory_are_summed_and_a_wrapped_counter_is_unwrapped(power
 
 def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
     (powercap / "intel-rapl:1" / "energy_uj").unlink()
-    assert rapl_meter(powercap) is NO_METER
-    assert rapl_meter(powercap / "nowhere") is NO_METER
+    assert not rapl_meter(powercap).is_counting
+    assert not rapl_meter(powercap / "nowhere").is_counting
 
 
 def test_a_cpu_study_is_counted_by_rapl_and_a_replayed_one_by_nothing(powercap: Path) -> None:
     spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
     assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
-    assert open_meter(spec, GpuWatch(None, None), is_shared=True, powercap=powercap) is NO_METER
-    assert open_meter(replay_study(), GpuWatch(None, None), powercap=powercap) is NO_METER
-    assert "energy_uj" in why_not(spec)
-    assert "nvidia" not in why_not(spec)
-    assert "xla-autotune[gpu]" in why_not(gpu_study())
+    for other, is_shared, problem in ((spec, True, "several workers"), (replay_study(), False, "replayed")):
+        meter = open_meter(other, GpuWatch(None, None), is_shared=is_shared, powercap=powercap)
+        assert not meter.is_counting
+        assert problem in meter.problem
+
+
+def test_a_meter_that_counts_nothing_says_what_can_be_done(powercap: Path) -> None:
+    spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
+    problem = open_meter(spec, GpuWatch(None, None), powercap=powercap / "nowhere").problem
+    assert "energy_uj" in problem
+    assert "nvidia" not in problem
+    assert "xla-autotune[gpu]" in open_meter(gpu_study(), GpuWatch(None, None)).problem
 
 
 # ---------------------------------------------------------------------- figures

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.devices import held_devices, parse_devices, worker_name
+from autotune.machine.devices import parse_devices, reserve_devices, worker_name
 from autotune.model.errors import LaunchError, RunDirectoryError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
@@ -231,13 +231,13 @@ def test_devices_are_lists_and_spans() -> None:
 
 def test_a_device_is_held_by_one_study_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with held_devices("cuda", ("0", "1")), held_devices("cuda", ("2",)), held_devices("cpu", ("0",)):
+    with reserve_devices("cuda", ("0", "1")), reserve_devices("cuda", ("2",)), reserve_devices("cpu", ("0",)):
         wanted = f"cuda device 1 is in use.*process {os.getpid()}.*--devices"
-        with pytest.raises(LaunchError, match=wanted), held_devices("cuda", ("1", "3")):
+        with pytest.raises(LaunchError, match=wanted), reserve_devices("cuda", ("1", "3")):
             pass
-        with held_devices("cuda", ("3",)):
+        with reserve_devices("cuda", ("3",)):
             pass
-    with held_devices("cuda", ("1",)):
+    with reserve_devices("cuda", ("1",)):
         pass
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import pytest
 
-from workloads.base import WorkloadError, jit_step, load
+from workloads.base import WorkloadError, jit_step
+from workloads.loading import load
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 import pytest
 
-from workloads.base import Workload, jit_step, load
+from workloads.base import Workload, jit_step
+from workloads.loading import load
 from workloads.step import bytes_per_device
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

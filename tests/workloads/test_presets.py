@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import jax
 import pytest
 
-from workloads.base import load
 from workloads.flops import peak_flops_per_s
+from workloads.loading import load
 from workloads.presets import PRESETS
 
 PUBLISHED = {
@@ -114,3 +117,15 @@ def test_describing_a_preset_places_no_array(name: str) -> None:
 )
 def test_the_peak_of_a_device_is_found_by_its_kind(kind: str, dtype: str, peak: float | None) -> None:
     assert peak_flops_per_s(kind, dtype) == peak
+
+
+TARGETS = sorted((Path(__file__).parents[2] / "autotune/data/targets").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", TARGETS, ids=lambda file: str(file.stem))
+def test_peaks_are_those_of_the_described_gpus(file: Path) -> None:
+    """Two packages that may not import each other say how fast a GPU is: they must say the same."""
+    target = tomllib.loads(file.read_text(encoding="utf-8"))
+    for dtype, key in (("bfloat16", "bf16"), ("float32", "tf32"), ("float8", "f8")):
+        peak = peak_flops_per_s(target["device"]["name"], dtype)
+        assert peak is None or peak == pytest.approx(target["flops_per_s"][key], rel=2e-3)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from workloads.__main__ import main
-from workloads.base import jit_step, load
+from workloads.base import jit_step
 from workloads.layers import matmul
+from workloads.loading import load
 from workloads.mesh import make_layout
 from workloads.moe import balance_loss
 from workloads.noise import Stream, uniform

@@ -1,4 +1,4 @@
-"""Did the settings arrive? A program that sets XLA_FLAGS itself would be measured under something else."""
+"""Whether settings are in force in a running program: one that sets XLA_FLAGS itself is measured under other ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.model import FlagSet, SettingError, kind_of
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class SettingsCheck:
     """What a program made of the settings that it was given.
 
     Attributes:
@@ -22,7 +22,7 @@ class Arrival:
     notes: tuple[str, ...]
 
 
-def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Arrival:
+def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
     """Compares settings with the environment that a running program has now.
 
     Args:
@@ -33,17 +33,17 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Ar
     notes: list[str] = []
     flags = values.get("XLA_FLAGS") or ""
     try:
-        present = FlagSet.parse(flags)
+        in_force = FlagSet.parse(flags)
     except SettingError as error:
-        return Arrival((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
+        return SettingsCheck((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
     for name, wanted in settings.items():
         kind = kind_of(name)
-        got = present.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
+        got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
         if got != wanted:
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
-    if more := sorted(set(present) - set(settings)):
-        notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={present[n]}' for n in more)}")
-    return Arrival(tuple(lost), tuple(notes))
+    if more := sorted(set(in_force) - set(settings)):
+        notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
+    return SettingsCheck(tuple(lost), tuple(notes))
 
 
 def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, .
     )
 
 
-def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> Arrival:
+def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> SettingsCheck:
     """Compares settings with the environments of all processes of a program that have loaded XLA.
 
     Args:
@@ -73,7 +73,7 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     if settings and not seen:
         why: Sequence[str] = [str(p["unreadable"]) for p in found] or ["none of its processes has loaded XLA"]
         notes[f"it could not be seen whether the settings arrive in the program: {why[0]}"] = None
-    return Arrival(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
+    return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
 def _equal(wanted: str, got: str) -> bool:

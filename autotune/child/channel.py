@@ -1,0 +1,101 @@
+"""A child's side of its talk with the driver: one JSON object a line, over the socket that its guard handed down.
+
+Standard library only, for any program that has a hook imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
+
+
+class Channel:
+    """Messages to and from the driver; taken once in a process.
+
+    Attributes:
+        phase: What the process is doing, as it said last.
+
+    Raises:
+        KeyError: If this process was not started by a study.
+        OSError: If the channel is not open in this process.
+        ValueError: Likewise.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(fileno=int(os.environ[CHANNEL_VARIABLE]))
+        self._socket.set_inheritable(False)
+        del os.environ[CHANNEL_VARIABLE]  # a process that the program starts must not speak for it
+        self._buffer = b""
+        self.phase = "start"
+
+    def fileno(self) -> int:
+        """What to wait on for messages, where `has_message` is false."""
+        return self._socket.fileno()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message is here already."""
+        return b"\n" in self._buffer
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends one message; numbers that JSON lacks become text, which pydantic reads back as numbers."""
+        self._socket.sendall(json.dumps({"type": kind, **_json_safe(fields)}).encode() + b"\n")
+
+    def enter(self, phase: str) -> None:
+        """Says what the process does from now on."""
+        self.phase = phase
+        self.send("phase", phase=phase)
+
+    def send_error(self, error_type: str, message: str) -> None:
+        """Says why this process is about to end."""
+        self.send("error", phase=self.phase, error_type=error_type, message=message[:4000])
+
+    def receive(self) -> dict[str, Any]:
+        """Waits for one message; a driver that is gone reads as ``stop``."""
+        while not self.has_message:
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                return {"type": "stop"}
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return dict(json.loads(line))
+
+
+def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
+    """Takes the job and works on it; gives the exit status.
+
+    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is told and printed.
+    """
+    channel = Channel()
+    job = channel.receive()
+    if job["type"] != "job":
+        return 0
+    try:
+        sys.path[:0] = job["paths"]
+        work(channel, job)
+    except BaseException as error:
+        channel.send_error(type(error).__name__, str(error))
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(v) for v in value]
+    return value

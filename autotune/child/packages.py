@@ -1,0 +1,53 @@
+"""What packages a Python has: imported by this one, run as a program by another.
+
+Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``; answers with one JSON object as
+`describe_packages` gives it. Standard library only, for nothing else need be installed there.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+PACKAGES_PROGRAM = __file__
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those distributions that are installed, in the order of their names."""
+    import importlib.metadata  # here, for it takes ten times as long as all else that a reader of output imports
+
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_packages(asked: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """Version of this Python, versions of some distributions, folders of some packages; what is missing is left out."""
+    folders = {name: folder for name in asked["folders"] if (folder := _folder(name)) is not None}
+    return {
+        "python": platform.python_version(),
+        "versions": installed_versions(asked["versions"]),
+        "folders": folders,
+    }
+
+
+def _folder(name: str) -> str | None:
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    places = spec.submodule_search_locations if spec else None
+    return next(iter(places), None) if places else None
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_packages(json.loads(sys.argv[1]))))

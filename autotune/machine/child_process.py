@@ -1,0 +1,113 @@
+"""The driver's side of a talk with a child process: one JSON object a line, to its stdin and from its stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+LONGEST_LINE = 4_000_000
+"""Bytes of an unfinished message after which it is given up."""
+
+
+class ChildProcess:
+    """One child in a session of its own; nothing that it does or leaves undone blocks its parent without a limit.
+
+    Args:
+        command: What to run.
+        env: Its whole environment.
+        errors: Where its stderr goes: an open file, or a number as `subprocess` takes it.
+        cwd: Folder to run in; default: this process's.
+
+    Attributes:
+        is_over: Whether its stdout has ended, as far as was read.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], *, errors: int | IO[bytes], cwd: str | None = None
+    ) -> None:
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,
+            start_new_session=True, cwd=cwd,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        os.set_blocking(self._out.fileno(), False)
+        self._buffer = b""
+        self.is_over = False
+
+    @property
+    def descriptor(self) -> int:
+        """What to wait on for messages."""
+        return self._out.fileno()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def describe_end(self) -> str:
+        """How the process ended, as a clause for messages."""
+        status = self._process.poll()
+        if status is None:
+            return "did not"
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends one message; that nobody reads it is noticed by the next receive."""
+        with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
+            self._in.write(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Messages that have come, without waiting; lines that are none are passed over."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._out.fileno(), 1 << 16):
+                self._buffer += data
+            self.is_over = True
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > LONGEST_LINE:
+            self._buffer = b""
+        return [message for message in map(_parse, lines) if message is not None]
+
+    def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
+        """Messages as they come, until the child's stdout ends or `limit_s` seconds have passed."""
+        deadline = time.monotonic() + limit_s
+        while not self.is_over and (remaining := deadline - time.monotonic()) > 0:
+            select.select([self._out], [], [], remaining)
+            yield from self.receive()
+
+    def abort(self) -> None:
+        """Ends the child's stdin, without waiting, from any thread; whoever reads sees the end."""
+        with contextlib.suppress(OSError):
+            self._in.close()
+
+    def close(self, patience_s: float) -> None:
+        """Ends the child's stdin, which should end the child; kills it if it does not within `patience_s` seconds."""
+        self.abort()
+        deadline = time.monotonic() + patience_s
+        for _ in self.messages(patience_s):
+            continue  # a child that says good-bye must not block on a full pipe
+        try:
+            self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._out.close()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

@@ -1,0 +1,72 @@
+"""Which GPUs there are, with a stand-in for nvidia-smi."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.machine import find_gpus, gpu_topology, run_program, visible_gpu_ids, visible_gpus
+
+H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
+1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
+"""
+
+
+def test_gpus_are_read_from_nvidia_smi() -> None:
+    first, second = find_gpus(lambda command: H100S)
+    assert (first.index, first.name, first.driver) == (0, "NVIDIA H100 80GB HBM3", "550.54.15")
+    assert (first.memory_bytes, first.compute_capability) == (81559 << 20, "9.0")
+    assert (second.used_bytes, second.busy_percent) == (40000 << 20, 97)
+
+
+@pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b, c\n"])
+def test_a_machine_without_gpus_has_none(output: str) -> None:
+    assert find_gpus(lambda command: output) == ()
+
+
+def test_a_figure_that_a_gpu_does_not_give_is_left_open() -> None:
+    (gpu,) = find_gpus(lambda command: "0, GPU-a, GPU, [N/A], [N/A], 1, 9.0, [N/A]\n")
+    assert (gpu.memory_bytes, gpu.busy_percent) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("0,2", [0, 2]),
+        ("2,0", [2, 0]),
+        ("1", [1]),
+        ("", []),
+        ("2,9,0", [2]),
+        ("GPU-b", [1]),
+        ("-1", []),
+    ],
+)
+def test_gpus_are_visible_as_cuda_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, indices: list[int]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = "".join(f"{i}, GPU-{u}, NVIDIA H200, 143771, 4, 580.65.06, 9.0, 0\\n" for i, u in enumerate("abc"))
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert [g.index for g in found] == indices
+    assert {g.driver for g in found} <= {"580.65.06"}
+
+
+def test_ids_that_are_named_are_taken_as_they_stand() -> None:
+    assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": "GPU-8f1a,3"}) == "GPU-8f1a,3"
+
+
+def test_the_topology_is_shown_as_the_tool_prints_it() -> None:
+    assert gpu_topology(lambda command: "GPU0 GPU1\n") == "GPU0 GPU1"
+
+
+def test_a_program_that_is_missing_or_fails_gives_nothing() -> None:
+    assert run_program(["no-such-program-anywhere"]) == ""
+    assert run_program([sys.executable, "-c", "print(1); raise SystemExit(3)"]) == ""
+    assert run_program([sys.executable, "-c", "print(1)"]) == "1\n"
