@@ -1,13 +1,28 @@
-"""What one installed build says about its settings: the records that `autotune.settings.probe` fills."""
+"""What one installed build says about its settings, as `autotune.settings.probe` finds it, and how values are spelled."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from autotune.model import close_matches
+
 SCHEMA_VERSION = 2
+UNSET = "(unset)"
+"""Default of a setting that has no value until one is given."""
+
+JAX_BOOLEANS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
+}
+_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
+_INTEGER_BITS = {"int32": 31, "int64": 63}
+_UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +60,46 @@ class FlagInfo:
     allows_empty: bool = True
     sets: tuple[str, ...] = ()
 
+    @property
+    def effective_default(self) -> str | None:
+        """What is in force when nothing is set: of an unset flag, what being unset amounts to; None if unknown."""
+        if self.default is not None:
+            return self.default
+        if self.type == "enum":
+            return self.values[0] if self.values else None
+        return _UNSET_MEANS.get(self.type)
+
+    def value_problem(self, value: str) -> str:
+        """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
+        if self.type == "bool":
+            return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
+        if self.type in _INTEGER_BITS:
+            bits = _INTEGER_BITS[self.type]
+            legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
+            return "" if legal else f"must be a {bits + 1}-bit integer"
+        if self.type == "float":
+            return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
+        if self.type == "enum" and self.spellings:
+            return self._enum_problem(value)
+        return ""
+
+    def _enum_problem(self, value: str) -> str:
+        if not value:
+            return "" if self.allows_empty else "must not be empty"
+        items = value.split(",") if self.repeated else [value]
+        edits = [i[:1] in ("+", "-") for i in items]
+        if any(edits):
+            if not self.edits:
+                return "must not start with + or -"
+            if not all(edits):
+                return "must have + or - before every item or before none"
+            items = [i[1:] for i in items]
+        for item in items:
+            if item and (item.lower() if self.any_case else item) not in self.spellings:
+                shown = close_matches(item, self.spellings) or f"; legal: {', '.join(self.values)}"
+                return f"has no value {item!r}{shown}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxOption:
@@ -53,6 +108,14 @@ class JaxOption:
     type: str
     values: tuple[str, ...] = ()
     default: str | None = None
+
+    def value_problem(self, value: str) -> str:
+        """Why jax would refuse a value when it is imported, as a clause; empty if it takes it."""
+        if self.values and value not in self.values:
+            return f"has no value {value!r}{close_matches(value, self.values)}"
+        if self.type == "bool" and value.lower() not in JAX_BOOLEANS:
+            return "must be true or false"
+        return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +134,8 @@ class ProbeReport:
         jax_options: Options of ``jax.config`` by name.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     platform: str
     python: str
     jax: str | None
@@ -85,6 +150,11 @@ class ProbeReport:
         """The build in a few words, for messages: ``jaxlib 0.10.2``."""
         return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all flags and jax options."""
+        return [*self.flags, *self.jax_options]
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` gives an equal report back."""
         return {**dataclasses.asdict(self), "removed": sorted(self.removed), "schema": SCHEMA_VERSION}
@@ -96,15 +166,12 @@ class ProbeReport:
         Raises:
             ValueError: If the data has another schema or lacks a field.
         """
+        schema = data.get("schema")
+        if schema != SCHEMA_VERSION:
+            raise ValueError(f"schema must be {SCHEMA_VERSION} but got {schema!r}")
         try:
-            if data["schema"] != SCHEMA_VERSION:
-                raise ValueError(f"schema must be {SCHEMA_VERSION} but got {data['schema']!r}")
-            rest = {k: v for k, v in data.items() if k != "schema"}
-            rest["flags"] = {n: FlagInfo(**_tuples(d)) for n, d in rest["flags"].items()}
-            rest["jax_options"] = {n: JaxOption(**_tuples(d)) for n, d in rest["jax_options"].items()}
-            rest["removed"] = frozenset(rest["removed"])
-            return cls(**rest)
-        except (KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python({k: v for k, v in data.items() if k != "schema"})
+        except ValidationError as error:
             raise ValueError(f"not a probe report: {error}") from error
 
 
@@ -122,5 +189,22 @@ def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
     return ",".join(items)
 
 
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
+    """Whether a value is the one in force anyway."""
+    if default is None or default == UNSET:
+        return False
+    value, default = (canonical_value(v, type, spellings) for v in (value, default))
+    if is_number(value) and is_number(default):
+        return float(value) == float(default)
+    if type == "enum":
+        return sorted(value.split(",")) == sorted(default.split(","))
+    return value == default
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text and text == text.strip()

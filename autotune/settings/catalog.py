@@ -14,12 +14,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from autotune.model import SettingError, close_matches
+from autotune.settings.build import canonical_value, is_number
 
-UNSET = "(unset)"
-"""Default of a setting that has no value until one is given."""
+T = TypeVar("T")
+
+
+def _by_version(default: Any) -> Any:
+    """A table of defaults by version, also where the file gives one default for all."""
+    return default if isinstance(default, dict) else {"": default}
+
+
+Defaults = Annotated[Mapping[str, str], BeforeValidator(_by_version), Field(validation_alias="default")]
 
 
 class Stage(StrEnum):
@@ -113,6 +123,8 @@ class Setting:
         sources: Keys of ``sources.toml``.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     summary: str
     group: str
@@ -134,7 +146,7 @@ class Setting:
     stage: Stage = Stage.PROGRAM
     since: str = ""
     removed: str = ""
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=dict)
     in_xla_flags: bool = True
     xla_flag_until: str = ""
     in_compiler_options: bool = True
@@ -161,22 +173,31 @@ class Setting:
             return self.name[:3]
         return "env" if self.name.isupper() else "layout"
 
-    def exists_in(self, version: str) -> bool:
-        """Whether the catalogue says that this jaxlib has it."""
-        return not (self.since and older(version, self.since)) and not (
-            self.removed and not older(version, self.removed)
-        )
-
     def default_in(self, version: str) -> str | None:
         """Default that the catalogue gives for this jaxlib; None if it does not say."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
         return self.defaults[max(fitting, key=_release)] if fitting else None
+
+    def renamed_value(self, value: str) -> str | None:
+        """What a value of this setting is in what took its place; None if it needs no replacement."""
+        return self.renamed_values.get(canonical_value(value, self.type, {}))
+
+    def range_problem(self, value: str) -> str:
+        """Why a value that the parser takes makes no sense, as a clause; empty if it does."""
+        if not is_number(value):
+            return ""
+        if self.minimum is not None and float(value) < self.minimum:
+            return f"must be at least {self.minimum:g}"
+        if self.maximum is not None and float(value) > self.maximum:
+            return f"must be at most {self.maximum:g}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a fact comes from."""
 
+    name: str
     title: str
     url: str
 
@@ -234,28 +255,27 @@ def _release(version: str) -> tuple[int, ...]:
 def load_catalog() -> Catalog:
     """The catalogue that comes with this package."""
     data = resources.files("autotune") / "data"
-    settings = [
-        _setting(name, entry)
-        for path in sorted((data / "flags").iterdir(), key=lambda p: p.name)
-        for name, entry in read_toml(path).items()
-    ]
-    sources = {key: Source(**entry) for key, entry in read_toml(data / "sources.toml").items()}
-    return Catalog(settings, sources)
+    settings: dict[str, Setting] = {}
+    for path in sorted((data / "flags").iterdir(), key=lambda p: p.name):
+        settings |= read_entries(path, Setting)
+    sources = read_entries(data / "sources.toml", Source)
+    return Catalog(settings.values(), sources)
 
 
-def read_toml(path: Traversable) -> dict[str, Any]:
-    """One data file of this package."""
-    return tomllib.loads(path.read_text("utf-8"))
+def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
+    """The entries of one data file of this package, by name.
 
+    Args:
+        path: A TOML file with one table for each entry.
+        kind: Dataclass of an entry.
 
-def _setting(name: str, entry: dict[str, Any]) -> Setting:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    default = plain.pop("default", None)
-    if default is not None:
-        plain["defaults"] = default if isinstance(default, dict) else {"": default}
-    for key in ("when", "unless"):
-        plain[key] = {n: tuple(v) for n, v in plain.get(key, {}).items()}
-    plain["tier"] = Tier(plain["tier"])
-    plain["stage"] = Stage(plain["stage"])
-    plain["scopes"] = tuple(Scope(s) for s in plain["scopes"])
-    return Setting(name=name, **plain)
+    Raises:
+        SettingError: If an entry does not fit; the file, the key, what must hold and what is there are named.
+    """
+    tables = {name: {"name": name, **entry} for name, entry in tomllib.loads(path.read_text("utf-8")).items()}
+    try:
+        return TypeAdapter(dict[str, kind]).validate_python(tables)  # type: ignore[valid-type]
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(str(part) for part in wrong["loc"])
+        raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error

@@ -2,7 +2,7 @@
 
 Three sources, each the sturdiest for what it gives: the descriptor of ``xla.DebugOptions`` that lies inside
 the shared library (types, enum names, removed names), the resolved options as JAX builds them (defaults), and
-the real XLA_FLAGS parser, put to the question in forks of one child process (names, spellings, effect). The
+the real XLA_FLAGS parser, asked in forks of one child process (names, spellings, effect). The
 answers of one build are cached in one JSON file, named by versions and the library's size and date.
 """
 

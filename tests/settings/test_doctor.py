@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import load_catalog
 from autotune.settings.check import SettingVerdict
 from autotune.settings.doctor import Runner, diagnose, find_gpus, find_places, find_steering, find_versions, run_program
+from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.words import describe_diagnosis
 
@@ -85,7 +85,7 @@ def test_variables_that_steer_are_judged_and_others_are_not_shown(report: ProbeR
         "HOME": "/home/me",
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
-    found = find_steering(environment, report, load_catalog())
+    found = find_steering(environment, KnownSettings(report))
     assert [(c.name, c.verdict) for c in found] == [
         ("xla_gpu_graph_level", SettingVerdict.RENAMED),
         ("xla_gpu_autotune_level", SettingVerdict.ALREADY_DEFAULT),
@@ -106,8 +106,7 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(report: ProbeRe
     found = diagnose(
         "python",
         {"XLA_FLAGS": "--xla_gpu_made_up=1", "JAX_COMPILATION_CACHE_DIR": "/c"},
-        report=report,
-        catalog=load_catalog(),
+        known=KnownSettings(report),
         run=machine_with(H100S, installed),
         root=tmp_path,
     )
@@ -127,7 +126,7 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(report: ProbeRe
 
 def test_without_gpus_and_plugin_screening_is_what_is_missing(report: ProbeReport, tmp_path: Path) -> None:
     found = diagnose(
-        "python", {}, report=report, catalog=load_catalog(), run=machine_with("", '{"jaxlib": "0.10.2"}'), root=tmp_path
+        "python", {}, known=KnownSettings(report), run=machine_with("", '{"jaxlib": "0.10.2"}'), root=tmp_path
     )
     (screening,) = (f for f in found.findings if "plugin" in f.problem)
     assert screening.feature == "compiling for GPUs on this machine (screening)"
@@ -138,7 +137,7 @@ def test_without_gpus_and_plugin_screening_is_what_is_missing(report: ProbeRepor
 
 
 def test_a_build_that_cannot_be_asked_is_a_finding(tmp_path: Path) -> None:
-    found = diagnose("python", {}, report=None, catalog=load_catalog(), run=machine_with(""), root=tmp_path)
+    found = diagnose("python", {}, known=None, run=machine_with(""), root=tmp_path)
     assert found.findings[0].command == "python -m pip install jax"
     assert found.steering == ()
 
