@@ -1,4 +1,4 @@
-"""What one installed build says about its settings, as `autotune.settings.probe` finds it, and how values are spelled."""
+"""What one installed build says about its settings, as `autotune.settings.probe` finds it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from autotune.model import close_matches
 
 SCHEMA_VERSION = 2
-UNSET = "(unset)"
-"""Default of a setting that has no value until one is given."""
-
 JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
@@ -173,32 +170,6 @@ class ProbeReport:
             return TypeAdapter(cls).validate_python({k: v for k, v in data.items() if k != "schema"})
         except ValidationError as error:
             raise ValueError(f"not a probe report: {error}") from error
-
-
-def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
-    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
-    if type == "bool":
-        return {"1": "true", "0": "false"}.get(value, value.lower())
-    if not spellings:
-        return value
-    items = []
-    for item in value.split(","):
-        sign = item[:1] if item[:1] in ("+", "-") else ""
-        bare = item.removeprefix(sign)
-        items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
-    return ",".join(items)
-
-
-def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
-    """Whether a value is the one in force anyway."""
-    if default is None or default == UNSET:
-        return False
-    value, default = (canonical_value(v, type, spellings) for v in (value, default))
-    if is_number(value) and is_number(default):
-        return float(value) == float(default)
-    if type == "enum":
-        return sorted(value.split(",")) == sorted(default.split(","))
-    return value == default
 
 
 def is_number(text: str) -> bool:

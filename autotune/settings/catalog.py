@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from autotune.model import SettingError, close_matches
-from autotune.settings.build import canonical_value, is_number
+from autotune.settings.build import is_number
 
 T = TypeVar("T")
 
@@ -177,10 +177,6 @@ class Setting:
         """Default that the catalogue gives for this jaxlib; None if it does not say."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
         return self.defaults[max(fitting, key=_release)] if fitting else None
-
-    def renamed_value(self, value: str) -> str | None:
-        """What a value of this setting is in what took its place; None if it needs no replacement."""
-        return self.renamed_values.get(canonical_value(value, self.type, {}))
 
     def range_problem(self, value: str) -> str:
         """Why a value that the parser takes makes no sense, as a clause; empty if it does."""

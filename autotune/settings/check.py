@@ -1,6 +1,6 @@
 """Says of each setting what it really is for the installed build, and what to write instead.
 
-Nothing is started here: the verdicts follow from what is known of a setting and its value, see `autotune.settings.known`.
+Nothing is started here: the verdicts follow from what `autotune.settings.known` has on a setting and its value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
 from autotune.settings.catalog import Tier
-from autotune.settings.known import KnownSetting, KnownSettings, ValueFacts
+from autotune.settings.known import KnownSetting, KnownSettings, ValueFacts, renamed_value
 
 
 class SettingVerdict(StrEnum):
@@ -167,7 +167,7 @@ def _judge_older_name(facts: ValueFacts) -> Judgement:
     """An old name that the parser still takes."""
     entry = facts.setting.entry
     assert entry is not None
-    reason = f"an older name that now sets {entry.renamed_to}={entry.renamed_value(facts.value)}"
+    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, facts.value)}"
     if facts.replacement is None:
         return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
     return SettingVerdict.RENAMED, reason, "write the new name"

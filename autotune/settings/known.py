@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.settings.build import JAX_BOOLEANS, FlagInfo, JaxOption, ProbeReport, is_default, is_number
+from autotune.settings.build import JAX_BOOLEANS, FlagInfo, JaxOption, ProbeReport, is_number
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
 
 Pair = tuple[str, str]
+
+UNSET = "(unset)"
+"""Default, in the catalogue, of a setting that has no value until one is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ class KnownSettings:
         if entry is not None and entry.kind == "env":
             return (entry.renamed_to, value) if entry.renamed_to else None
         if entry is not None and entry.renamed_to in self.build.flags:
-            new = entry.renamed_value(value)
+            new = renamed_value(entry, value)
             if new is None or (setting.is_flag and self._is_default(entry.renamed_to, new)):
                 return None
             return entry.renamed_to, new
@@ -173,3 +176,34 @@ class KnownSettings:
     def _is_default(self, name: str, value: str) -> bool:
         setting = self[name]
         return is_default(value, setting.default, setting.type, setting.spellings)
+
+
+def renamed_value(entry: Setting, value: str) -> str | None:
+    """What a value of a setting is in what took its place; None if it needs no replacement."""
+    return entry.renamed_values.get(canonical_value(value, entry.type, {}))
+
+
+def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
+    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
+    if type == "bool":
+        return {"1": "true", "0": "false"}.get(value, value.lower())
+    if not spellings:
+        return value
+    items = []
+    for item in value.split(","):
+        sign = item[:1] if item[:1] in ("+", "-") else ""
+        bare = item.removeprefix(sign)
+        items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
+    return ",".join(items)
+
+
+def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
+    """Whether a value is the one in force anyway."""
+    if default is None or default == UNSET:
+        return False
+    value, default = (canonical_value(v, type, spellings) for v in (value, default))
+    if is_number(value) and is_number(default):
+        return float(value) == float(default)
+    if type == "enum":
+        return sorted(value.split(",")) == sorted(default.split(","))
+    return value == default

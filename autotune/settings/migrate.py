@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune.settings.build import is_default
 from autotune.settings.catalog import Catalog
 from autotune.settings.check import SettingCheck, SettingVerdict, check_setting
-from autotune.settings.known import KnownSettings
+from autotune.settings.known import KnownSettings, is_default
 
 _FLAG = re.compile(
     r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.model import FlagSet, SettingError
-from autotune.settings.build import is_default
+from autotune.settings.known import is_default
 
 DEFAULT = "(default)"
 """The choice that leaves a setting alone, where the build's default has no name."""

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
-from autotune.settings.build import canonical_value
 from autotune.settings.catalog import Scope, Setting, Stage, Tier, older
-from autotune.settings.known import KnownSetting, KnownSettings
+from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
 from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
 from autotune.settings.recipes import find_symptom
 

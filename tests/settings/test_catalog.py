@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from autotune.model.errors import SettingError
-from autotune.settings.build import UNSET, ProbeReport
+from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older
+from autotune.settings.known import UNSET
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import load_symptoms
 

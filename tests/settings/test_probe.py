@@ -10,8 +10,9 @@ import pytest
 import autotune.settings.probe
 from autotune.machine.environment import default_cache_dir
 from autotune.model.errors import LaunchError
-from autotune.settings.build import ProbeReport, canonical_value
+from autotune.settings.build import ProbeReport
 from autotune.settings.descriptor import FieldInfo, read_debug_options
+from autotune.settings.known import canonical_value
 from autotune.settings.parser import ParserProcess, parse_text_proto, quiet_environment
 from autotune.settings.probe import probe_build
 
