@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import Estimate, Sandwich, confirm, estimate_runs, estimate_sandwiches
+from autotune.stats.estimates import Estimate, Sandwich, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
 from autotune.stats.simulate import Machine, NoiseModel, Process
 from benchmarks.studies import (
@@ -44,7 +44,6 @@ class Coverage:
     confirmed_family: float
     sandwiches_1: float
     sandwiches_5: float
-    runs_2x8: float
 
 
 def coverage(name: str, model: NoiseModel, effort: Effort, rng: np.random.Generator) -> Coverage:
@@ -71,7 +70,6 @@ def coverage(name: str, model: NoiseModel, effort: Effort, rng: np.random.Genera
         confirmed_family=float(families.mean()),
         sandwiches_1=_sandwich_coverage(model, rng, few, 1),
         sandwiches_5=_sandwich_coverage(model, rng, few, 5),
-        runs_2x8=_runs_coverage(model, rng, few, 8),
     )
 
 
@@ -95,16 +93,4 @@ def _sandwich_coverage(model: NoiseModel, rng: np.random.Generator, samples: int
     for rows in np.moveaxis(runs, -1, 0):
         sandwiches = [Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in rows]
         held.append(covers(estimate_sandwiches(sandwiches), TRUE_LOG_RATIO))
-    return float(np.mean(held))
-
-
-def _runs_coverage(model: NoiseModel, rng: np.random.Generator, samples: int, pairs: int) -> float:
-    machine = Machine(model, rng, (samples,))
-    steps = np.stack([Process(machine).run_block(40).mean(axis=-1) for _ in range(2 * pairs)], axis=-1)
-    held = []
-    for row in steps:
-        first = rng.random(pairs) < 0.5
-        arms = np.stack([first, ~first], axis=-1).ravel()
-        times = np.where(arms, row * math.exp(TRUE_LOG_RATIO), row)
-        held.append(covers(estimate_runs(list(zip(arms.tolist(), times.tolist(), strict=True))), TRUE_LOG_RATIO))
     return float(np.mean(held))

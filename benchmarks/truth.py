@@ -271,7 +271,7 @@ def missed_goals(results: Mapping[str, Sequence[Mapping[str, object]]]) -> list[
         for row in results["null"]
         if isinstance(row["false_winner_rate"], float) and row["false_winner_rate"] > 0.01
     ]
-    exact = ("one_process_12", "one_process_40", "confirmed", "runs_2x8")
+    exact = ("one_process_12", "one_process_40", "confirmed")
     for row in results["coverage"]:
         for key, value in row.items():
             if not isinstance(value, float) or key == "pair_sd":

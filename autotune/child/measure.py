@@ -173,16 +173,9 @@ def serve(channel: Channel) -> int:
             phase=phase,
             error_type=type(error).__name__,
             message=str(error)[:4000],
-            in_workload=not _raised_here(error),
         )
         traceback.print_exc()
         return 1
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Whether the innermost frame of an error lies in this file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).name == "__main__.py"
 
 
 def _seconds_since_exec() -> float:
