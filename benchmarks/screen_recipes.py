@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler import program as programs
-from autotune.compiler.compiler import CompileJob, compile_sets
+from autotune.compiler.compiler import CompileJob, Compiler
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompileResult
 from autotune.compiler.targets import load_target, parse_topology
@@ -61,9 +61,10 @@ def main() -> None:
     named = dict(list(named.items())[: args.first])
     started = time.perf_counter()
     results: dict[FlagSet, CompileResult] = {}
-    for result in compile_sets(job, list(named.values())):
-        results[result.settings] = result
-        print(f"{time.perf_counter() - started:7.1f} s  {_line(result)}", flush=True)
+    with Compiler(job) as compiler:
+        for result in compiler.compile(list(named.values())):
+            results[result.settings] = result
+            print(f"{time.perf_counter() - started:7.1f} s  {_line(result)}", flush=True)
     write(args, options, named, results, time.perf_counter() - started, known.build.jaxlib)
 
 

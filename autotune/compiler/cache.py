@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from autotune.compiler.program import SCHEMA_VERSION, CompileResult
-from autotune.model import FailureKind, FlagSet
+from autotune.model import FailureKind, FlagSet, RunDirectoryError
+from autotune.rundir import write_atomically
 
 # Failures that say something about the set; what the machine did to a worker may be otherwise next time.
 _LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})
@@ -42,11 +42,9 @@ class Cache:
         path = self._path(result.settings)
         if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
             return
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RunDirectoryError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(result.model_dump_json(), encoding="utf-8")
-            part.replace(path)
+            write_atomically(path, result.model_dump_json())
 
     def _path(self, settings: FlagSet) -> Path | None:
         return self._folder / f"{settings.digest}.json" if self._folder else None

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
-from scipy.stats import kendalltau, spearmanr
 
 from autotune.compiler.compiler import Progress
 from autotune.compiler.open import open_screen
@@ -184,6 +182,8 @@ def _one_factor(parts: Floats, times: Floats) -> Floats:
 
 def _a_factor_each(parts: Floats, times: Floats) -> Floats:
     """Non-negative least squares of relative errors; a class without a figure keeps the factor of all."""
+    from scipy.optimize import nnls  # slow to import: commands that do not calibrate go without
+
     factors = nnls(parts / times[:, None], np.ones(len(times)))[0]
     return np.where(factors > 0, factors, _one_factor(parts, times))
 
@@ -210,6 +210,8 @@ def agreement(predicted_s: Sequence[float], measured_s: Sequence[float], *, erro
     x, y = np.asarray(predicted_s, dtype=float), np.asarray(measured_s, dtype=float)
     if len(x) < LEAST_FOR_RANKS or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Agreement(count=len(x), error=error)
+    from scipy.stats import kendalltau, spearmanr
+
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(BOOTSTRAPS):
