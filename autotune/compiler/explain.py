@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.compiler import program as programs
-from autotune.compiler.differences import changes
 from autotune.compiler.predict import MAIN, Event, Prediction
-from autotune.compiler.program import CompiledProgram
+from autotune.compiler.program import CompiledProgram, changes
 from autotune.model import format_bytes, format_change, format_seconds, format_share
 
 PREDICTED = "Step times are predicted from the compiled program, not measured."

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.compiler.compiler import Compiler, jax_settings
-from autotune.compiler.differences import changes
-from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.model import FlagSet, LaunchError, Record, Settings
 from autotune.settings import Catalog, Stage
 

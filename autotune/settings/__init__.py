@@ -1,7 +1,7 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, Scope, Setting, Stage, load_catalog
+from autotune.settings.catalog import Catalog, Scope, Setting, Stage, load_catalog, read_data
 from autotune.settings.check import (
     SettingCheck, SettingVerdict, check_settings, check_xla_flags, for_build, would_start,
 )  # fmt: skip

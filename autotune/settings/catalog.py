@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
@@ -193,26 +193,19 @@ class Setting:
 class Source:
     """Where a fact comes from."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     title: str
     url: str
 
 
-class Catalog(Mapping[str, Setting]):
+class Catalog(dict[str, Setting]):
     """All settings by name, in the order of the files."""
 
     def __init__(self, settings: Iterable[Setting], sources: Mapping[str, Source]) -> None:
-        self._settings = {s.name: s for s in settings}
+        super().__init__((s.name, s) for s in settings)
         self.sources = dict(sources)
-
-    def __getitem__(self, name: str) -> Setting:
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -227,8 +220,8 @@ class Catalog(Mapping[str, Setting]):
         """
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
-            if candidate in self._settings:
-                return self._settings[candidate]
+            if candidate in self:
+                return self[candidate]
         raise SettingError(f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}")
 
 
@@ -266,11 +259,27 @@ def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
         kind: Dataclass of an entry.
 
     Raises:
-        SettingError: If an entry does not fit; the file, the key, what must hold and what is there are named.
+        SettingError: See `read_data`.
     """
-    tables = {name: {"name": name, **entry} for name, entry in tomllib.loads(path.read_text("utf-8")).items()}
+    return read_data(path, dict[str, kind], named=True)  # type: ignore[valid-type]
+
+
+def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
+    """One data file of this package.
+
+    Args:
+        path: A TOML file.
+        kind: What it holds, with the types of all keys.
+        named: Whether each table takes its own name as ``name``.
+
+    Raises:
+        SettingError: If the file does not fit; the key, what must hold and what is there are named.
+    """
+    data = tomllib.loads(path.read_text("utf-8"))
+    if named:
+        data = {name: {"name": name, **entry} for name, entry in data.items()}
     try:
-        return TypeAdapter(dict[str, kind]).validate_python(tables)  # type: ignore[valid-type]
+        return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+from google.protobuf.message import DecodeError
 
 from autotune.model import LaunchError
 
@@ -62,7 +63,10 @@ def read_debug_options(library: Path) -> tuple[tuple[FieldInfo, ...], frozenset[
             raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but does not")
         length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(found["length"]))
         text = data[found.end("length") : found.end("length") + length]
-    message = DescriptorProto.FromString(text)
+    try:
+        message = DescriptorProto.FromString(text)
+    except DecodeError as error:
+        raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}") from error
     enums = {e.name: tuple(v.name for v in e.value) for e in message.enum_type}
     fields = tuple(
         FieldInfo(

@@ -71,32 +71,24 @@ class Migration:
 
 def find_settings(text: str, catalog: Catalog) -> Iterator[Found]:
     """The settings in a script of any language, in order; variables only if the catalogue has them."""
-    found = [
-        Found(
-            name=m["name"],
-            value=None if m["rest"] is None else _unquoted(m["value"]),
-            start=m.start(),
-            end=m.end(),
-            is_flag=True,
-            is_computed=bool(_COMPUTED.search(m["value"] or "")),
-        )
-        for m in _FLAG.finditer(text)
-    ]
+    found = [_found(m, m["name"], start=m.start(), is_flag=True) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
         if name in catalog and name != "XLA_FLAGS":
-            computed = bool(_COMPUTED.search(m["value"]))
-            found.append(
-                Found(
-                    name=name,
-                    value=_unquoted(m["value"]),
-                    start=m.start("name"),
-                    end=m.end(),
-                    is_flag=False,
-                    is_computed=computed,
-                )
-            )
+            found.append(_found(m, name, start=m.start("name"), is_flag=False))
     yield from sorted(found, key=lambda f: f.start)
+
+
+def _found(m: re.Match[str], name: str, *, start: int, is_flag: bool) -> Found:
+    value = m["value"]
+    return Found(
+        name=name,
+        value=None if value is None else _unquoted(value),
+        start=start,
+        end=m.end(),
+        is_flag=is_flag,
+        is_computed=bool(_COMPUTED.search(value or "")),
+    )
 
 
 def check_found(found: Found, known: KnownSettings) -> SettingCheck:

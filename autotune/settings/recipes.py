@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TypeVar
 
+from pydantic import ConfigDict
+
 from autotune.model import FlagSet, SettingError, close_matches
 from autotune.settings.catalog import read_entries
 
@@ -29,6 +31,8 @@ class Recipe:
         environment: Further variables.
         note: What a reader should know.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     source: str

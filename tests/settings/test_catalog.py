@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
@@ -9,7 +8,6 @@ from autotune.model.errors import SettingError
 from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older
 from autotune.settings.known import UNSET
-from autotune.settings.probe import probe_build
 from autotune.settings.recipes import load_symptoms
 
 # Every setting that the five pages we started from name.
@@ -77,11 +75,6 @@ PAGES = [
     "jax_transfer_guard",
     "process_layout",
 ]
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
 
 
 def false_claims(catalog: Catalog, report: ProbeReport) -> list[str]:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +10,6 @@ from autotune.settings.check import SettingVerdict, check_setting, check_setting
 from autotune.settings.known import KnownSettings
 from autotune.settings.migrate import migrate_text
 from autotune.settings.parser import ParserProcess
-from autotune.settings.probe import probe_build
 
 V = SettingVerdict
 
@@ -38,22 +35,6 @@ PAGE = """--xla_gpu_use_memcpy_local_p2p=true
 --xla_gpu_enable_async_all_reduce=true --xla_gpu_enable_async_all_gather=true
 --xla_gpu_enable_highest_priority_async_stream=true --xla_gpu_enable_triton_softmax_fusion=true
 --xla_gpu_memory_limit_slop_factor=95"""
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=120) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def known(report: ProbeReport) -> KnownSettings:
-    return KnownSettings(report)
 
 
 def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(

@@ -19,11 +19,6 @@ from autotune.settings.probe import probe_build
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
 def test_all_flags_of_the_parser_are_found(report: ProbeReport) -> None:
     if report.jaxlib not in FLAG_COUNTS:
         pytest.skip(f"the flags of jaxlib {report.jaxlib} were never counted")

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.parameters import DEFAULT, Parameter, SearchSpace, describe_condition, describe_domain
 from autotune.settings.parser import ParserProcess
-from autotune.settings.probe import probe_build
 from autotune.settings.space import DEFAULT_GROUPS, build_space
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
@@ -29,18 +27,7 @@ Build = Callable[..., SearchSpace]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=120) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def build(report: ProbeReport) -> Build:
+def build(known: KnownSettings) -> Build:
     def make(**changes: Any) -> SearchSpace:
         facts: dict[str, Any] = {"device_count": 1, "mesh": {}, "layer_bytes": {}}
         facts |= {n: changes.pop(n) for n in facts if n in changes}
@@ -53,7 +40,7 @@ def build(report: ProbeReport) -> Build:
         spec: StudySpec = parse_study(study)
         search = spec.search.model_copy(update=changes)
         spec = spec.model_copy(update={"search": search})
-        return build_space(spec, KnownSettings(report), SimpleNamespace(**facts), cpu_count=4)
+        return build_space(spec, known, SimpleNamespace(**facts), cpu_count=4)
 
     return make
 
