@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.compiler.compiler import Progress
-from autotune.compiler.open import open_screen
+from autotune.compiler.open import cluster_that_ran, open_screen
 from autotune.compiler.predict import Calibration, predict_step
 from autotune.compiler.program import CompiledProgram
-from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
+from autotune.compiler.targets import Target, Topology
 from autotune.compiler.verdicts import Screen
 from autotune.model import PREDICTED, FlagSet, FloorResult, LaunchError, StudyFileError, TrialResult, TrialStatus
 from autotune.rundir import Store
@@ -117,15 +117,13 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
     if spec.is_predicted or floor is None or spec.device.platform != "cuda":
         what = f"is {PREDICTED}" if spec.is_predicted else "has no measurement on a GPU"
         raise StudyFileError(f"to calibrate, a run must be measured on GPUs but {store.path} {what}")
-    target = load_target(spec.screen.target) if spec.screen.target else target_of(floor.reference.device_kind)
+    target, topology = cluster_that_ran(spec, floor.reference)
     if target is None or target.network is None or not target.flops_per_s:
         raise StudyFileError(
             f"to calibrate, the GPU must be one of `autotune targets list` but {store.path} ran on "
             f"{floor.reference.device_kind!r}"
         )
-    nodes = spec.device.node_count
-    asked = spec.screen.topology
-    return target, parse_topology(asked) if asked else Topology(nodes, max(1, floor.reference.device_count // nodes))
+    return target, topology
 
 
 def measured_programs(store: Store, screen: Screen) -> list[Measured]:

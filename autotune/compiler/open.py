@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
-from autotune.compiler.targets import Target, Topology
+from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
 from autotune.compiler.verdicts import Effect, Screen, ScreenReport, SettingReport
 from autotune.machine import caller_environment
-from autotune.model import StudyFileError, StudySpec
+from autotune.model import StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
 
 MOST_VALUES = 5
@@ -43,6 +43,15 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
         topology = Topology(device.node_count, own or usual)
     moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
     return spec.model_copy(update={"device": moved}), topology
+
+
+def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
+    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described."""
+    asked, nodes = spec.screen, spec.device.node_count
+    target = load_target(asked.target) if asked.target else target_of(ran.device_kind)
+    if asked.topology:
+        return target, parse_topology(asked.topology)
+    return target, Topology(nodes, max(1, ran.device_count // nodes))
 
 
 @contextlib.contextmanager

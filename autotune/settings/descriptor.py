@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import mmap
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
 
 from autotune.model import LaunchError
+from autotune.settings.build import FlagInfo
 
 # Field 1 (name) "xla/xla.proto", then field 2 (package) "xla".
 _FILE_START = b"\x0a\x0dxla/xla.proto\x12\x03xla"
@@ -39,19 +39,11 @@ _TYPES = {
 """As `FlagInfo.type` names them; a string is all else."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldInfo:
-    """One field of DebugOptions; `values` are the full names of an enum, empty if it is defined elsewhere."""
-
-    name: str
-    type: str
-    repeated: bool
-    deprecated: bool
-    values: tuple[str, ...]
-
-
-def read_debug_options(library: Path) -> tuple[tuple[FieldInfo, ...], frozenset[str]]:
+def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
     """The fields of DebugOptions, and the names it reserves because they were removed.
+
+    Of an enum the values are its full names, empty if it is defined elsewhere; what a descriptor does not hold
+    (defaults, spellings, effects) is not filled.
 
     Raises:
         LaunchError: If the library holds no such descriptor.
@@ -69,7 +61,7 @@ def read_debug_options(library: Path) -> tuple[tuple[FieldInfo, ...], frozenset[
         raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}") from error
     enums = {e.name: tuple(v.name for v in e.value) for e in message.enum_type}
     fields = tuple(
-        FieldInfo(
+        FlagInfo(
             name=f.name,
             type=_TYPES.get(f.type, "string"),
             repeated=f.label == FieldDescriptorProto.LABEL_REPEATED,

@@ -61,6 +61,10 @@ class KnownSetting:
         said = self.flag or self.option
         return said.values if said is not None else ()
 
+    def is_default(self, value: str) -> bool:
+        """Whether a value is the one in force anyway."""
+        return is_default(value, self.default, self.type, self.spellings)
+
     @property
     def stage(self) -> Stage:
         """Where it acts; what the catalogue does not know must be measured."""
@@ -140,7 +144,7 @@ class KnownSettings:
             value=value,
             refused=refused,
             out_of_range=setting.entry.range_problem(value) if setting.entry is not None else "",
-            is_default=is_default(plain, setting.default, setting.type, setting.spellings),
+            is_default=setting.is_default(plain),
             is_older_name=self._is_older_name(setting),
             replacement=self._replacement(setting, value),
         )
@@ -158,7 +162,7 @@ class KnownSettings:
             return (entry.renamed_to, value) if entry.renamed_to else None
         if entry is not None and entry.renamed_to in self.build.flags:
             new = renamed_value(entry, value)
-            if new is None or (setting.is_flag and self._is_default(entry.renamed_to, new)):
+            if new is None or (setting.is_flag and self[entry.renamed_to].is_default(new)):
                 return None
             return entry.renamed_to, new
         return None if setting.is_flag else self._older_pair(setting.name, value)
@@ -172,10 +176,6 @@ class KnownSettings:
                 if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
                     return old.name, old_value
         return None
-
-    def _is_default(self, name: str, value: str) -> bool:
-        setting = self[name]
-        return is_default(value, setting.default, setting.type, setting.spellings)
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:

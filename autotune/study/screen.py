@@ -21,14 +21,12 @@ from autotune.compiler import (
     ScreenReport,
     Target,
     Topology,
+    cluster_that_ran,
     compiler_problem,
     compiler_versions,
     domains,
-    load_target,
     narrowed,
     open_screen,
-    parse_topology,
-    target_of,
 )
 from autotune.machine import caller_environment, default_cache_dir
 from autotune.model import (
@@ -181,16 +179,13 @@ class StudyScreen:
         Raises:
             LaunchError: If the GPU that runs is none of the catalogue.
         """
-        asked, nodes = self._spec.screen, self._spec.device.node_count
-        target = load_target(asked.target) if asked.target else target_of(reference.device_kind)
+        target, topology = cluster_that_ran(self._spec, reference)
         if target is None:
             raise LaunchError(
                 f"the GPU must be one that is described but got {reference.device_kind!r}; "
                 "name the nearest by `screen.target` (see `autotune targets list`)"
             )
-        if asked.topology:
-            return target, parse_topology(asked.topology)
-        return target, Topology(nodes, max(1, reference.device_count // nodes))
+        return target, topology
 
     def _known(self, screen: Screen) -> ScreenReport | None:
         """The report of an earlier session, if it was of the same cluster and versions."""
