@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from autotune.compiler import Calibration, PredictionCheck, Screen, Side, Target, Topology
+    from autotune.compiler import Calibration, PredictionCheck, Screener, Side, Target, Topology
     from autotune.model import FlagSet, StudySpec
     from autotune.settings import KnownSettings
 
@@ -123,7 +123,7 @@ def _held(run: Path, *, cache: bool) -> PredictionCheck:
     )
 
 
-def _predicted_row(engine: Screen, settings: FlagSet, calibration: Calibration | None) -> dict[str, Any]:
+def _predicted_row(engine: Screener, settings: FlagSet, calibration: Calibration | None) -> dict[str, Any]:
     """The prediction of one set as plain data, or why there is none."""
     from autotune.compiler import predict_step as predict_program
 
@@ -172,15 +172,15 @@ def _engine(
     *,
     cache: bool,
     limit_s: float,
-) -> Iterator[tuple[StudySpec, Screen]]:
+) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screen, parse_topology
+    from autotune.compiler import load_target, open_screener, parse_topology
     from autotune.machine import caller_environment, default_cache_dir
     from autotune.model import load_study
 
     spec = load_study(study)
     merged = {**spec.workload.options, **_options(options or ())}
-    with open_screen(
+    with open_screener(
         spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})}),
         study_dir=study.resolve().parent,
         target=load_target(target) if target else None,
@@ -217,7 +217,7 @@ def _named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[s
     return {name: settings for name, settings in found.items() if settings}
 
 
-def _side(engine: Screen, settings: FlagSet) -> Side:
+def _side(engine: Screener, settings: FlagSet) -> Side:
     from autotune.compiler import Side
     from autotune.compiler import predict_step as predict_program
     from autotune.model import LaunchError
@@ -234,7 +234,7 @@ def _side(engine: Screen, settings: FlagSet) -> Side:
     return Side(settings=str(merged), program=result.program, prediction=prediction)
 
 
-def _of_gpu(engine: Screen) -> tuple[Target, Topology]:
+def _of_gpu(engine: Screener) -> tuple[Target, Topology]:
     """Target and topology of a job for GPUs.
 
     Raises:

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.compiler.compiler import Progress
-from autotune.compiler.open import cluster_that_ran, open_screen
+from autotune.compiler.open import cluster_that_ran, open_screener
 from autotune.compiler.predict import Calibration, predict_step
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.targets import Target, Topology
-from autotune.compiler.verdicts import Screen
+from autotune.compiler.verdicts import Screener
 from autotune.model import PREDICTED, FlagSet, FloorResult, LaunchError, StudyFileError, TrialResult, TrialStatus
 from autotune.rundir import Store
 
@@ -94,7 +94,7 @@ def check_predictions(
         LaunchError: If nothing of it compiles here.
     """
     target, topology = _cluster(store)
-    with open_screen(
+    with open_screener(
         store.spec, study_dir=Path(store.study_dir), target=target, topology=topology, cache_dir=cache_dir,
         progress=progress,
     ) as (_, screen):  # fmt: skip
@@ -126,7 +126,7 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
     return target, topology
 
 
-def measured_programs(store: Store, screen: Screen) -> list[Measured]:
+def measured_programs(store: Store, screen: Screener) -> list[Measured]:
     """The reference and every measured set that differs from it in its program alone; equal programs once."""
     floor = store.last(FloorResult)
     assert floor is not None

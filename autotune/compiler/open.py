@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
-from autotune.compiler.verdicts import Effect, Screen, ScreenReport, SettingReport
+from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
 from autotune.machine import caller_environment
 from autotune.model import StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
@@ -55,7 +55,7 @@ def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None,
 
 
 @contextlib.contextmanager
-def open_screen(
+def open_screener(
     spec: StudySpec,
     *,
     study_dir: Path,
@@ -64,7 +64,7 @@ def open_screen(
     cache_dir: Path | None = None,
     limit_s: float = 900.0,
     progress: Progress = lambda what: None,
-) -> Iterator[tuple[StudySpec, Screen]]:
+) -> Iterator[tuple[StudySpec, Screener]]:
     """A screen with its compile worker, which ends with the block.
 
     Args:
@@ -95,7 +95,7 @@ def open_screen(
         base=caller_environment(),
     )
     with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
-        yield moved, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+        yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 
 def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:

@@ -115,7 +115,7 @@ class ScreenReport(Record):
         return [s for s in self.settings if s.effect is effect]
 
 
-class Screen:
+class Screener:
     """Compiles what a study could try, and judges it.
 
     Args:

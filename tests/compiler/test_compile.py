@@ -15,7 +15,7 @@ from autotune.compiler import program as P
 from autotune.compiler.compiler import CompileJob, Compiler, read_program
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.targets import load_target, target_names
-from autotune.compiler.verdicts import Screen
+from autotune.compiler.verdicts import Screener
 from autotune.machine import environment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -211,7 +211,7 @@ def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     verdicts = {}
     for batch in (2048, 8 << 22):
         with Compiler(toy_job(target="l4", batch=batch)) as compiler:
-            screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
+            screen = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
             verdicts[batch] = screen.run({}, {}).reference.fits
     assert verdicts == {2048: True, 8 << 22: False}
 
