@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from autotune.model import close_matches
-
 SCHEMA_VERSION = 2
-JAX_BOOLEANS = {
-    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
-    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
-}
-_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
-_INTEGER_BITS = {"int32": 31, "int64": 63}
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
@@ -66,37 +57,6 @@ class FlagInfo:
             return self.values[0] if self.values else None
         return _UNSET_MEANS.get(self.type)
 
-    def value_problem(self, value: str) -> str:
-        """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
-        if self.type == "bool":
-            return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
-        if self.type in _INTEGER_BITS:
-            bits = _INTEGER_BITS[self.type]
-            legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
-            return "" if legal else f"must be a {bits + 1}-bit integer"
-        if self.type == "float":
-            return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
-        if self.type == "enum" and self.spellings:
-            return self._enum_problem(value)
-        return ""
-
-    def _enum_problem(self, value: str) -> str:
-        if not value:
-            return "" if self.allows_empty else "must not be empty"
-        items = value.split(",") if self.repeated else [value]
-        edits = [i[:1] in ("+", "-") for i in items]
-        if any(edits):
-            if not self.edits:
-                return "must not start with + or -"
-            if not all(edits):
-                return "must have + or - before every item or before none"
-            items = [i[1:] for i in items]
-        for item in items:
-            if item and (item.lower() if self.any_case else item) not in self.spellings:
-                shown = close_matches(item, self.spellings) or f"; legal: {', '.join(self.values)}"
-                return f"has no value {item!r}{shown}"
-        return ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxOption:
@@ -105,14 +65,6 @@ class JaxOption:
     type: str
     values: tuple[str, ...] = ()
     default: str | None = None
-
-    def value_problem(self, value: str) -> str:
-        """Why jax would refuse a value when it is imported, as a clause; empty if it takes it."""
-        if self.values and value not in self.values:
-            return f"has no value {value!r}{close_matches(value, self.values)}"
-        if self.type == "bool" and value.lower() not in JAX_BOOLEANS:
-            return "must be true or false"
-        return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +122,3 @@ class ProbeReport:
             return TypeAdapter(cls).validate_python({k: v for k, v in data.items() if k != "schema"})
         except ValidationError as error:
             raise ValueError(f"not a probe report: {error}") from error
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a plain number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text and text == text.strip()

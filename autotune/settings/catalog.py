@@ -19,7 +19,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from autotune.model import SettingError, close_matches
-from autotune.settings.build import is_number
 
 T = TypeVar("T")
 
@@ -177,16 +176,6 @@ class Setting:
         """Default that the catalogue gives for this jaxlib; None if it does not say."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
         return self.defaults[max(fitting, key=_release)] if fitting else None
-
-    def range_problem(self, value: str) -> str:
-        """Why a value that the parser takes makes no sense, as a clause; empty if it does."""
-        if not is_number(value):
-            return ""
-        if self.minimum is not None and float(value) < self.minimum:
-            return f"must be at least {self.minimum:g}"
-        if self.maximum is not None and float(value) > self.maximum:
-            return f"must be at most {self.maximum:g}"
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
 from autotune.settings.catalog import Tier
-from autotune.settings.known import KnownSetting, KnownSettings, ValueFacts, renamed_value
+from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
 
 
 class SettingVerdict(StrEnum):
@@ -181,13 +181,14 @@ def _check_missing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
         target = "=".join(facts.replacement)
         judged = SettingVerdict.RENAMED, f"{build} does not have it; {target} takes its place", f"write {target}"
     else:
-        judged = _judge_missing(setting, known)
+        judged = _judge_missing(facts, known)
     return _said(facts.setting.name, facts.value, judged, starts=is_variable, replacement=facts.replacement)
 
 
-def _judge_missing(setting: KnownSetting, known: KnownSettings) -> Judgement:
+def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
     """A name that nothing replaces."""
-    name, entry, build = setting.name, setting.entry, known.build
+    setting, build = facts.setting, known.build
+    name, entry = setting.name, setting.entry
     bare, dash, rest = name.partition("-")
     if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
         return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
@@ -200,8 +201,7 @@ def _judge_missing(setting: KnownSetting, known: KnownSettings) -> Judgement:
     if entry is not None or name in build.removed:
         what = entry.summary.rstrip(".") if entry is not None else "an XLA flag of other releases"
         return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
-    hint = close_matches(name, build.names)
-    return SettingVerdict.UNKNOWN, f"{build.build} does not know it{hint}", "correct the name or remove it"
+    return SettingVerdict.UNKNOWN, f"{build.build} does not know it{facts.hint}", "correct the name or remove it"
 
 
 def _check_variable(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
@@ -215,8 +215,7 @@ def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
     entry = facts.setting.entry
     if entry is None:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
-        hint = close_matches(facts.setting.name, known.catalog)
-        return SettingVerdict.UNKNOWN, f"not in the catalogue{hint}", advice
+        return SettingVerdict.UNKNOWN, f"not in the catalogue{facts.hint}", advice
     if entry.tier is Tier.NOOP:
         return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
     if facts.refused or facts.out_of_range:
@@ -260,7 +259,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        facts = known.look(token.name, value)
+        facts = known.look(token.name, value, as_flag=True)
         judge = _check_existing if facts.setting.is_flag else _check_missing
         checks.append(replace(judge(facts, known), value=token.value))
     return tuple(checks)

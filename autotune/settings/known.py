@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.settings.build import JAX_BOOLEANS, FlagInfo, JaxOption, ProbeReport, is_number
+from autotune.model import close_matches
+from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
 
 Pair = tuple[str, str]
+
+_JAX_BOOLEANS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
+}
+_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
+_INTEGER_BITS = {"int32": 31, "int64": 63}
 
 UNSET = "(unset)"
 """Default, in the catalogue, of a setting that has no value until one is given."""
@@ -63,7 +72,30 @@ class KnownSetting:
 
     def is_default(self, value: str) -> bool:
         """Whether a value is the one in force anyway."""
+        if self.option is not None and self.type == "bool":
+            value = _JAX_BOOLEANS.get(value.lower(), value)
         return is_default(value, self.default, self.type, self.spellings)
+
+    def refused(self, value: str) -> str:
+        """Why a process with a value would not start (or a variable makes no sense), as a clause; empty if it would."""
+        if self.flag is not None:
+            return _flag_problem(value, self.flag)
+        if self.option is not None and self.legal_values and value not in self.legal_values:
+            return f"has no value {value!r}{close_matches(value, self.legal_values)}"
+        if self.option is not None and self.type == "bool":
+            return "" if value.lower() in _JAX_BOOLEANS else "must be true or false"
+        return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
+
+    def out_of_range(self, value: str) -> str:
+        """Why a value that is taken makes no sense, as a clause; empty if it does, or the catalogue does not say."""
+        entry = self.entry
+        if entry is None or not is_number(value):
+            return ""
+        if entry.minimum is not None and float(value) < entry.minimum:
+            return f"must be at least {entry.minimum:g}"
+        if entry.maximum is not None and float(value) > entry.maximum:
+            return f"must be at most {entry.maximum:g}"
+        return ""
 
     @property
     def stage(self) -> Stage:
@@ -94,6 +126,7 @@ class ValueFacts:
         is_default: Whether it is in force anyway.
         is_older_name: Whether what the build calls by another name is meant.
         replacement: Name and value to write instead; None if nothing need be written, or nothing replaces it.
+        hint: Names that are meant perhaps, where nobody knows this one, as a clause.
     """
 
     setting: KnownSetting
@@ -103,6 +136,7 @@ class ValueFacts:
     is_default: bool
     is_older_name: bool
     replacement: Pair | None
+    hint: str
 
 
 class KnownSettings:
@@ -128,25 +162,27 @@ class KnownSettings:
             default = entry.default_in(self.build.jaxlib) if entry is not None else None
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
 
-    def look(self, name: str, value: str) -> ValueFacts:
-        """What is known of a setting with its value, wherever it goes."""
-        setting = self[name]
-        plain, refused = value, ""
-        if setting.flag is not None:
-            refused = setting.flag.value_problem(value)
-        elif setting.option is not None:
-            refused = setting.option.value_problem(value)
-            plain = JAX_BOOLEANS.get(value.lower(), value) if setting.type == "bool" else value
-        elif setting.type in ("int", "float") and not is_number(value):
-            refused = "must be a number"
+    def look(self, name: str, value: str, *, as_flag: bool = False) -> ValueFacts:
+        """What is known of a setting with its value, wherever it goes.
+
+        Args:
+            name: Name of the setting.
+            value: Its value.
+            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
+        """
+        setting, hint = self[name], ""
+        if not setting.exists and setting.entry is None:
+            is_of_build = as_flag or name.startswith(("xla_", "jax_"))
+            hint = close_matches(name, self.build.names if is_of_build else self.catalog)
         return ValueFacts(
             setting=setting,
             value=value,
-            refused=refused,
-            out_of_range=setting.entry.range_problem(value) if setting.entry is not None else "",
-            is_default=setting.is_default(plain),
+            refused=setting.refused(value),
+            out_of_range=setting.out_of_range(value),
+            is_default=setting.is_default(value),
             is_older_name=self._is_older_name(setting),
             replacement=self._replacement(setting, value),
+            hint=hint,
         )
 
     def _is_older_name(self, setting: KnownSetting) -> bool:
@@ -207,3 +243,45 @@ def is_default(value: str, default: str | None, type: str, spellings: Mapping[st
     if type == "enum":
         return sorted(value.split(",")) == sorted(default.split(","))
     return value == default
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text and text == text.strip()
+
+
+def _flag_problem(value: str, flag: FlagInfo) -> str:
+    """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
+    if flag.type == "bool":
+        return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
+    if flag.type in _INTEGER_BITS:
+        bits = _INTEGER_BITS[flag.type]
+        legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
+        return "" if legal else f"must be a {bits + 1}-bit integer"
+    if flag.type == "float":
+        return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
+    if flag.type == "enum" and flag.spellings:
+        return _enum_problem(value, flag)
+    return ""
+
+
+def _enum_problem(value: str, flag: FlagInfo) -> str:
+    if not value:
+        return "" if flag.allows_empty else "must not be empty"
+    items = value.split(",") if flag.repeated else [value]
+    edits = [i[:1] in ("+", "-") for i in items]
+    if any(edits):
+        if not flag.edits:
+            return "must not start with + or -"
+        if not all(edits):
+            return "must have + or - before every item or before none"
+        items = [i[1:] for i in items]
+    for item in items:
+        if item and (item.lower() if flag.any_case else item) not in flag.spellings:
+            shown = close_matches(item, flag.spellings) or f"; legal: {', '.join(flag.values)}"
+            return f"has no value {item!r}{shown}"
+    return ""

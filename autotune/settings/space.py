@@ -285,7 +285,7 @@ def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
         return list(values)
     if flag.type == "enum" and not flag.spellings:
         return []  # the build does not name the values: try none
-    return [canonical_value(v, flag.type, flag.spellings) for v in values if not flag.value_problem(v)]
+    return [canonical_value(v, flag.type, flag.spellings) for v in values if not setting.refused(v)]
 
 
 def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:

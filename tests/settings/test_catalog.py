@@ -7,7 +7,7 @@ import pytest
 from autotune.model.errors import SettingError
 from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older
-from autotune.settings.known import UNSET
+from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.recipes import load_symptoms
 
 # Every setting that the five pages we started from name.
@@ -169,14 +169,14 @@ def test_entries_are_whole() -> None:
             assert "not yet described" not in setting.summary, setting.name
 
 
-def test_values_worth_trying_are_legal_and_sensible(report: ProbeReport) -> None:
+def test_values_worth_trying_are_legal_and_sensible(report: ProbeReport, known: KnownSettings) -> None:
     for setting in load_catalog().values():
         info = report.flags.get(setting.name)
         tried = [*setting.values, *(str(v) for v in (setting.low, setting.high) if v is not None)]
         for value in tried:
-            assert not setting.range_problem(value), (setting.name, value)
+            assert not known[setting.name].out_of_range(value), (setting.name, value)
             if info is not None and info.in_xla_flags and info.type in ("bool", "int32", "int64", "float"):
-                assert not info.value_problem(value), (setting.name, value)
+                assert not known[setting.name].refused(value), (setting.name, value)
 
 
 def test_what_only_a_device_can_judge_is_not_called_a_program_setting() -> None:
