@@ -170,10 +170,7 @@ class KnownSettings:
             value: Its value.
             as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
         """
-        setting, hint = self[name], ""
-        if not setting.exists and setting.entry is None:
-            is_of_build = as_flag or name.startswith(("xla_", "jax_"))
-            hint = close_matches(name, self.build.names if is_of_build else self.catalog)
+        setting = self[name]
         return ValueFacts(
             setting=setting,
             value=value,
@@ -182,7 +179,7 @@ class KnownSettings:
             is_default=setting.is_default(value),
             is_older_name=self._is_older_name(setting),
             replacement=self._replacement(setting, value),
-            hint=hint,
+            hint=self._hint(setting, as_flag=as_flag),
         )
 
     def _is_older_name(self, setting: KnownSetting) -> bool:
@@ -212,6 +209,12 @@ class KnownSettings:
                 if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
                     return old.name, old_value
         return None
+
+    def _hint(self, setting: KnownSetting, *, as_flag: bool) -> str:
+        if setting.exists or setting.entry is not None:
+            return ""
+        is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
+        return close_matches(setting.name, self.build.names if is_of_build else self.catalog)
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:
