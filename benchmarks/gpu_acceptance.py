@@ -40,8 +40,8 @@ from autotune.model.records import ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.settings.catalog import load_catalog
 from autotune.settings.check import check_settings
+from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, run_study
 from autotune.workers.base import WorkerFailed
@@ -182,7 +182,7 @@ def machine(plan: Plan, folder: Path) -> dict[str, Any]:
     report = probe_build(environment.driver_python(), platform=platform)
     verdicts = {}
     for name, settings in plan.sets.items():
-        found = list(check_settings(FlagSet(settings), report, load_catalog()))
+        found = list(check_settings(FlagSet(settings), KnownSettings(report)))
         verdicts[name] = [
             {"name": c.name, "value": c.value, "verdict": str(c.verdict), "starts": c.starts, "reason": c.reason}
             for c in found

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler import program as programs
-from autotune.compiler.compiler import CompileJob, compile_sets
+from autotune.compiler.compiler import CompileJob, Compiler
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompileResult
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import load_catalog
-from autotune.settings.migrate import for_build
+from autotune.settings.check import for_build
+from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import load_recipes
 
@@ -54,17 +54,18 @@ def main() -> None:
     mesh = {"data": topology.device_count // args.fsdp, "fsdp": args.fsdp}
     options = {"mesh": mesh, "batch": args.batch_per_device * topology.device_count, "seq": args.seq}
     job = CompileJob(entry=args.entry, options=options, target=load_target(args.target), topology=topology)
-    report, catalog = probe_build(sys.executable, platform="cuda"), load_catalog()
+    known = KnownSettings(probe_build(sys.executable, platform="cuda"))
     named = {"reference": FlagSet()}
-    named |= {name: for_build(FlagSet(s), report, catalog) for name, s in MORE.items()}
-    named |= {name: for_build(r.settings, report, catalog) for name, r in load_recipes().items()}
+    named |= {name: for_build(FlagSet(s), known) for name, s in MORE.items()}
+    named |= {name: for_build(r.settings, known) for name, r in load_recipes().items()}
     named = dict(list(named.items())[: args.first])
     started = time.perf_counter()
     results: dict[FlagSet, CompileResult] = {}
-    for result in compile_sets(job, list(named.values())):
-        results[result.settings] = result
-        print(f"{time.perf_counter() - started:7.1f} s  {_line(result)}", flush=True)
-    write(args, options, named, results, time.perf_counter() - started, report.jaxlib)
+    with Compiler(job) as compiler:
+        for result in compiler.compile(list(named.values())):
+            results[result.settings] = result
+            print(f"{time.perf_counter() - started:7.1f} s  {_line(result)}", flush=True)
+    write(args, options, named, results, time.perf_counter() - started, known.build.jaxlib)
 
 
 def _line(result: CompileResult) -> str:

@@ -33,7 +33,7 @@ from autotune.compiler.compiler import CompileJob, Compiler
 from autotune.compiler.plugin import compiler_versions
 from autotune.compiler.predict import predict_step
 from autotune.compiler.targets import Target, load_target, parse_topology
-from autotune.compiler.verdicts import Effect, Screen
+from autotune.compiler.verdicts import Effect, Screener
 from autotune.machine import caller_environment, environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import Stopwatch
@@ -88,7 +88,7 @@ def job(target: Target | None) -> CompileJob:
     return CompileJob(entry=entry, options=options, target=target, topology=topology)
 
 
-def all_points(screen: Screen, space: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def all_points(screen: Screener, space: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Screens a space, compiles all of it, and compares."""
     report = screen.run(space, {})
     dead = [s.name for s in report.of_effect(Effect.DEAD)]
@@ -114,7 +114,7 @@ def all_points(screen: Screen, space: Mapping[str, Sequence[str]]) -> dict[str, 
 # ---------------------------------------------------------------------- measured on the CPU
 
 
-def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Any]:
+def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Any]:
     """Every point in a real worker beside the reference; the screen's word against the worker's program and times."""
     entry, options = CPU_WORKLOAD
     spec = parse_study({"name": "measured", "workload": {"entry": entry, "options": options}})
@@ -149,7 +149,7 @@ def measured(screen: Screen, space: Mapping[str, Sequence[str]], folder: Path) -
     }
 
 
-def _point(session: StudyRun, screen: Screen, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
+def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
     """One point: its real program, its ratio, and what the screen says."""
     folder = session.store.folder("trials", f"{number:04d}")
     rule = fixed(PAIRS, sesoi=0.005)
@@ -175,7 +175,7 @@ def _point(session: StudyRun, screen: Screen, settings: FlagSet, number: int, de
 class CompiledMachine(ReplayLauncher):
     """Stands in for GPUs: a step takes what the model predicts of the really compiled program, with noise."""
 
-    def __init__(self, spec: StudySpec, screen: Screen, target: Target) -> None:
+    def __init__(self, spec: StudySpec, screen: Screener, target: Target) -> None:
         assert spec.replay is not None
         super().__init__(spec.replay, seed=spec.seed, platform="cuda")
         self._screen, self._target = screen, target
@@ -194,7 +194,7 @@ class CompiledMachine(ReplayLauncher):
         return ReplayWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)
 
 
-def replayed(screen: Screen, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
+def replayed(screen: Screener, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
     """One study of a GPU space twice: with the screen and without."""
     found = {}
     for name in ("without", "with"):
@@ -211,7 +211,7 @@ def replayed(screen: Screen, target: Target, folder: Path, *, trials: int) -> di
     return {**found, "trials": trials, "launches_saved": found["without"]["launched"] - found["with"]["launched"]}
 
 
-def _study(spec: StudySpec, screen: Screen, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
+def _study(spec: StudySpec, screen: Screener, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:
     space = SearchSpace(
         tuple(
             Parameter(name=n, choices=("(default)", *values), default=None)
@@ -253,8 +253,8 @@ def main() -> None:
         cache = default_cache_dir(environment.caller_environment()) / "screen"
         with Compiler(job(None), cache_dir=cache) as cpu, Compiler(job(target), cache_dir=cache) as gpu:
 
-            def screen(compiler: Compiler) -> Screen:
-                return Screen(compiler, baseline=FlagSet(), catalog=catalog)
+            def screen(compiler: Compiler) -> Screener:
+                return Screener(compiler, baseline=FlagSet(), catalog=catalog)
 
             parts: dict[str, Callable[[], dict[str, Any]]] = {
                 "all points": lambda: {

@@ -15,7 +15,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialConfig, TrialResult
 from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher

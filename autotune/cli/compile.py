@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from autotune.compiler import Calibration, PredictionCheck, Screen, Side, Target, Topology
+    from autotune.compiler import Calibration, PredictionCheck, Screener, Side, Target, Topology
     from autotune.model import FlagSet, StudySpec
+    from autotune.settings import KnownSettings
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
 
@@ -43,13 +44,13 @@ def screen(
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
     from autotune.compiler import domains
     from autotune.machine import driver_python
-    from autotune.settings import load_catalog, probe_build
-    from autotune.study import facts_of, study_space
+    from autotune.settings import KnownSettings, build_space, probe_build
+    from autotune.study import facts_of
 
     with _engine(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, engine):
-        report = probe_build(driver_python(), platform=spec.device.platform)
-        space = study_space(spec, report, load_catalog(), facts_of(engine.reference(), engine.job.topology))
-        found = engine.run(domains(space), _named_sets(spec, report, every=recipes))
+        known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
+        space = build_space(spec, known, facts_of(engine.reference(), engine.job.topology))
+        found = engine.run(domains(space), _named_sets(spec, known, every=recipes))
     from autotune.results import screen_lines
 
     typer.echo(found.model_dump_json() if as_json else "\n".join(screen_lines(found)))
@@ -122,7 +123,7 @@ def _held(run: Path, *, cache: bool) -> PredictionCheck:
     )
 
 
-def _predicted_row(engine: Screen, settings: FlagSet, calibration: Calibration | None) -> dict[str, Any]:
+def _predicted_row(engine: Screener, settings: FlagSet, calibration: Calibration | None) -> dict[str, Any]:
     """The prediction of one set as plain data, or why there is none."""
     from autotune.compiler import predict_step as predict_program
 
@@ -171,15 +172,15 @@ def _engine(
     *,
     cache: bool,
     limit_s: float,
-) -> Iterator[tuple[StudySpec, Screen]]:
+) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screen, parse_topology
+    from autotune.compiler import load_target, open_screener, parse_topology
     from autotune.machine import caller_environment, default_cache_dir
     from autotune.model import load_study
 
     spec = load_study(study)
     merged = {**spec.workload.options, **_options(options or ())}
-    with open_screen(
+    with open_screener(
         spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})}),
         study_dir=study.resolve().parent,
         target=load_target(target) if target else None,
@@ -206,18 +207,17 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _named_sets(spec: StudySpec, report: Any, *, every: bool) -> dict[str, FlagSet]:
+def _named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
     """The study's own sets and recipes, or all recipes, as far as the build has them."""
-    from autotune.settings import find_recipe, for_build, load_catalog, load_recipes
+    from autotune.settings import find_recipe, for_build, load_recipes
 
-    catalog = load_catalog()
     names = list(load_recipes()) if every else list(spec.search.recipes)
     found = {f"set {s.name}": s.settings for s in spec.search.first}
-    found |= {f"recipe {n}": for_build(find_recipe(n).settings, report, catalog) for n in names}
+    found |= {f"recipe {n}": for_build(find_recipe(n).settings, known) for n in names}
     return {name: settings for name, settings in found.items() if settings}
 
 
-def _side(engine: Screen, settings: FlagSet) -> Side:
+def _side(engine: Screener, settings: FlagSet) -> Side:
     from autotune.compiler import Side
     from autotune.compiler import predict_step as predict_program
     from autotune.model import LaunchError
@@ -234,7 +234,7 @@ def _side(engine: Screen, settings: FlagSet) -> Side:
     return Side(settings=str(merged), program=result.program, prediction=prediction)
 
 
-def _of_gpu(engine: Screen) -> tuple[Target, Topology]:
+def _of_gpu(engine: Screener) -> tuple[Target, Topology]:
     """Target and topology of a job for GPUs.
 
     Raises:

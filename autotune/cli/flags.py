@@ -14,7 +14,7 @@ import typer
 from autotune.cli.printing import print_json, print_table
 
 if TYPE_CHECKING:
-    from autotune.settings import Catalog, Migration, ProbeReport, Setting, SettingCheck
+    from autotune.settings import KnownSettings, Migration, ProbeReport, Setting, SettingCheck
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -80,7 +80,7 @@ def show_flag(
     as_json: JsonOption = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
-    from autotune.settings import describe_setting, load_catalog, load_recipes
+    from autotune.settings import KnownSettings, describe_setting, load_catalog, load_recipes
 
     catalog = load_catalog()
     setting = catalog.find(name)
@@ -93,7 +93,7 @@ def show_flag(
         print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
         return
     print(f"{setting.name}: {setting.summary}")
-    for label, text in (*describe_setting(setting, report, catalog), ("recipes", ", ".join(recipes))):
+    for label, text in (*describe_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
         if text:
             print(f"  {label:16} {text}")
 
@@ -109,10 +109,10 @@ def check_flags(
     as_json: JsonOption = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.settings import load_catalog, would_start
+    from autotune.settings import KnownSettings, would_start
 
-    report, catalog = _report(plugin, python), load_catalog()
-    checks = _checks(text, recipe, file, env, report, catalog)
+    report = _report(plugin, python)
+    checks = _checks(text, recipe, file, env, KnownSettings(report))
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
@@ -129,12 +129,12 @@ def migrate_flags(
 ) -> None:
     """Rewrites a block of settings for the installed build, with a reason for each change."""
     from autotune.model import SettingError
-    from autotune.settings import load_catalog, migrate_text
+    from autotune.settings import KnownSettings, migrate_text
 
     if (file is None) == (not text) or (write and file is None):
         raise SettingError("give either flags or --file, and --write only with --file")
     before = _read(file) if file is not None else " ".join(text or ())
-    migration = migrate_text(before, _report(plugin, python), load_catalog())
+    migration = migrate_text(before, KnownSettings(_report(plugin, python)))
     if as_json:
         print_json(dataclasses.asdict(migration))
     else:
@@ -168,12 +168,12 @@ def show_recipe(
     as_json: JsonOption = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
-    from autotune.settings import find_recipe, for_build, load_catalog
+    from autotune.settings import KnownSettings, find_recipe, for_build
 
     recipe = find_recipe(name)
     settings = recipe.settings
     if existing:
-        settings = for_build(settings, _report(plugin, python), load_catalog())
+        settings = for_build(settings, KnownSettings(_report(plugin, python)))
     if as_json:
         print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
         return
@@ -192,11 +192,12 @@ def check_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """Says what of a published set the installed build takes; fails if any of it would stop a process."""
-    from autotune.settings import check_settings, find_recipe, load_catalog, load_recipes, would_start
+    from autotune.settings import KnownSettings, check_settings, find_recipe, load_recipes, would_start
 
-    report, catalog = _report(plugin, python), load_catalog()
+    report = _report(plugin, python)
+    known = KnownSettings(report)
     chosen = [find_recipe(name)] if name else list(load_recipes().values())
-    checks = {r.name: check_settings(r.settings, report, catalog) for r in chosen}
+    checks = {r.name: check_settings(r.settings, known) for r in chosen}
     if name:
         _print_checks(checks[name], report, as_json=as_json)
     elif as_json:
@@ -239,12 +240,11 @@ def space(
 ) -> None:
     """Prints the search space of a study, its size, and the reason for every setting left out."""
     from autotune.model import load_study
-    from autotune.settings import describe_condition, describe_domain, load_catalog
-    from autotune.study import study_space
+    from autotune.settings import KnownSettings, build_space, describe_condition, describe_domain
 
     spec = load_study(study)
     report = _report(PluginChoice(spec.device.platform), python)
-    found = study_space(spec, report, load_catalog(), None)
+    found = build_space(spec, KnownSettings(report), None)
     if as_json:
         parameters = [dataclasses.asdict(p) for p in found.parameters]
         print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
@@ -262,14 +262,14 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune.machine import caller_environment, driver_python
     from autotune.model import LaunchError
-    from autotune.settings import describe_diagnosis, diagnose, load_catalog
+    from autotune.settings import KnownSettings, describe_diagnosis, diagnose
 
     try:
-        report: ProbeReport | None = _report(plugin, python)
+        known: KnownSettings | None = KnownSettings(_report(plugin, python))
     except LaunchError as error:
         print(f"autotune: {error}", file=sys.stderr)
-        report = None
-    found = diagnose(python or driver_python(), caller_environment(), report=report, catalog=load_catalog())
+        known = None
+    found = diagnose(python or driver_python(), caller_environment(), known=known)
     if as_json:
         print_json(dataclasses.asdict(found))
         return
@@ -305,8 +305,7 @@ def _checks(
     recipe: str | None,
     file: Path | None,
     env: bool,
-    report: ProbeReport,
-    catalog: Catalog,
+    known: KnownSettings,
 ) -> tuple[SettingCheck, ...]:
     from autotune.machine import caller_environment
     from autotune.model import SettingError
@@ -322,12 +321,12 @@ def _checks(
     if sum((bool(text), recipe is not None, file is not None, env)) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
     if recipe is not None:
-        return check_settings(find_recipe(recipe).settings, report, catalog)
+        return check_settings(find_recipe(recipe).settings, known)
     if file is not None:
-        return tuple(check_found(f, report, catalog) for f in find_settings(_read(file), catalog))
+        return tuple(check_found(f, known) for f in find_settings(_read(file), known.catalog))
     if env:
-        return find_steering(caller_environment(), report, catalog)
-    return check_xla_flags(" ".join(text or ()), report, catalog)
+        return find_steering(caller_environment(), known)
+    return check_xla_flags(" ".join(text or ()), known)
 
 
 def _read(file: Path) -> str:

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
-from scipy.stats import kendalltau, spearmanr
 
 from autotune.compiler.compiler import Progress
-from autotune.compiler.open import open_screen
+from autotune.compiler.open import cluster_that_ran, open_screener
 from autotune.compiler.predict import Calibration, predict_step
 from autotune.compiler.program import CompiledProgram
-from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
-from autotune.compiler.verdicts import Screen
+from autotune.compiler.targets import Target, Topology
+from autotune.compiler.verdicts import Screener
 from autotune.model import PREDICTED, FlagSet, FloorResult, LaunchError, StudyFileError, TrialResult, TrialStatus
 from autotune.rundir import Store
 
@@ -96,7 +94,7 @@ def check_predictions(
         LaunchError: If nothing of it compiles here.
     """
     target, topology = _cluster(store)
-    with open_screen(
+    with open_screener(
         store.spec, study_dir=Path(store.study_dir), target=target, topology=topology, cache_dir=cache_dir,
         progress=progress,
     ) as (_, screen):  # fmt: skip
@@ -119,18 +117,16 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
     if spec.is_predicted or floor is None or spec.device.platform != "cuda":
         what = f"is {PREDICTED}" if spec.is_predicted else "has no measurement on a GPU"
         raise StudyFileError(f"to calibrate, a run must be measured on GPUs but {store.path} {what}")
-    target = load_target(spec.screen.target) if spec.screen.target else target_of(floor.reference.device_kind)
+    target, topology = cluster_that_ran(spec, floor.reference)
     if target is None or target.network is None or not target.flops_per_s:
         raise StudyFileError(
             f"to calibrate, the GPU must be one of `autotune targets list` but {store.path} ran on "
             f"{floor.reference.device_kind!r}"
         )
-    nodes = spec.device.node_count
-    asked = spec.screen.topology
-    return target, parse_topology(asked) if asked else Topology(nodes, max(1, floor.reference.device_count // nodes))
+    return target, topology
 
 
-def measured_programs(store: Store, screen: Screen) -> list[Measured]:
+def measured_programs(store: Store, screen: Screener) -> list[Measured]:
     """The reference and every measured set that differs from it in its program alone; equal programs once."""
     floor = store.last(FloorResult)
     assert floor is not None
@@ -184,6 +180,8 @@ def _one_factor(parts: Floats, times: Floats) -> Floats:
 
 def _a_factor_each(parts: Floats, times: Floats) -> Floats:
     """Non-negative least squares of relative errors; a class without a figure keeps the factor of all."""
+    from scipy.optimize import nnls  # slow to import: commands that do not calibrate go without
+
     factors = nnls(parts / times[:, None], np.ones(len(times)))[0]
     return np.where(factors > 0, factors, _one_factor(parts, times))
 
@@ -210,6 +208,8 @@ def agreement(predicted_s: Sequence[float], measured_s: Sequence[float], *, erro
     x, y = np.asarray(predicted_s, dtype=float), np.asarray(measured_s, dtype=float)
     if len(x) < LEAST_FOR_RANKS or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Agreement(count=len(x), error=error)
+    from scipy.stats import kendalltau, spearmanr
+
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(BOOTSTRAPS):

@@ -81,19 +81,6 @@ ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its own estimates beside each kernel; the program stays the same."""
 
 
-def compile_sets(
-    job: CompileJob,
-    sets: Sequence[FlagSet],
-    *,
-    cache_dir: Path | None = None,
-    limit_s: float = 900.0,
-    progress: Progress = lambda what: None,
-) -> Iterator[CompileResult]:
-    """Compiles each distinct set and gives what became of it; see `Compiler` for arguments and errors."""
-    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
-        yield from compiler.compile(sets)
-
-
 class Compiler:
     """Compiles flag sets for one job; keeps its worker, with the lowered step, from call to call.
 

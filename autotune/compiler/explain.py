@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.compiler import program as programs
-from autotune.compiler.differences import changes
 from autotune.compiler.predict import MAIN, Event, Prediction
-from autotune.compiler.program import CompiledProgram
+from autotune.compiler.program import CompiledProgram, changes
 from autotune.model import format_bytes, format_change, format_seconds, format_share
 
 PREDICTED = "Step times are predicted from the compiled program, not measured."
@@ -101,21 +100,20 @@ def _collective_cell(found: tuple[int, int, int]) -> str:
 
 
 def _memory_table(reference: CompiledProgram, candidate: CompiledProgram, limit: int | None) -> Table:
-    if reference.memory is None or candidate.memory is None:
+    before, after = reference.memory, candidate.memory
+    if before is None or after is None:
         return Table("Memory", ("", "", ""), ())
     rows = [
-        (what, format_bytes(getattr(reference.memory, name)), format_bytes(getattr(candidate.memory, name)))
-        for what, name in (
-            ("arguments", "argument_bytes"),
-            ("results in the arguments' place", "alias_bytes"),
-            ("temporaries", "temp_bytes"),
-            ("peak", "peak_bytes"),
-        )
+        ("arguments", before.argument_bytes, after.argument_bytes),
+        ("results in the arguments' place", before.alias_bytes, after.alias_bytes),
+        ("temporaries", before.temp_bytes, after.temp_bytes),
+        ("peak", before.peak_bytes, after.peak_bytes),
     ]
+    shown = [(what, format_bytes(old), format_bytes(new)) for what, old, new in rows]
     if limit:
-        old, new = (format_share(m.peak_bytes / limit) for m in (reference.memory, candidate.memory))
-        rows.append((f"share of {format_bytes(limit)}", old, new))
-    return Table("Memory of one GPU", ("bytes", "reference", "candidate"), tuple(rows))
+        old, new = (format_share(m.peak_bytes / limit) for m in (before, after))
+        shown.append((f"share of {format_bytes(limit)}", old, new))
+    return Table("Memory of one GPU", ("bytes", "reference", "candidate"), tuple(shown))
 
 
 def _schedule_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:

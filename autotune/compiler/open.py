@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
-from autotune.compiler.targets import Target, Topology
-from autotune.compiler.verdicts import Effect, Screen, ScreenReport, SettingReport
+from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
+from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
 from autotune.machine import caller_environment
-from autotune.model import StudyFileError, StudySpec
+from autotune.model import StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
 
 MOST_VALUES = 5
@@ -45,8 +45,17 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
     return spec.model_copy(update={"device": moved}), topology
 
 
+def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
+    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described."""
+    asked, nodes = spec.screen, spec.device.node_count
+    target = load_target(asked.target) if asked.target else target_of(ran.device_kind)
+    if asked.topology:
+        return target, parse_topology(asked.topology)
+    return target, Topology(nodes, max(1, ran.device_count // nodes))
+
+
 @contextlib.contextmanager
-def open_screen(
+def open_screener(
     spec: StudySpec,
     *,
     study_dir: Path,
@@ -55,7 +64,7 @@ def open_screen(
     cache_dir: Path | None = None,
     limit_s: float = 900.0,
     progress: Progress = lambda what: None,
-) -> Iterator[tuple[StudySpec, Screen]]:
+) -> Iterator[tuple[StudySpec, Screener]]:
     """A screen with its compile worker, which ends with the block.
 
     Args:
@@ -86,7 +95,7 @@ def open_screen(
         base=caller_environment(),
     )
     with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
-        yield moved, Screen(compiler, baseline=spec.baseline, catalog=load_catalog())
+        yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 
 def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.model import Failure, Record, Settings
+from autotune.model import Failure, Record, Settings, format_bytes
 
 SCHEMA_VERSION = 2
 # 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
@@ -223,3 +223,25 @@ def _memory_figures(program: CompiledProgram) -> dict[str, int]:
         "temporary bytes": program.memory.temp_bytes,
         "peak bytes": program.memory.peak_bytes,
     }
+
+
+def changes(reference: CompiledProgram, candidate: CompiledProgram) -> Iterator[str]:
+    """Clauses such as ``all-gather (async): 9 -> 3``; empty for equal programs, never for different ones."""
+    if reference.fingerprint == candidate.fingerprint:
+        return
+    before, after = figures(reference), figures(candidate)
+    found = False
+    for name in [*before, *(n for n in after if n not in before)]:
+        old, new = before.get(name, 0), after.get(name, 0)
+        if old != new:
+            found = True
+            yield _clause(name, old, new)
+    if not found:
+        yield "same figures, but other machine code, buffers or order"
+
+
+def _clause(name: str, old: Any, new: Any) -> str:
+    if "bytes" in name:
+        moved = ("+" if new > old else "-") + format_bytes(abs(new - old))
+        return f"{name.replace(' bytes', '')}: {format_bytes(old)} -> {format_bytes(new)} ({moved})"
+    return f"{name}: {old} -> {new}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from autotune.model import StudyFileError, close_matches
+from autotune.settings import read_data
 
 SHARED_FIELDS: Mapping[str, Any] = {
     "threads_per_block_limit": 1024,
@@ -57,6 +59,19 @@ class Network:
     nic_bytes_per_s: float = 12.5e9
     pcie_bytes_per_s: float = 31.5e9
     nvls_share: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TargetFile:
+    """A file of ``autotune/data/targets``; `device` has the fields of XLA's ``GpuDeviceInfoProto``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    title: str
+    sources: tuple[str, ...]
+    device: Mapping[str, Any]
+    flops_per_s: Mapping[str, float]
+    network: Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,31 +183,25 @@ def load_target(name: str) -> Target:
             f"a target must be one of {', '.join(target_names())}, or a .txtpb file, but got {name!r}"
             f"{close_matches(name, target_names())}"
         )
-    data = tomllib.loads(resource.read_text(encoding="utf-8"))
-    device = data["device"]
-    network = Network(**data["network"])
-    links = {"active_links": network.nvlink_links}
-    info = {
-        **SHARED_FIELDS,
-        **device,
-        **({"device_interconnect_info": links} if network.nvlink_links else {}),
-    }
+    found = read_data(resource, _TargetFile)
+    device, network = found.device, found.network
+    links = {"device_interconnect_info": {"active_links": network.nvlink_links}} if network.nvlink_links else {}
     config = {
-        "gpu_device_info": info,
+        "gpu_device_info": {**SHARED_FIELDS, **device, **links},
         "platform_name": "CUDA",
         "dnn_version_info": DNN_VERSION,
         "device_description_str": device["name"],
     }
     return Target(
         name=name,
-        title=data["title"],
+        title=found.title,
         config_text=proto_text(config),
         memory_bytes=device["device_memory_size"],
         memory_bytes_per_s=float(device["memory_bandwidth"]),
         core_count=device["core_count"],
-        flops_per_s=data["flops_per_s"],
+        flops_per_s=found.flops_per_s,
         network=network,
-        sources=tuple(data["sources"]),
+        sources=found.sources,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from autotune.compiler.compiler import Compiler, jax_settings
-from autotune.compiler.differences import changes
-from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.model import FlagSet, LaunchError, Record, Settings
 from autotune.settings import Catalog, Stage
 
@@ -30,24 +30,35 @@ class Effect(StrEnum):
     FAILS = "fails"
 
 
-class ValueReport(Record):
-    """One value of a setting on top of the reference.
+class CompiledReport(Record):
+    """What compiling alone says of one set.
 
     Attributes:
-        is_live: Whether its program differs from the reference's.
-        changes: What differs, in words.
+        fingerprint: Names its program; None if it does not compile.
+        changes: What differs from the reference's program, in words.
         message: The compiler's words if it failed.
+        peak_bytes: Device memory that the step needs.
         fits: Whether the step fits in device memory; None if not known.
+        compile_s: Seconds of compiling; of a failure, until it ended.
     """
 
-    value: str
-    is_live: bool
     fingerprint: str | None = None
     changes: tuple[str, ...] = ()
     message: str = ""
     peak_bytes: int | None = None
     fits: bool | None = None
     compile_s: float = 0.0
+
+
+class ValueReport(CompiledReport):
+    """One value of a setting on top of the reference.
+
+    Attributes:
+        is_live: Whether its program differs from the reference's.
+    """
+
+    value: str
+    is_live: bool
 
 
 class SettingReport(Record):
@@ -64,7 +75,7 @@ class SettingReport(Record):
     together: bool = False
 
 
-class SetReport(Record):
+class SetReport(CompiledReport):
     """One named set: a recipe, or one that the study proposes.
 
     Attributes:
@@ -74,14 +85,8 @@ class SetReport(Record):
 
     name: str
     settings: Settings
-    fingerprint: str | None = None
     same_as: str | None = None
     to_measure: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-    message: str = ""
-    peak_bytes: int | None = None
-    fits: bool | None = None
-    compile_s: float = 0.0
 
 
 class ScreenReport(Record):
@@ -110,7 +115,7 @@ class ScreenReport(Record):
         return [s for s in self.settings if s.effect is effect]
 
 
-class Screen:
+class Screener:
     """Compiles what a study could try, and judges it.
 
     Args:
@@ -260,21 +265,25 @@ class Screen:
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
     def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
-        settings = FlagSet({name: value})
+        found = self._compiled(FlagSet({name: value}), reference)
+        is_live = found["fingerprint"] not in (None, reference.fingerprint)
+        return ValueReport(value=value, is_live=is_live, **found)
+
+    def _compiled(self, settings: FlagSet, reference: CompiledProgram) -> dict[str, Any]:
+        """The fields of a `CompiledReport` on a set."""
         result = self.result(settings)
         if result.program is None:
-            return ValueReport(value=value, is_live=False, message=_words(result), compile_s=result.duration_s)
+            assert result.failure is not None
+            message = f"{result.failure.kind}: {result.failure.message}"
+            return {"fingerprint": None, "message": message, "compile_s": result.duration_s}
         program = result.program
-        is_live = program.fingerprint != reference.fingerprint
-        return ValueReport(
-            value=value,
-            is_live=is_live,
-            fingerprint=program.fingerprint,
-            changes=tuple(changes(reference, program)) if is_live else (),
-            peak_bytes=program.memory.peak_bytes if program.memory else None,
-            fits=self._fits(program, settings),
-            compile_s=program.compile_s,
-        )
+        return {
+            "fingerprint": program.fingerprint,
+            "changes": tuple(changes(reference, program)),
+            "peak_bytes": program.memory.peak_bytes if program.memory else None,
+            "fits": self._fits(program, settings),
+            "compile_s": program.compile_s,
+        }
 
     def _fits(self, program: CompiledProgram, settings: FlagSet) -> bool | None:
         limit = self.limit_bytes(self.baseline.merge(settings))
@@ -338,26 +347,9 @@ class Screen:
     def _set_report(
         self, name: str, settings: FlagSet, reference: CompiledProgram, seen: dict[tuple[str, FlagSet], str]
     ) -> SetReport:
-        result = self.result(settings)
-        rest = self._to_measure(self.baseline.merge(settings))
-        if result.program is None:
-            return SetReport(name=name, settings=settings, message=_words(result), to_measure=tuple(rest))
-        program = result.program
-        same_as = seen.setdefault((program.fingerprint, rest), name)
-        return SetReport(
-            name=name,
-            settings=settings,
-            fingerprint=program.fingerprint,
-            same_as=same_as if same_as != name else None,
-            to_measure=tuple(rest),
-            changes=tuple(changes(reference, program)),
-            peak_bytes=program.memory.peak_bytes if program.memory else None,
-            fits=self._fits(program, settings),
-            compile_s=program.compile_s,
-        )
-
-
-def _words(result: CompileResult) -> str:
-    """Kind and words of a failure."""
-    assert result.failure is not None
-    return f"{result.failure.kind}: {result.failure.message}"
+        found, rest = self._compiled(settings, reference), self._to_measure(self.baseline.merge(settings))
+        same_as = None
+        if found["fingerprint"] is not None:
+            first = seen.setdefault((found["fingerprint"], rest), name)
+            same_as = first if first != name else None
+        return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)

@@ -1,4 +1,4 @@
-"""What one installed build says about its settings: the records that `autotune.settings.probe` fills."""
+"""What one installed build says about its settings, as `autotune.settings.probe` finds it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 SCHEMA_VERSION = 2
+_UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,15 @@ class FlagInfo:
     allows_empty: bool = True
     sets: tuple[str, ...] = ()
 
+    @property
+    def effective_default(self) -> str | None:
+        """What is in force when nothing is set: of an unset flag, what being unset amounts to; None if unknown."""
+        if self.default is not None:
+            return self.default
+        if self.type == "enum":
+            return self.values[0] if self.values else None
+        return _UNSET_MEANS.get(self.type)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxOption:
@@ -71,6 +83,8 @@ class ProbeReport:
         jax_options: Options of ``jax.config`` by name.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     platform: str
     python: str
     jax: str | None
@@ -85,6 +99,11 @@ class ProbeReport:
         """The build in a few words, for messages: ``jaxlib 0.10.2``."""
         return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all flags and jax options."""
+        return [*self.flags, *self.jax_options]
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` gives an equal report back."""
         return {**dataclasses.asdict(self), "removed": sorted(self.removed), "schema": SCHEMA_VERSION}
@@ -96,31 +115,10 @@ class ProbeReport:
         Raises:
             ValueError: If the data has another schema or lacks a field.
         """
+        schema = data.get("schema")
+        if schema != SCHEMA_VERSION:
+            raise ValueError(f"schema must be {SCHEMA_VERSION} but got {schema!r}")
         try:
-            if data["schema"] != SCHEMA_VERSION:
-                raise ValueError(f"schema must be {SCHEMA_VERSION} but got {data['schema']!r}")
-            rest = {k: v for k, v in data.items() if k != "schema"}
-            rest["flags"] = {n: FlagInfo(**_tuples(d)) for n, d in rest["flags"].items()}
-            rest["jax_options"] = {n: JaxOption(**_tuples(d)) for n, d in rest["jax_options"].items()}
-            rest["removed"] = frozenset(rest["removed"])
-            return cls(**rest)
-        except (KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python({k: v for k, v in data.items() if k != "schema"})
+        except ValidationError as error:
             raise ValueError(f"not a probe report: {error}") from error
-
-
-def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
-    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
-    if type == "bool":
-        return {"1": "true", "0": "false"}.get(value, value.lower())
-    if not spellings:
-        return value
-    items = []
-    for item in value.split(","):
-        sign = item[:1] if item[:1] in ("+", "-") else ""
-        bare = item.removeprefix(sign)
-        items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
-    return ",".join(items)
-
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}

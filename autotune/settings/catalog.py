@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from autotune.model import SettingError, close_matches
 
-UNSET = "(unset)"
-"""Default of a setting that has no value until one is given."""
+T = TypeVar("T")
+
+
+def _by_version(default: Any) -> Any:
+    """A table of defaults by version, also where the file gives one default for all."""
+    return default if isinstance(default, dict) else {"": default}
+
+
+Defaults = Annotated[Mapping[str, str], BeforeValidator(_by_version), Field(validation_alias="default")]
 
 
 class Stage(StrEnum):
@@ -113,6 +122,8 @@ class Setting:
         sources: Keys of ``sources.toml``.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     summary: str
     group: str
@@ -134,7 +145,7 @@ class Setting:
     stage: Stage = Stage.PROGRAM
     since: str = ""
     removed: str = ""
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=dict)
     in_xla_flags: bool = True
     xla_flag_until: str = ""
     in_compiler_options: bool = True
@@ -161,12 +172,6 @@ class Setting:
             return self.name[:3]
         return "env" if self.name.isupper() else "layout"
 
-    def exists_in(self, version: str) -> bool:
-        """Whether the catalogue says that this jaxlib has it."""
-        return not (self.since and older(version, self.since)) and not (
-            self.removed and not older(version, self.removed)
-        )
-
     def default_in(self, version: str) -> str | None:
         """Default that the catalogue gives for this jaxlib; None if it does not say."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
@@ -177,25 +182,19 @@ class Setting:
 class Source:
     """Where a fact comes from."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
     title: str
     url: str
 
 
-class Catalog(Mapping[str, Setting]):
+class Catalog(dict[str, Setting]):
     """All settings by name, in the order of the files."""
 
     def __init__(self, settings: Iterable[Setting], sources: Mapping[str, Source]) -> None:
-        self._settings = {s.name: s for s in settings}
+        super().__init__((s.name, s) for s in settings)
         self.sources = dict(sources)
-
-    def __getitem__(self, name: str) -> Setting:
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -210,8 +209,8 @@ class Catalog(Mapping[str, Setting]):
         """
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
-            if candidate in self._settings:
-                return self._settings[candidate]
+            if candidate in self:
+                return self[candidate]
         raise SettingError(f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}")
 
 
@@ -234,28 +233,43 @@ def _release(version: str) -> tuple[int, ...]:
 def load_catalog() -> Catalog:
     """The catalogue that comes with this package."""
     data = resources.files("autotune") / "data"
-    settings = [
-        _setting(name, entry)
-        for path in sorted((data / "flags").iterdir(), key=lambda p: p.name)
-        for name, entry in read_toml(path).items()
-    ]
-    sources = {key: Source(**entry) for key, entry in read_toml(data / "sources.toml").items()}
-    return Catalog(settings, sources)
+    settings: dict[str, Setting] = {}
+    for path in sorted((data / "flags").iterdir(), key=lambda p: p.name):
+        settings |= read_entries(path, Setting)
+    sources = read_entries(data / "sources.toml", Source)
+    return Catalog(settings.values(), sources)
 
 
-def read_toml(path: Traversable) -> dict[str, Any]:
-    """One data file of this package."""
-    return tomllib.loads(path.read_text("utf-8"))
+def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
+    """The entries of one data file of this package, by name.
+
+    Args:
+        path: A TOML file with one table for each entry.
+        kind: Dataclass of an entry.
+
+    Raises:
+        SettingError: See `read_data`.
+    """
+    return read_data(path, dict[str, kind], named=True)  # type: ignore[valid-type]
 
 
-def _setting(name: str, entry: dict[str, Any]) -> Setting:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    default = plain.pop("default", None)
-    if default is not None:
-        plain["defaults"] = default if isinstance(default, dict) else {"": default}
-    for key in ("when", "unless"):
-        plain[key] = {n: tuple(v) for n, v in plain.get(key, {}).items()}
-    plain["tier"] = Tier(plain["tier"])
-    plain["stage"] = Stage(plain["stage"])
-    plain["scopes"] = tuple(Scope(s) for s in plain["scopes"])
-    return Setting(name=name, **plain)
+def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
+    """One data file of this package.
+
+    Args:
+        path: A TOML file.
+        kind: What it holds, with the types of all keys.
+        named: Whether each table takes its own name as ``name``.
+
+    Raises:
+        SettingError: If the file does not fit; the key, what must hold and what is there are named.
+    """
+    data = tomllib.loads(path.read_text("utf-8"))
+    if named:
+        data = {name: {"name": name, **entry} for name, entry in data.items()}
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(str(part) for part in wrong["loc"])
+        raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error

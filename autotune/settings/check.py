@@ -1,23 +1,17 @@
 """Says of each setting what it really is for the installed build, and what to write instead.
 
-The probe answers what exists and what would start; the catalogue adds what it means. Nothing is started here.
+Nothing is started here: the verdicts follow from what `autotune.settings.known` has on a setting and its value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
-from autotune.settings.build import FlagInfo, JaxOption, ProbeReport, canonical_value
-from autotune.settings.catalog import Catalog, Setting, Tier, older
-from autotune.settings.values import build_default, is_default, is_number, range_problem, value_problem
-
-_JAX_BOOLEANS = {
-    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
-    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
-}
+from autotune.settings.catalog import Tier
+from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
 
 
 class SettingVerdict(StrEnum):
@@ -31,6 +25,12 @@ class SettingVerdict(StrEnum):
     BAD_VALUE = "wrong type or value"
     UNKNOWN = "not an XLA flag"
     DANGEROUS = "dangerous"
+
+
+Judgement = tuple[SettingVerdict, str, str]
+"""Verdict, reason, advice."""
+
+_IN_TRAINING = "take it out of training runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +56,183 @@ class SettingCheck:
     replacement: tuple[str, str] | None = None
 
 
-def check_settings(settings: FlagSet, report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
+def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks every setting of a set, in its order.
 
     Args:
         settings: XLA flags, JAX options and environment variables.
-        report: What the installed build has.
-        catalog: What the settings mean.
+        known: What is known of settings on the installed build.
     """
-    return tuple(check_setting(name, value, report, catalog) for name, value in settings.items())
+    return tuple(check_setting(name, value, known) for name, value in settings.items())
 
 
-def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
+def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
+    """One setting with its value, wherever it goes."""
+    facts = known.look(name, value)
+    entry = facts.setting.entry
+    if facts.setting.exists:
+        return _check_existing(facts, known)
+    if name.startswith(("xla_", "jax_")) or (entry is not None and entry.tier is Tier.REMOVED):
+        return _check_missing(facts, known)
+    return _check_variable(facts, known)
+
+
+def would_start(checks: Iterable[SettingCheck]) -> bool:
+    """Whether a process with all these settings would start."""
+    return all(c.starts for c in checks)
+
+
+def for_build(
+    settings: FlagSet,
+    known: KnownSettings,
+    *,
+    over: FlagSet | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> FlagSet:
+    """What of a set made elsewhere the installed build acts on: new names, nothing dead, wrong or dangerous.
+
+    Args:
+        settings: The set.
+        known: What is known of settings on the installed build.
+        over: Settings that are in force beneath: what is the default stays if it undoes one of these.
+        note: Told of each setting that is renamed or left out, except for those that are the default already.
+    """
+    kept: dict[str, str] = {}
+    for found in check_settings(settings, known):
+        check, name, value = found, found.name, found.value or ""
+        if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
+            name, value = check.replacement
+            check = check_setting(name, value, known)
+        is_kept = check.verdict is SettingVerdict.EFFECTIVE
+        if check.verdict is SettingVerdict.ALREADY_DEFAULT:
+            is_kept = over is not None and name in over
+        elif not is_kept:
+            note(f"{found.name} is left out: {check.reason}")
+        if not is_kept:
+            continue
+        if name != found.name:
+            note(f"{found.name} is taken as {name}={value}")
+        flag = known.build.flags.get(name)
+        # Several old switches may have become items of one list.
+        merged = name in kept and flag is not None and flag.repeated
+        kept[name] = f"{kept[name]},{value}" if merged else value
+    return FlagSet(kept)
+
+
+def _check_existing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+    """A flag that the parser knows, or an option of jax: a value that is refused ends the process."""
+    setting, replacement = facts.setting, None
+    if facts.refused:
+        named = setting.legal_values and "legal" not in facts.refused
+        advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
+        judged = SettingVerdict.BAD_VALUE, facts.refused, advice
+    elif setting.is_flag and facts.is_older_name:
+        judged, replacement = _judge_older_name(facts), facts.replacement
+    else:
+        judged = _judge_flag(facts, known) if setting.is_flag else _judge_option(facts, known)
+    return _said(facts.setting.name, facts.value, judged, starts=not facts.refused, replacement=replacement)
+
+
+def _judge_flag(facts: ValueFacts, known: KnownSettings) -> Judgement:
+    """A value that the XLA_FLAGS parser takes."""
+    setting, build = facts.setting, known.build.build
+    entry, flag = setting.entry, setting.flag
+    if setting.danger and not facts.is_default:
+        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
+    if facts.out_of_range:
+        return SettingVerdict.BAD_VALUE, f"{facts.out_of_range}; the parser lets it pass", "use a value in range"
+    if entry is not None and entry.tier is Tier.NOOP:
+        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
+    if flag is not None and not flag.sets:
+        return SettingVerdict.NO_EFFECT, f"{build} takes it and stores it nowhere", "remove it"
+    if facts.is_default:
+        return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default of {build}", "remove it"
+    shown = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
+    return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
+
+
+def _judge_option(facts: ValueFacts, known: KnownSettings) -> Judgement:
+    """A value that jax takes."""
+    setting = facts.setting
+    if facts.is_default:
+        return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default", "remove it"
+    if setting.danger:
+        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
+    if facts.out_of_range:
+        return SettingVerdict.BAD_VALUE, facts.out_of_range, "use a value in range"
+    return SettingVerdict.EFFECTIVE, f"jax {known.build.jax} reads it; the default is {setting.default!r}", ""
+
+
+def _judge_older_name(facts: ValueFacts) -> Judgement:
+    """An old name that the parser still takes."""
+    entry = facts.setting.entry
+    assert entry is not None
+    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, facts.value)}"
+    if facts.replacement is None:
+        return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
+    return SettingVerdict.RENAMED, reason, "write the new name"
+
+
+def _check_missing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+    """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
+    setting, build = facts.setting, known.build.build
+    is_variable = setting.name.startswith("jax_") or (setting.entry is not None and setting.entry.kind == "env")
+    if facts.replacement is not None:
+        target = "=".join(facts.replacement)
+        judged = SettingVerdict.RENAMED, f"{build} does not have it; {target} takes its place", f"write {target}"
+    else:
+        judged = _judge_missing(facts, known)
+    return _said(facts.setting.name, facts.value, judged, starts=is_variable, replacement=facts.replacement)
+
+
+def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
+    """A name that nothing replaces."""
+    setting, build = facts.setting, known.build
+    name, entry = setting.name, setting.entry
+    bare, dash, rest = name.partition("-")
+    if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
+        return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
+    if setting.flag is not None:
+        reason = "only a compiler option of one compilation, not an XLA flag"
+        return SettingVerdict.UNKNOWN, reason, "remove it from XLA_FLAGS"
+    if entry is not None and setting.is_too_new:
+        reason = f"{build.build} does not have it yet; it came with {entry.since}"
+        return SettingVerdict.UNKNOWN, reason, "remove it, or upgrade jax"
+    if entry is not None or name in build.removed:
+        what = entry.summary.rstrip(".") if entry is not None else "an XLA flag of other releases"
+        return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
+    return SettingVerdict.UNKNOWN, f"{build.build} does not know it{facts.hint}", "correct the name or remove it"
+
+
+def _check_variable(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+    """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
+    judged = _judge_variable(facts, known)
+    replacement = facts.replacement if judged[0] is SettingVerdict.RENAMED else None
+    return _said(facts.setting.name, facts.value, judged, replacement=replacement)
+
+
+def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
+    entry = facts.setting.entry
+    if entry is None:
+        advice = "check the spelling; nobody complains about a variable that nobody reads"
+        return SettingVerdict.UNKNOWN, f"not in the catalogue{facts.hint}", advice
+    if entry.tier is Tier.NOOP:
+        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
+    if facts.refused or facts.out_of_range:
+        return SettingVerdict.BAD_VALUE, facts.refused or facts.out_of_range, "mend the value"
+    if entry.danger:
+        return SettingVerdict.DANGEROUS, entry.danger, _IN_TRAINING
+    if entry.platform == "cuda" and known.build.platform == "cpu":
+        return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
+    if entry.renamed_to:
+        advice = "write the new name; setting both is an error"
+        return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
+    if facts.is_default:
+        return SettingVerdict.ALREADY_DEFAULT, f"{facts.value!r} is the default", "remove it"
+    return SettingVerdict.EFFECTIVE, "read from the environment", ""
+
+
+def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks an XLA_FLAGS text token by token, as XLA reads it: order, repetitions, stray words count."""
     checks: list[SettingCheck] = []
     ignored_from = ""
@@ -75,237 +240,36 @@ def check_xla_flags(text: str, report: ProbeReport, catalog: Catalog) -> tuple[S
     for token in parse_tokens(text):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
-            checks.append(
-                SettingCheck(
-                    name=token.name,
-                    value=token.value,
-                    verdict=SettingVerdict.NO_EFFECT,
-                    starts=True,
-                    reason=reason,
-                    advice=f"mend or remove {ignored_from!r}",
-                )
-            )
+            advice = f"mend or remove {ignored_from!r}"
+            checks.append(_said(token.name, token.value, (SettingVerdict.NO_EFFECT, reason, advice)))
             continue
         if not token.is_flag:
-            checks.append(_check_stray(token, first=not checks, report=report))
+            checks.append(_check_stray(token, first=not checks, known=known))
             if not token.text.startswith("-"):
                 ignored_from = token.text
             continue
-        if token.value is None and not _may_be_bare(token.name, report):
-            checks.append(_check_bare(token, report))
+        flag = known.build.flags.get(token.name)
+        if token.value is None and flag is not None and flag.type != "bool":
+            reason = f"needs a value ({flag.type}); only booleans may stand alone"
+            advice = f"write --{token.name}=VALUE; the default is {flag.default or ''!r}"
+            checks.append(_said(token.name, token.value, (SettingVerdict.BAD_VALUE, reason, advice), starts=False))
             continue
         value = "true" if token.value is None else token.value
         if token.name in merged:
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        known = token.name in report.flags and report.flags[token.name].in_xla_flags
-        judge = _check_flag if known else _check_missing
-        checks.append(replace(judge(token.name, value, report, catalog), value=token.value))
+        facts = known.look(token.name, value, as_flag=True)
+        judge = _check_existing if facts.setting.is_flag else _check_missing
+        checks.append(replace(judge(facts, known), value=token.value))
     return tuple(checks)
 
 
-def check_setting(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
-    """One setting with its value, wherever it goes."""
-    setting = catalog.get(name)
-    if name in report.flags and report.flags[name].in_xla_flags:
-        return _check_flag(name, value, report, catalog)
-    if name in report.jax_options:
-        return _check_jax(name, value, report.jax_options[name], report, setting)
-    if name.startswith(("xla_", "jax_")) or (setting is not None and setting.tier is Tier.REMOVED):
-        return _check_missing(name, value, report, catalog)
-    return _check_variable(name, value, report, catalog)
-
-
-def _check_flag(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
-    """A flag that the parser knows."""
-    info, setting = report.flags[name], catalog.get(name)
-    starts, replacement = True, None
-    if problem := value_problem(value, info):
-        starts, verdict, reason = False, SettingVerdict.BAD_VALUE, problem
-        advice = f"legal: {', '.join(info.values)}" if info.values and "legal" not in problem else "mend the value"
-    elif setting is not None and setting.renamed_to in report.flags and info.sets != (name,):
-        verdict, reason, advice, replacement = _judge_alias(value, setting, report)
-    else:
-        verdict, reason, advice = _judge_flag(value, info, setting, report)
-    return SettingCheck(
-        name=name,
-        value=value,
-        verdict=verdict,
-        starts=starts,
-        reason=reason,
-        advice=advice,
-        replacement=replacement,
-    )
-
-
-def _judge_flag(
-    value: str, info: FlagInfo, setting: Setting | None, report: ProbeReport
-) -> tuple[SettingVerdict, str, str]:
-    """Verdict, reason and advice on a value that the parser takes."""
-    default = build_default(info, setting)
-    is_same = is_default(value, default, type=info.type, spellings=info.spellings)
-    if setting is not None and setting.danger and not is_same:
-        return SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
-    if setting is not None and (problem := range_problem(value, setting)):
-        return SettingVerdict.BAD_VALUE, f"{problem}; the parser lets it pass", "use a value in range"
-    if setting is not None and setting.tier is Tier.NOOP:
-        return SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it"
-    if not info.sets:
-        return SettingVerdict.NO_EFFECT, f"{report.build} takes it and stores it nowhere", "remove it"
-    if is_same:
-        return SettingVerdict.ALREADY_DEFAULT, f"{default!r} is the default of {report.build}", "remove it"
-    shown = "it is unset by default" if default is None else f"the default is {default!r}"
-    return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
-
-
-def _judge_alias(
-    value: str, setting: Setting, report: ProbeReport
-) -> tuple[SettingVerdict, str, str, tuple[str, str] | None]:
-    """Verdict, reason, advice and replacement of an old name that the parser still takes."""
-    new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
-    target = report.flags[setting.renamed_to]
-    default = build_default(target, None)
-    reason = f"an older name that now sets {setting.renamed_to}={new}"
-    if new is None or is_default(new, default, type=target.type, spellings=target.spellings):
-        return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it", None
-    return SettingVerdict.RENAMED, reason, "write the new name", (setting.renamed_to, new)
-
-
-def _check_missing(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
-    """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
-    setting = catalog.get(name)
-    is_variable = name.startswith("jax_") or (setting is not None and setting.kind == "env")
-    replacement = replacement_of(name, value, report, catalog)
-    if replacement is not None:
-        target = "=".join(replacement)
-        verdict = SettingVerdict.RENAMED
-        reason, advice = f"{report.build} does not have it; {target} takes its place", f"write {target}"
-    else:
-        verdict, reason, advice = _judge_missing(name, setting, report)
-    return SettingCheck(
-        name=name,
-        value=value,
-        verdict=verdict,
-        starts=is_variable,
-        reason=reason,
-        advice=advice,
-        replacement=replacement,
-    )
-
-
-def _judge_missing(name: str, setting: Setting | None, report: ProbeReport) -> tuple[SettingVerdict, str, str]:
-    """Verdict, reason and advice on a name that nothing replaces."""
-    bare, dash, rest = name.partition("-")
-    if dash and bare in report.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
-        return SettingVerdict.UNKNOWN, f"{report.build} does not know it", f"write --{bare}={rest}"
-    if name in report.flags:
-        reason = "only a compiler option of one compilation, not an XLA flag"
-        return SettingVerdict.UNKNOWN, reason, "remove it from XLA_FLAGS"
-    if setting is not None and setting.since and older(report.jaxlib, setting.since):
-        reason = f"{report.build} does not have it yet; it came with {setting.since}"
-        return SettingVerdict.UNKNOWN, reason, "remove it, or upgrade jax"
-    if setting is not None or name in report.removed:
-        what = setting.summary.rstrip(".") if setting is not None else "an XLA flag of other releases"
-        return SettingVerdict.REMOVED, f"{report.build} does not have it: {what}", "remove it"
-    hint = close_matches(name, [*report.flags, *report.jax_options])
-    return SettingVerdict.UNKNOWN, f"{report.build} does not know it{hint}", "correct the name or remove it"
-
-
-def replacement_of(name: str, value: str, report: ProbeReport, catalog: Catalog) -> tuple[str, str] | None:
-    """What to write for a setting that the build lacks: the newer name, or on an old build the older one."""
-    setting = catalog.get(name)
-    if setting is not None and setting.renamed_to in report.flags:
-        new = setting.renamed_values.get(canonical_value(value, setting.type, {}))
-        return None if new is None else (setting.renamed_to, new)
-    for old in catalog.values():
-        if old.renamed_to == name and old.name in report.flags and report.flags[old.name].in_xla_flags:
-            for old_value, new_value in old.renamed_values.items():
-                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
-                    return old.name, old_value
-    return None
-
-
-def _check_jax(name: str, value: str, option: JaxOption, report: ProbeReport, setting: Setting | None) -> SettingCheck:
-    """An option of jax.config, set by its variable: a value that JAX refuses ends the import of jax."""
-    starts, advice = True, ""
-    plain = _JAX_BOOLEANS.get(value.lower(), value) if option.type == "bool" else value
-    if problem := _jax_problem(value, option):
-        starts, verdict, reason = False, SettingVerdict.BAD_VALUE, problem
-        advice = f"legal: {', '.join(option.values)}" if option.values else "mend the value"
-    elif is_default(plain, option.default, type=option.type):
-        verdict, reason, advice = (
-            SettingVerdict.ALREADY_DEFAULT,
-            f"{option.default!r} is the default",
-            "remove it",
-        )
-    elif setting is not None and setting.danger:
-        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
-    elif setting is not None and (problem := range_problem(value, setting)):
-        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "use a value in range"
-    else:
-        verdict, reason = (
-            SettingVerdict.EFFECTIVE,
-            f"jax {report.jax} reads it; the default is {option.default!r}",
-        )
-    return SettingCheck(name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice)
-
-
-def _jax_problem(value: str, option: JaxOption) -> str:
-    if option.values and value not in option.values:
-        return f"has no value {value!r}{close_matches(value, option.values)}"
-    if option.type == "bool" and value.lower() not in _JAX_BOOLEANS:
-        return "must be true or false"
-    return "must be a number" if option.type in ("int", "float") and not is_number(value) else ""
-
-
-def _check_variable(name: str, value: str, report: ProbeReport, catalog: Catalog) -> SettingCheck:
-    """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
-    setting = catalog.get(name)
-    verdict, reason, advice = SettingVerdict.EFFECTIVE, "read from the environment", ""
-    replacement = None
-    if setting is None:
-        verdict, reason = SettingVerdict.UNKNOWN, f"not in the catalogue{close_matches(name, catalog)}"
-        advice = "check the spelling; nobody complains about a variable that nobody reads"
-    elif setting.tier is Tier.NOOP:
-        verdict, reason, advice = SettingVerdict.NO_EFFECT, setting.summary.rstrip("."), "remove it"
-    elif problem := _variable_problem(value, setting):
-        verdict, reason, advice = SettingVerdict.BAD_VALUE, problem, "mend the value"
-    elif setting.danger:
-        verdict, reason, advice = SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
-    elif setting.platform == "cuda" and report.platform == "cpu":
-        verdict, reason, advice = (
-            SettingVerdict.NO_EFFECT,
-            "acts on GPUs, the check is for the CPU",
-            "--plugin cuda",
-        )
-    elif setting.renamed_to:
-        verdict, reason = SettingVerdict.RENAMED, f"an older spelling of {setting.renamed_to}"
-        advice, replacement = "write the new name; setting both is an error", (setting.renamed_to, value)
-    elif is_default(value, setting.default_in(report.jaxlib), type=setting.type):
-        verdict, reason, advice = SettingVerdict.ALREADY_DEFAULT, f"{value!r} is the default", "remove it"
-    return SettingCheck(
-        name=name,
-        value=value,
-        verdict=verdict,
-        starts=True,
-        reason=reason,
-        advice=advice,
-        replacement=replacement,
-    )
-
-
-def _variable_problem(value: str, setting: Setting) -> str:
-    if setting.type in ("int", "float") and not is_number(value):
-        return "must be a number"
-    return range_problem(value, setting)
-
-
-def _check_stray(token: FlagToken, *, first: bool, report: ProbeReport) -> SettingCheck:
+def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> SettingCheck:
     """A token that does not begin with two dashes."""
-    names = list(report.flags)
+    names = list(known.build.flags)
     meant = f"--{token.name}" + ("" if token.value is None else f"={token.value}")
-    advice = f"write {meant}" if token.name in report.flags else f"remove it{close_matches(token.name, names)}"
+    advice = f"write {meant}" if token.name in names else f"remove it{close_matches(token.name, names)}"
     if token.text.startswith("-"):
         reason, starts = "one dash is not enough: the parser refuses it", False
     elif first:
@@ -314,46 +278,21 @@ def _check_stray(token: FlagToken, *, first: bool, report: ProbeReport) -> Setti
         reason, starts = "no dashes: XLA stops reading here and drops the rest without a word", True
     if not token.text.isascii():
         reason = f"starts with {token.text[0]!r} instead of --; {reason}"
-    return SettingCheck(
-        name=token.name,
-        value=token.value,
-        verdict=SettingVerdict.UNKNOWN,
-        starts=starts,
-        reason=reason,
-        advice=advice,
-    )
-
-
-def _may_be_bare(name: str, report: ProbeReport) -> bool:
-    return name not in report.flags or report.flags[name].type == "bool"
-
-
-def _check_bare(token: FlagToken, report: ProbeReport) -> SettingCheck:
-    info = report.flags[token.name]
-    default = "" if info.default is None else info.default
-    return SettingCheck(
-        name=token.name,
-        value=None,
-        verdict=SettingVerdict.BAD_VALUE,
-        starts=False,
-        reason=f"needs a value ({info.type}); only booleans may stand alone",
-        advice=f"write --{token.name}=VALUE; the default is {default!r}",
-    )
+    return _said(token.name, token.value, (SettingVerdict.UNKNOWN, reason, advice), starts=starts)
 
 
 def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
+    """A check of an earlier token of the same name, if the later one takes all of its effect."""
     if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
         return check
+    judged = SettingVerdict.NO_EFFECT, f"a later --{name}={value} overrides it", "remove it"
+    return _said(name, check.value, judged)
+
+
+def _said(
+    name: str, value: str | None, judged: Judgement, *, starts: bool = True, replacement: tuple[str, str] | None = None
+) -> SettingCheck:
+    verdict, reason, advice = judged
     return SettingCheck(
-        name=name,
-        value=check.value,
-        verdict=SettingVerdict.NO_EFFECT,
-        starts=True,
-        reason=f"a later --{name}={value} overrides it",
-        advice="remove it",
+        name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice, replacement=replacement
     )
-
-
-def would_start(checks: Iterable[SettingCheck]) -> bool:
-    """Whether a process with all these settings would start."""
-    return all(c.starts for c in checks)

@@ -13,9 +13,8 @@ import psutil
 
 from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, gpu_topology, packages_of, run_program
 from autotune.model import format_bytes
-from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog
 from autotune.settings.check import SettingCheck, check_setting, check_xla_flags
+from autotune.settings.known import KnownSettings
 
 _PACKAGES = {
     "CUDA": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"),
@@ -74,8 +73,7 @@ def diagnose(
     python: str,
     environment: Mapping[str, str],
     *,
-    report: ProbeReport | None,
-    catalog: Catalog,
+    known: KnownSettings | None,
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> Diagnosis:
@@ -84,8 +82,7 @@ def diagnose(
     Args:
         python: Interpreter whose packages are meant.
         environment: The caller's environment.
-        report: What the installed build has; None if it could not be asked.
-        catalog: What the settings mean.
+        known: What is known of settings on the installed build; None if it could not be asked.
         run: Runs nvidia-smi and the like.
         root: Where the file system begins, for tests.
     """
@@ -93,12 +90,12 @@ def diagnose(
     versions = find_versions(python, run)
     if gpus:
         versions["driver"] = gpus[0].driver
-    steering = find_steering(environment, report, catalog) if report is not None else ()
+    steering = find_steering(environment, known) if known is not None else ()
     load = psutil.getloadavg()[0]
     cpus = len(os.sched_getaffinity(0))
     places = find_places(environment, root)
     findings = [
-        *_software_findings(python, versions, gpus, report),
+        *_software_findings(python, versions, gpus, is_build_known=known is not None),
         *_environment_findings(environment, steering),
         *_machine_findings(gpus, load, cpus, root),
     ]
@@ -151,19 +148,19 @@ def find_places(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_steering(environment: Mapping[str, str], report: ProbeReport, catalog: Catalog) -> tuple[SettingCheck, ...]:
+def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
-    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), report, catalog))
+    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
     for variable, value in sorted(environment.items()):
         name = variable.lower() if variable.startswith("JAX_") else variable
-        known = (name in catalog and name.isupper()) or name in report.jax_options
-        if variable != "XLA_FLAGS" and (known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
-            checks.append(check_setting(name, value, report, catalog))
+        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
+        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
+            checks.append(check_setting(name, value, known))
     return tuple(checks)
 
 
 def _software_findings(
-    python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], report: ProbeReport | None
+    python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_build_known: bool
 ) -> list[Finding]:
     pip = f"{python} -m pip install"
     found = []
@@ -171,7 +168,7 @@ def _software_findings(
     def missing(label: str) -> bool:
         return versions[label] == _MISSING
 
-    if report is None:
+    if not is_build_known:
         found.append(Finding(feature="everything", problem="jaxlib cannot be asked", command=f"{pip} jax"))
     for label in ("flax", "optax"):
         if missing(label):

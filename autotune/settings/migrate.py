@@ -1,16 +1,14 @@
-"""Rewrites settings for the installed build: a flag set for a trial, or the text of a script."""
+"""Finds the settings in the text of a script, and rewrites them for the installed build."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune.model import FlagSet
-from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import Catalog
-from autotune.settings.check import SettingCheck, SettingVerdict, check_setting, check_settings
-from autotune.settings.values import is_default
+from autotune.settings.check import SettingCheck, SettingVerdict, check_setting
+from autotune.settings.known import KnownSettings, is_default
 
 _FLAG = re.compile(
     r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001
@@ -71,80 +69,32 @@ class Migration:
     remarks: tuple[str, ...]
 
 
-def for_build(
-    settings: FlagSet,
-    report: ProbeReport,
-    catalog: Catalog,
-    *,
-    over: FlagSet | None = None,
-    note: Callable[[str], None] | None = None,
-) -> FlagSet:
-    """What of a set made elsewhere the installed build acts on: new names, nothing dead, wrong or dangerous.
-
-    Args:
-        settings: The set.
-        report: What the installed build has.
-        catalog: What is known of settings.
-        over: Settings that are in force beneath: what is the default stays if it undoes one of these.
-        note: Told of each setting that is renamed or left out, except for those that are the default already.
-    """
-    kept: dict[str, str] = {}
-    say = note or (lambda text: None)
-    for found in check_settings(settings, report, catalog):
-        check, name, value = found, found.name, found.value or ""
-        if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
-            name, value = check.replacement
-            check = check_setting(name, value, report, catalog)
-        is_kept = check.verdict is SettingVerdict.EFFECTIVE
-        if check.verdict is SettingVerdict.ALREADY_DEFAULT:
-            is_kept = over is not None and name in over
-        elif not is_kept:
-            say(f"{found.name} is left out: {check.reason}")
-        if not is_kept:
-            continue
-        if name != found.name:
-            say(f"{found.name} is taken as {name}={value}")
-        # Several old switches may have become items of one list.
-        merged = name in kept and report.flags[name].repeated if name in report.flags else False
-        kept[name] = f"{kept[name]},{value}" if merged else value
-    return FlagSet(kept)
-
-
 def find_settings(text: str, catalog: Catalog) -> Iterator[Found]:
     """The settings in a script of any language, in order; variables only if the catalogue has them."""
-    found = [
-        Found(
-            name=m["name"],
-            value=None if m["rest"] is None else _unquoted(m["value"]),
-            start=m.start(),
-            end=m.end(),
-            is_flag=True,
-            is_computed=bool(_COMPUTED.search(m["value"] or "")),
-        )
-        for m in _FLAG.finditer(text)
-    ]
+    found = [_found(m, m["name"], start=m.start(), is_flag=True) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
         if name in catalog and name != "XLA_FLAGS":
-            computed = bool(_COMPUTED.search(m["value"]))
-            found.append(
-                Found(
-                    name=name,
-                    value=_unquoted(m["value"]),
-                    start=m.start("name"),
-                    end=m.end(),
-                    is_flag=False,
-                    is_computed=computed,
-                )
-            )
+            found.append(_found(m, name, start=m.start("name"), is_flag=False))
     yield from sorted(found, key=lambda f: f.start)
 
 
-def check_found(found: Found, report: ProbeReport, catalog: Catalog) -> SettingCheck:
+def _found(m: re.Match[str], name: str, *, start: int, is_flag: bool) -> Found:
+    value = m["value"]
+    return Found(
+        name=name,
+        value=None if value is None else _unquoted(value),
+        start=start,
+        end=m.end(),
+        is_flag=is_flag,
+        is_computed=bool(_COMPUTED.search(value or "")),
+    )
+
+
+def check_found(found: Found, known: KnownSettings) -> SettingCheck:
     """The verdict on one setting of a script; a computed value counts as one that is taken."""
-    info = report.flags.get(found.name)
     value = "true" if found.value is None else found.value
-    if found.is_computed and info is not None and info.in_xla_flags:
+    if found.is_computed and known[found.name].is_flag:
         return SettingCheck(
             name=found.name,
             value=found.value,
@@ -152,24 +102,24 @@ def check_found(found: Found, report: ProbeReport, catalog: Catalog) -> SettingC
             starts=True,
             reason="the value is computed by the script, only the name was checked",
         )
-    return check_setting(found.name, value, report, catalog)
+    return check_setting(found.name, value, known)
 
 
-def migrate_text(text: str, report: ProbeReport, catalog: Catalog) -> Migration:
+def migrate_text(text: str, known: KnownSettings) -> Migration:
     """Rewrites a script for the installed build; what needs no change stays exactly as it is."""
     pieces: list[str] = []
     changes: list[Change] = []
     remarks: list[str] = []
     written: dict[str, str] = {}
     position = 0
-    for found in find_settings(text, catalog):
-        check = check_found(found, report, catalog)
+    for found in find_settings(text, known.catalog):
+        check = check_found(found, known)
         line = text.count("\n", 0, found.start) + 1
         if check.verdict not in _CHANGED or (not found.is_flag and check.replacement is None):
             if check.verdict in (SettingVerdict.BAD_VALUE, SettingVerdict.DANGEROUS, *_CHANGED):
                 remarks.append(f"line {line}: {found.name}={found.value}: {check.reason}; {check.advice}")
             continue
-        after = _replacement(found, check, written, catalog)
+        after = _replacement(found, check, written, known.catalog)
         start, end = (found.start, found.end) if after else _with_space(text, found.start, found.end)
         changes.append(Change(line=line, before=text[found.start : found.end], after=after, reason=check.reason))
         pieces += [text[position:start], after]
@@ -183,7 +133,7 @@ def _replacement(found: Found, check: SettingCheck, written: dict[str, str], cat
     if check.replacement is None:
         return ""
     name, value = check.replacement
-    if name in written and is_default(value, written[name], type=catalog[name].type):
+    if name in written and is_default(value, written[name], catalog[name].type, {}):
         return ""
     written[name] = value
     return f"--{name}={value}" if found.is_flag else f"{name}={value}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.model import FlagSet, SettingError
-from autotune.settings.values import is_default
+from autotune.settings.known import is_default
 
 DEFAULT = "(default)"
 """The choice that leaves a setting alone, where the build's default has no name."""
@@ -84,12 +84,12 @@ class Parameter:
             return text
         if self.is_absent(text):
             return self.default_choice
-        same = functools.partial(is_default, text, type=self.type, spellings=self.spellings)
-        return next((v for v in self.choices or () if v != DEFAULT and same(v)), None)
+        named = (v for v in self.choices or () if v != DEFAULT)
+        return next((v for v in named if is_default(text, v, self.type, self.spellings)), None)
 
     def is_absent(self, value: str) -> bool:
         """Whether a value means that the setting is left alone."""
-        return value == DEFAULT or is_default(value, self.default, type=self.type, spellings=self.spellings)
+        return value == DEFAULT or is_default(value, self.default, self.type, self.spellings)
 
     @property
     def default_choice(self) -> str:
@@ -149,22 +149,6 @@ class SearchSpace:
         rendered = self._render(chosen)
         absent = {p.name for p in self.parameters if p.is_absent(settings.get(p.name, DEFAULT))}
         return asked if set(rendered) == set(settings) - absent else None
-
-    def validate(self, settings: FlagSet) -> tuple[str, ...]:
-        """Why a set is not a point of the space, one clause for each setting; empty if it is one."""
-        problems = []
-        by_name = {p.name: p for p in self.parameters}
-        chosen = {p.name: p.match(settings.get(p.name, DEFAULT)) or "" for p in self.parameters}
-        for name, value in settings.items():
-            parameter = by_name.get(name)
-            if parameter is None:
-                reason = self.left_out.get(name, "nothing in the study names it")
-                problems.append(f"{name} is not searched: {reason}")
-            elif parameter.match(value) is None:
-                problems.append(f"{name} has no value {value!r} in this space")
-            elif not parameter.is_absent(value) and not self._is_active(parameter, chosen):
-                problems.append(f"{name} acts only {describe_condition(parameter)}")
-        return tuple(problems)
 
     def size(self) -> int:
         """How many distinct points the space has, conditions taken into account."""

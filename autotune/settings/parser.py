@@ -1,4 +1,4 @@
-"""The installed library's own XLA_FLAGS parser, put to the question in a child process."""
+"""The installed library's own XLA_FLAGS parser, asked in a child process."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Three sources, each the sturdiest for what it gives: the descriptor of ``xla.DebugOptions`` that lies inside
 the shared library (types, enum names, removed names), the resolved options as JAX builds them (defaults), and
-the real XLA_FLAGS parser, put to the question in forks of one child process (names, spellings, effect). The
+the real XLA_FLAGS parser, asked in forks of one child process (names, spellings, effect). The
 answers of one build are cached in one JSON file, named by versions and the library's size and date.
 """
 
@@ -30,10 +30,8 @@ from autotune.machine import (
 )
 from autotune.model import LaunchError
 from autotune.settings.build import SCHEMA_VERSION, FlagInfo, JaxOption, ProbeReport
-from autotune.settings.descriptor import FieldInfo, library_strings, read_debug_options
+from autotune.settings.descriptor import library_strings, read_debug_options
 from autotune.settings.parser import Answer, ParserProcess, quiet_environment
-
-__all__ = ["FlagInfo", "JaxOption", "Platform", "ProbeReport", "default_cache_dir", "probe_build"]
 
 Platform = Literal["cpu", "cuda"]
 
@@ -172,22 +170,21 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
     return "string" if parser.ask(f"--{name}=x").starts else "int64"
 
 
-def _from_field(f: FieldInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
-    default = base.options.get(f.name, "" if f.repeated else None)
-    info = FlagInfo(
-        name=f.name,
-        type=f.type,
-        repeated=f.repeated,
+def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
+    default = base.options.get(field.name, "" if field.repeated else None)
+    info = dataclasses.replace(
+        field,
         default=default,
-        deprecated=f.deprecated,
+        values=(),
         in_xla_flags=known,
-        in_compiler_options=f.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
+        in_compiler_options=field.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
     )
-    if not known or f.type in _SOME_VALUE:
-        return dataclasses.replace(info, allows_empty=f.type == "string")
-    info = dataclasses.replace(info, allows_empty=parser.ask(f"--{f.name}=").starts)
+    if not known or field.type in _SOME_VALUE:
+        return dataclasses.replace(info, allows_empty=field.type == "string")
+    info = dataclasses.replace(info, allows_empty=parser.ask(f"--{field.name}=").starts)
     # An enum defined in another file shows its names only in the default list.
-    names = f.values or tuple(default.split(",") if f.repeated and f.type == "enum" and default else ())
+    is_list = field.repeated and field.type == "enum" and default
+    names = field.values or (tuple(default.split(",")) if is_list and default else ())
     return _with_spelling(info, names, parser) if names else info
 
 

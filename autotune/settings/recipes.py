@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
+from typing import TypeVar
+
+from pydantic import ConfigDict
 
 from autotune.model import FlagSet, SettingError, close_matches
-from autotune.settings.catalog import read_toml
+from autotune.settings.catalog import read_entries
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +32,13 @@ class Recipe:
         note: What a reader should know.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     source: str
     date: str
     flags: str = ""
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
     for_hardware: str = ""
     note: str = ""
 
@@ -57,11 +64,9 @@ class Symptom:
 def load_recipes() -> dict[str, Recipe]:
     """All recipes by name, in the order of the files."""
     folder = resources.files("autotune") / "data" / "recipes"
-    found = {}
+    found: dict[str, Recipe] = {}
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        for name, entry in read_toml(path).items():
-            environment = entry.pop("environment", {})
-            found[name] = Recipe(name=name, environment=environment, **entry)
+        found |= read_entries(path, Recipe)
     return found
 
 
@@ -71,28 +76,13 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         SettingError: If there is none; close matches are named.
     """
-    recipes = load_recipes()
-    if name not in recipes:
-        raise SettingError(
-            f"a recipe must be one of `autotune recipes list` but got {name!r}{close_matches(name, recipes)}"
-        )
-    return recipes[name]
+    return _find(name, load_recipes(), "a recipe must be one of `autotune recipes list`")
 
 
 @functools.cache
 def load_symptoms() -> dict[str, Symptom]:
     """All symptoms by name."""
-    data = read_toml(resources.files("autotune") / "data" / "symptoms.toml")
-    return {
-        name: Symptom(
-            name=name,
-            title=entry["title"],
-            words=tuple(entry["words"]),
-            groups=tuple(entry["groups"]),
-            advice=entry["advice"],
-        )
-        for name, entry in data.items()
-    }
+    return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
 
 
 def find_symptom(name: str) -> Symptom:
@@ -102,11 +92,13 @@ def find_symptom(name: str) -> Symptom:
         SettingError: If there is none; close matches are named.
     """
     symptoms = load_symptoms()
-    if name not in symptoms:
-        raise SettingError(
-            f"a symptom must be one of {', '.join(symptoms)} but got {name!r}{close_matches(name, symptoms)}"
-        )
-    return symptoms[name]
+    return _find(name, symptoms, f"a symptom must be one of {', '.join(symptoms)}")
+
+
+def _find(name: str, entries: Mapping[str, T], rule: str) -> T:
+    if name not in entries:
+        raise SettingError(f"{rule} but got {name!r}{close_matches(name, entries)}")
+    return entries[name]
 
 
 def search_symptoms(text: str) -> tuple[Symptom, ...]:

@@ -1,6 +1,6 @@
 """Builds the search space of a study for one build and one program.
 
-Groups, settings, recipes and symptoms all name settings; the catalogue gives them values and conditions.
+Groups, settings and symptoms all name settings; the catalogue gives them values and conditions.
 Every setting that is not searched is listed with its reason.
 """
 
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from autotune.model import SettingError, Value, close_matches, render_value
-from autotune.settings.build import FlagInfo, ProbeReport, canonical_value
-from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, older
-from autotune.settings.migrate import for_build
-from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace, describe_condition
-from autotune.settings.recipes import find_recipe, find_symptom
-from autotune.settings.values import build_default, range_problem, value_problem
-
-__all__ = ["DEFAULT", "DEFAULT_GROUPS", "Parameter", "SearchSpace", "build_space", "describe_condition"]
+from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
+from autotune.settings.catalog import Scope, Setting, Stage, Tier, older
+from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
+from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
+from autotune.settings.recipes import find_symptom
 
 DEFAULT_GROUPS = {
     "cpu": ("cpu", "cpu_process"),
@@ -26,7 +22,6 @@ DEFAULT_GROUPS = {
 }
 """What is searched when a study names nothing."""
 
-_NUMERIC_GROUPS = ("cpu_numerics", "gpu_numerics", "precision")
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 _REASONS = {
@@ -43,121 +38,209 @@ _RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
 Domain = Sequence[Value] | Mapping[str, Value | Sequence[Value]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Study:
-    """What the space is built for."""
-
-    report: ProbeReport
-    catalog: Catalog
-    platform: str
-    device_count: int
-    node_count: int
-    mesh: Mapping[str, int]
-    layer_bytes: Mapping[str, int]
-    has_loop: bool
-    cpu_count: int
-
-
 def build_space(
-    *,
-    settings: Mapping[str, Domain],
-    groups: Sequence[str],
-    recipes: Sequence[str],
-    symptoms: Sequence[str],
-    report: ProbeReport,
-    catalog: Catalog,
-    platform: str,
-    device_count: int,
-    node_count: int,
-    mesh: Mapping[str, int],
-    layer_bytes: Mapping[str, int] | None,
-    has_loop: bool,
-    cpu_count: int | None = None,
+    spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *, cpu_count: int | None = None
 ) -> SearchSpace:
-    """The space of one study; where the study names nothing, `DEFAULT_GROUPS`.
+    """The space of one study; where it names nothing to search, that of `DEFAULT_GROUPS`.
 
     Args:
-        settings: Setting to its domain: a list of values, or low, high, log, power_of_two, step.
-        groups: Groups of the catalogue.
-        recipes: Published sets whose settings are searched with the default and the published value.
-        symptoms: Symptoms whose groups are searched.
-        report: What the installed build has.
-        catalog: What the settings mean.
-        platform: ``cpu`` or ``cuda``.
-        device_count: Devices of the study.
-        node_count: Machines of the study.
-        mesh: Mesh axis to its size; ``tensor`` and ``pipeline`` count.
-        layer_bytes: ``weights`` and ``gradients`` of one layer, in bytes; None if not known.
-        has_loop: Whether the program has a loop (scanned layers, pipeline stages).
+        spec: The study.
+        known: What is known of settings on the installed build.
+        reference: What the program told when it ran or was compiled; None before that.
         cpu_count: CPUs that threads are counted against; default those of this process.
 
     Raises:
         SettingError: If a name or value is not legal; close matches are named.
     """
-    study = _Study(
-        report=report,
-        catalog=catalog,
-        platform=platform,
-        device_count=device_count,
-        node_count=node_count,
-        mesh=mesh,
-        layer_bytes=layer_bytes or {},
-        has_loop=has_loop,
-        cpu_count=cpu_count or len(os.sched_getaffinity(0)),
-    )
-    asked = [*groups, *(g for s in symptoms for g in find_symptom(s).groups)]
-    if not (asked or settings or recipes):
-        asked = list(DEFAULT_GROUPS[platform])
+    search = spec.search
+    asked = [*search.groups, *(g for s in search.symptoms for g in find_symptom(s).groups)]
+    if not (asked or search.settings):
+        asked = list(DEFAULT_GROUPS[spec.device.platform])
+    legal = known.catalog.groups
     for group in asked:
-        if group not in catalog.groups:
+        if group not in legal:
+            hint = close_matches(group, legal)
+            raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
+    builder = _Builder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
+    for name, domain in search.settings.items():
+        builder.add_from_study(name, domain)
+    for setting in known.catalog.values():
+        if setting.name not in builder.found and {setting.group, *setting.also_in} & set(asked):
+            builder.add_from_catalog(setting, numerics=setting.group in search.groups)
+    return builder.space()
+
+
+class _Builder:
+    """Gathers the parameters of one study, and the reasons of what is left out."""
+
+    def __init__(self, spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, cpu_count: int) -> None:
+        self.found: dict[str, Parameter] = {}
+        self._left_out: dict[str, str] = {}
+        self._known = known
+        self._platform = spec.device.platform
+        self._node_count = spec.device.node_count
+        self._device_count = reference.device_count if reference else spec.device.count or 1
+        self._mesh: Mapping[str, int] = reference.mesh if reference else spec.workload.options.get("mesh", {})
+        self._layer_bytes = reference.layer_bytes if reference else {}
+        self._has_loop = bool(spec.workload.options.get("scan", True))
+        self._cpu_count = cpu_count
+
+    def add_from_study(self, name: str, domain: Domain) -> None:
+        """Adds a setting with the study's own domain, or the reason why it cannot act.
+
+        Raises:
+            SettingError: If it does not exist, is dangerous, or a value is not legal.
+        """
+        setting, build = self._known[name], self._known.build
+        if name.startswith(("xla_", "jax_")) and not setting.exists:
             raise SettingError(
-                f"a group must be one of {', '.join(catalog.groups)} but got {group!r}"
-                + close_matches(group, catalog.groups)
+                f"`search.settings` must name settings of {build.build} but it lacks {name}"
+                f"{close_matches(name, build.names)}; try: autotune flags show {name}"
             )
-    found: dict[str, Parameter] = {}
-    left_out: dict[str, str] = {}
-    for name, domain in settings.items():
-        reason = _from_study(name, domain, study, found)
-        if reason:
-            left_out[name] = reason
-    for setting in catalog.values():
-        if setting.name not in found and {setting.group, *setting.also_in} & set(asked):
-            reason = _from_group(setting, study, found, numerics=setting.group in groups)
-            if reason:
-                left_out[setting.name] = reason
-    for recipe in recipes:
-        published = for_build(find_recipe(recipe).settings, report, catalog)
-        for name, value in published.items():
-            _from_recipe(name, value, study, found, left_out)
-    parameters = _with_conditions(found, left_out, study)
-    return SearchSpace(parameters, left_out)
+        if setting.danger:
+            raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
+        if reason := self._cannot_act(setting):
+            self._left_out[name] = reason
+            return
+        parameter = _own_parameter(name, domain, _blank(setting))
+        for value in parameter.choices or (str(parameter.low), str(parameter.high)):
+            facts = self._known.look(name, value)
+            refused = facts.refused if setting.flag is not None and value != DEFAULT else ""
+            if problem := refused or facts.out_of_range:
+                raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
+        self.found[name] = parameter
+
+    def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
+        """Adds a setting with the catalogue's domain, or the reason why it is not searched.
+
+        Args:
+            entry: The setting.
+            numerics: Whether the study names its group, and so takes settings that change results.
+        """
+        setting = self._known[entry.name]
+        reason = self._not_by_group(entry, numerics=numerics) or self._cannot_act(setting)
+        parameter = None if reason else self._catalog_parameter(entry, setting)
+        if parameter is not None:
+            self.found[entry.name] = parameter
+            return
+        no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
+        self._left_out[entry.name] = reason or no_values
+
+    def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
+        """Why a setting is not searched though its group is; empty if it is."""
+        if entry.name == "process_layout":
+            return "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
+        if entry.tier is Tier.LEGACY:
+            newer = entry.renamed_to
+            return f"an older name of {newer}" if self._known[newer].exists or not newer.startswith("xla_") else ""
+        if entry.tier is Tier.NUMERICS and not numerics:
+            return f"changes results: name the group {entry.group!r} to search it"
+        return "" if entry.tier in _SEARCHED_TIERS else _REASONS[entry.tier]
+
+    def _cannot_act(self, setting: KnownSetting) -> str:
+        """Why a setting can do nothing in this study, whatever its value; empty if it can."""
+        entry, flag, build = setting.entry, setting.flag, self._known.build.build
+        if entry is None:
+            return ""
+        if entry.kind in ("xla", "jax") and not setting.exists:
+            since = f"; it came with {entry.since}" if entry.since else ""
+            return f"{build} does not have it{since}"
+        if flag is not None and not flag.sets:
+            return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
+        if entry.platform not in ("any", self._platform):
+            return f"acts on {entry.platform}, the study runs on {self._platform}"
+        if Scope.MULTI_DEVICE in entry.scopes and self._device_count < 2:
+            return "acts on several devices, the study has one"
+        if Scope.MULTI_NODE in entry.scopes and self._node_count < 2:
+            return "acts across nodes, the study has one"
+        if Scope.LOOP in entry.scopes and not self._has_loop:
+            return "acts on loops, the program has none"
+        if entry.axis and self._mesh.get(entry.axis, 1) < 2:
+            return f"acts under {entry.axis} parallelism, the mesh has none"
+        return ""
+
+    def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
+        """The setting with the values that the catalogue says are worth trying; None without any."""
+        blank = _blank(setting)
+        layer = self._layer_bytes.get(entry.layer_bytes) if entry.layer_bytes else None
+        if layer:
+            return replace(blank, choices=_choices([str(round(layer * m)) for m in _LAYER_MULTIPLES], blank))
+        if entry.low is not None and entry.high is not None:
+            ranged = replace(
+                blank,
+                choices=None,
+                low=entry.low,
+                high=entry.high,
+                step=entry.step,
+                log=entry.power_of_two,
+                power_of_two=entry.power_of_two,
+            )
+            holds_default = any(ranged.is_absent(v) for v in ranged.values())
+            return ranged if holds_default else replace(blank, choices=_choices(list(ranged.values()), blank))
+        values = ["true", "false"] if blank.type == "bool" else list(entry.values)
+        if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
+            values = [v for v in values if int(v) <= self._cpu_count]
+        choices = _choices(_as_spelled(values, setting), blank)
+        return replace(blank, choices=choices) if len(choices) > 1 else None
+
+    def space(self) -> SearchSpace:
+        """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on."""
+        while True:
+            conditions = {name: self._conditions(name) for name in self.found}
+            never = {name: c for name, c in conditions.items() if isinstance(c, str)}
+            if not never:
+                break
+            # What is dropped stays at its default, which may switch others off: look again.
+            self._left_out.update(never)
+            for name in never:
+                del self.found[name]
+        ordered: dict[str, Parameter] = {}
+
+        def add(name: str) -> None:
+            if name not in ordered:
+                condition = conditions[name]
+                assert not isinstance(condition, str)
+                for other in condition:
+                    add(other)
+                ordered[name] = replace(self.found[name], condition=condition or None)
+
+        for name in self.found:
+            add(name)
+        return SearchSpace(tuple(ordered.values()), self._left_out)
+
+    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
+        """Other parameters to the values under which this one acts; or the reason why it never does."""
+        entry = self._known[name].entry
+        if entry is None:
+            return {}
+        if entry.condition_since and older(self._known.build.jaxlib, entry.condition_since):
+            return {}
+        active: dict[str, tuple[str, ...]] = {}
+        rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
+        for other, values, wanted in rules:
+            blank = _blank(self._known[other])
+            parameter = self.found.get(other, blank)
+            if parameter.size > LISTABLE:
+                continue
+            named = {parameter.default_choice if blank.is_absent(v) else v.lower() for v in values}
+            fitting = tuple(v for v in parameter.values() if (v in named or v.lower() in named) == wanted)
+            if not fitting:
+                return f"acts only {'if' if wanted else 'unless'} {other} is {' or '.join(map(repr, values))}"
+            if len(fitting) < parameter.size:
+                active[other] = fitting
+        return active
 
 
-def _from_study(name: str, domain: Domain, study: _Study, found: dict[str, Parameter]) -> str:
-    """Adds a setting with the study's own domain; gives the reason if it cannot act.
-
-    Raises:
-        SettingError: If it does not exist, is dangerous, or a value is not legal.
-    """
-    setting, info = study.catalog.get(name), study.report.flags.get(name)
-    if name.startswith(("xla_", "jax_")) and not _exists(name, study.report):
-        known = [*study.report.flags, *study.report.jax_options]
-        raise SettingError(
-            f"`search.settings` must name settings of {study.report.build} but it lacks {name}"
-            f"{close_matches(name, known)}; try: autotune flags show {name}"
-        )
-    if setting is not None and setting.danger:
-        raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
-    if setting is not None and (reason := _cannot_act(setting, study)):
-        return reason
-    parameter = _own_parameter(name, domain, _blank(name, study))
-    for value in parameter.choices or (str(parameter.low), str(parameter.high)):
-        problem = value_problem(value, info) if info is not None and value != DEFAULT else ""
-        problem = problem or (range_problem(value, setting) if setting is not None else "")
-        if problem:
-            raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
-    found[name] = parameter
-    return ""
+def _blank(setting: KnownSetting) -> Parameter:
+    """A parameter of that name with the default in force, its choices still to be filled."""
+    default, entry = setting.default, setting.entry
+    if setting.flag is None and setting.option is None and entry is not None:
+        # The catalogue's word for the default of a variable may be a remark, not a value.
+        is_value = default in entry.values or (default or "").isdigit()
+        default = default if is_value else None
+    return Parameter(
+        name=setting.name, choices=(DEFAULT,), default=default, type=setting.type, spellings=setting.spellings
+    )
 
 
 def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
@@ -195,111 +278,14 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
     )
 
 
-def _from_group(setting: Setting, study: _Study, found: dict[str, Parameter], *, numerics: bool) -> str:
-    """Adds a setting with the catalogue's domain; gives the reason if it is not searched."""
-    if reason := _not_by_group(setting, study, numerics=numerics):
-        return reason
-    if reason := _cannot_act(setting, study):
-        return reason
-    parameter = _catalog_parameter(setting, study)
-    if parameter is None:
-        return "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-    found[setting.name] = parameter
-    return ""
-
-
-def _not_by_group(setting: Setting, study: _Study, *, numerics: bool) -> str:
-    if setting.name == "process_layout":
-        return "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
-    if setting.tier is Tier.LEGACY:
-        replaced = _exists(setting.renamed_to, study.report) or not setting.renamed_to.startswith("xla_")
-        return f"an older name of {setting.renamed_to}" if replaced else ""
-    if setting.tier is Tier.NUMERICS and not numerics:
-        return f"changes results: name the group {setting.group!r} to search it"
-    return "" if setting.tier in _SEARCHED_TIERS else _REASONS[setting.tier]
-
-
-def _cannot_act(setting: Setting, study: _Study) -> str:
-    """Why a setting can do nothing in this study, whatever its value; empty if it can."""
-    report = study.report
-    if setting.kind in ("xla", "jax") and not _exists(setting.name, report):
-        since = f"; it came with {setting.since}" if setting.since else ""
-        return f"{report.build} does not have it{since}"
-    info = report.flags.get(setting.name)
-    if info is not None and not info.sets:
-        return f"{report.build} takes it in XLA_FLAGS, but stores it nowhere"
-    if setting.platform not in ("any", study.platform):
-        return f"acts on {setting.platform}, the study runs on {study.platform}"
-    if Scope.MULTI_DEVICE in setting.scopes and study.device_count < 2:
-        return "acts on several devices, the study has one"
-    if Scope.MULTI_NODE in setting.scopes and study.node_count < 2:
-        return "acts across nodes, the study has one"
-    if Scope.LOOP in setting.scopes and not study.has_loop:
-        return "acts on loops, the program has none"
-    if setting.axis and study.mesh.get(setting.axis, 1) < 2:
-        return f"acts under {setting.axis} parallelism, the mesh has none"
-    return ""
-
-
-def _exists(name: str, report: ProbeReport) -> bool:
-    return name in report.jax_options or (name in report.flags and report.flags[name].in_xla_flags)
-
-
-def _blank(name: str, study: _Study) -> Parameter:
-    """A parameter of that name with the build's default, its choices still to be filled."""
-    info, option, setting = (
-        study.report.flags.get(name),
-        study.report.jax_options.get(name),
-        study.catalog.get(name),
-    )
-    default: str | None = None
-    kind = "string"
-    spellings: Mapping[str, str] = {}
-    if info is not None:
-        default, kind, spellings = build_default(info, setting), info.type, info.spellings
-    elif option is not None:
-        default, kind = option.default, option.type
-    elif setting is not None:
-        kind = setting.type
-        default = setting.default_in(study.report.jaxlib)
-        if default not in setting.values and not (default or "").isdigit():
-            default = None  # a remark, not a value
-    return Parameter(name=name, choices=(DEFAULT,), default=default, type=kind, spellings=spellings)
-
-
-def _catalog_parameter(setting: Setting, study: _Study) -> Parameter | None:
-    blank = _blank(setting.name, study)
-    layer = study.layer_bytes.get(setting.layer_bytes) if setting.layer_bytes else None
-    if layer:
-        values = [str(round(layer * m)) for m in _LAYER_MULTIPLES]
-        return replace(blank, choices=_choices(values, blank))
-    if setting.low is not None and setting.high is not None:
-        ranged = replace(
-            blank,
-            choices=None,
-            low=setting.low,
-            high=setting.high,
-            step=setting.step,
-            log=setting.power_of_two,
-            power_of_two=setting.power_of_two,
-        )
-        if any(ranged.is_absent(v) for v in ranged.values()):
-            return ranged
-        return replace(blank, choices=_choices(list(ranged.values()), blank))
-    values = ["true", "false"] if blank.type == "bool" else list(setting.values)
-    if setting.stage is Stage.CLIENT and setting.group == "cpu_process" and setting.type == "int":
-        values = [v for v in values if int(v) <= study.cpu_count]
-    info = study.report.flags.get(setting.name)
-    if info is not None:
-        legal = [v for v in values if _is_legal(v, info)]
-        values = [canonical_value(v, info.type, info.spellings) for v in legal]
-    choices = _choices(values, blank)
-    return replace(blank, choices=choices) if len(choices) > 1 else None
-
-
-def _is_legal(value: str, info: FlagInfo) -> bool:
-    unclear = info.type == "enum" and not info.spellings  # the build does not name the values: try none
-    return not unclear and not value_problem(value, info)
+def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
+    """Those values that the build takes, as it spells them."""
+    flag = setting.flag
+    if flag is None:
+        return list(values)
+    if flag.type == "enum" and not flag.spellings:
+        return []  # the build does not name the values: try none
+    return [canonical_value(v, flag.type, flag.spellings) for v in values if not setting.refused(v)]
 
 
 def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
@@ -309,67 +295,3 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     if named is None and blank.type == "bool" and blank.default is not None:
         named = blank.default
     return (DEFAULT if named is None else named, *others)
-
-
-def _from_recipe(name: str, value: str, study: _Study, found: dict[str, Parameter], left_out: dict[str, str]) -> None:
-    """Makes a published value reachable: the default and that value, or one more choice."""
-    setting = study.catalog.get(name)
-    if setting is None or setting.danger or setting.tier in (Tier.NOOP, Tier.TOOL, Tier.DANGER):
-        left_out.setdefault(name, _REASONS.get(setting.tier, "") if setting else "not in the catalogue")
-        return
-    if name not in found:
-        if reason := _cannot_act(setting, study):
-            left_out[name] = reason
-            return
-        blank = _blank(name, study)
-        found[name] = replace(blank, choices=_choices([value], blank))
-        left_out.pop(name, None)
-    elif found[name].choices is not None and found[name].match(value) is None:
-        parameter = found[name]
-        found[name] = replace(parameter, choices=(*(parameter.choices or ()), value))
-
-
-def _with_conditions(found: dict[str, Parameter], left_out: dict[str, str], study: _Study) -> tuple[Parameter, ...]:
-    """Adds the conditions, drops what can never act, and orders each parameter behind those it depends on."""
-    while True:
-        conditions = {name: _conditions(name, found, study) for name in found}
-        never = {name: c for name, c in conditions.items() if isinstance(c, str)}
-        if not never:
-            break
-        left_out.update(never)  # what is dropped stays at its default, which may switch others off: look again
-        for name in never:
-            del found[name]
-    ordered: dict[str, Parameter] = {}
-
-    def add(name: str) -> None:
-        if name not in ordered:
-            condition = conditions[name]
-            assert not isinstance(condition, str)
-            for other in condition:
-                add(other)
-            ordered[name] = replace(found[name], condition=condition or None)
-
-    for name in found:
-        add(name)
-    return tuple(ordered.values())
-
-
-def _conditions(name: str, found: Mapping[str, Parameter], study: _Study) -> dict[str, tuple[str, ...]] | str:
-    """Other parameters to the values under which this one acts; or the reason why it never does."""
-    setting = study.catalog.get(name)
-    if setting is None or (setting.condition_since and older(study.report.jaxlib, setting.condition_since)):
-        return {}
-    active: dict[str, tuple[str, ...]] = {}
-    rules = [(o, v, True) for o, v in setting.when.items()] + [(o, v, False) for o, v in setting.unless.items()]
-    for other, values, wanted in rules:
-        blank = _blank(other, study)
-        parameter = found.get(other, blank)
-        if parameter.size > LISTABLE:
-            continue
-        named = {parameter.default_choice if blank.is_absent(v) else v.lower() for v in values}
-        fitting = tuple(v for v in parameter.values() if (v in named or v.lower() in named) == wanted)
-        if not fitting:
-            return f"acts only {'if' if wanted else 'unless'} {other} is {' or '.join(map(repr, values))}"
-        if len(fitting) < parameter.size:
-            active[other] = fitting
-    return active

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.model import format_bytes
-from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
+from autotune.settings.build import FlagInfo, ProbeReport
 from autotune.settings.catalog import Catalog, Setting
 from autotune.settings.check import SettingCheck, SettingVerdict
 from autotune.settings.doctor import Diagnosis
+from autotune.settings.known import KnownSettings
 
 Row = tuple[str, str]
 
 
-def describe_setting(setting: Setting, report: ProbeReport, catalog: Catalog) -> list[Row]:
+def describe_setting(entry: Setting, known: KnownSettings) -> list[Row]:
     """Label and text of all that is known of a setting; an empty text where nothing is."""
-    return [*_in_build(setting, report), *_in_catalog(setting, catalog)]
+    return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
 
 
 def describe_check(check: SettingCheck) -> tuple[str, str, str, str]:
@@ -55,38 +56,34 @@ def describe_diagnosis(found: Diagnosis) -> Iterator[str]:
         yield "  nothing"
 
 
-def _in_build(setting: Setting, report: ProbeReport) -> list[Row]:
-    info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
-    if info is not None:
-        return _about_flag(setting.name, info, report)
-    if option is not None:
-        return _about_option(option, report)
-    if setting.kind == "env":
-        return [("in this build", "an environment variable"), ("type", setting.type)]
-    return [("in this build", "" if setting.kind == "layout" else f"{report.build} does not have it")]
+def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
+    setting, build = known[entry.name], known.build
+    said = setting.flag or setting.option
+    if said is None and entry.kind == "env":
+        return [("in this build", "an environment variable"), ("type", entry.type)]
+    if said is None:
+        return [("in this build", "" if entry.kind == "layout" else f"{build.build} does not have it")]
+    kind, edits = said.type, ""
+    ways = f"jax {build.jax}: through its variable in upper case, or jax.config"
+    if setting.flag is not None:
+        ways = _ways(setting.flag, build)
+        kind += " list" if setting.flag.repeated and kind != "message" else ""
+        edits = "; +X and -X change the default list" if setting.flag.edits else ""
+    return [
+        ("in this build", ways),
+        ("type", kind),
+        ("legal values", ", ".join(said.values) + edits),
+        ("default here", "unset" if said.default is None else repr(said.default)),
+    ]
 
 
-def _about_flag(name: str, info: FlagInfo, report: ProbeReport) -> list[Row]:
-    ways = ["XLA_FLAGS"] * info.in_xla_flags + ["compiler options"] * info.in_compiler_options
-    sets = "" if info.sets in ((name,), ()) else f"; sets {', '.join(info.sets)}"
-    if info.in_xla_flags and not info.sets:
+def _ways(flag: FlagInfo, build: ProbeReport) -> str:
+    """How a flag reaches the build, and what it sets if that goes by another name."""
+    ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
+    sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
+    if flag.in_xla_flags and not flag.sets:
         sets = "; stored nowhere"
-    edits = "; +X and -X change the default list" if info.edits else ""
-    return [
-        ("in this build", f"{report.build}: through {' and '.join(ways) or 'nothing'}{sets}"),
-        ("type", info.type + (" list" if info.repeated and info.type != "message" else "")),
-        ("legal values", ", ".join(info.values) + edits),
-        ("default here", "unset" if info.default is None else repr(info.default)),
-    ]
-
-
-def _about_option(option: JaxOption, report: ProbeReport) -> list[Row]:
-    return [
-        ("in this build", f"jax {report.jax}: through its variable in upper case, or jax.config"),
-        ("type", option.type),
-        ("legal values", ", ".join(option.values)),
-        ("default here", "unset" if option.default is None else repr(option.default)),
-    ]
+    return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
 
 
 def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:

@@ -15,7 +15,6 @@ References:
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -136,11 +135,6 @@ class SequentialPlan:
             looks.append(self.cap)
         object.__setattr__(self, "looks", tuple(looks))
         object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), self.level))
-
-    def next_look(self, pair_count: int) -> int | None:
-        """The next pair count at which to decide, or None when the cap is reached."""
-        at = bisect_right(self.looks, pair_count)
-        return self.looks[at] if at < len(self.looks) else None
 
     @property
     def nominal_level(self) -> float:
@@ -344,32 +338,3 @@ def estimate_sandwiches(sandwiches: Sequence[Sandwich], *, level: float = DEFAUL
         variance = max(variance, float(np.var(values, ddof=1)))
     half = student_quantile(1.0 - level, max(1, n - 1)) * math.sqrt(variance / n)
     return _around(float(np.mean(values)), half, level=level, count=n)
-
-
-def estimate_runs(runs: Sequence[tuple[bool, float]], *, level: float = DEFAULT_LEVEL) -> Estimate:
-    """Ratio from fresh runs of both arms, one after the other, in random order.
-
-    When every two successive runs hold one of each arm they are taken as pairs, so that drift over the whole
-    series cancels; otherwise the two arms are compared as independent samples (Welch).
-
-    Args:
-        runs: `(is_candidate, step time in seconds)` in the order in which they ran.
-        level: Coverage of the interval.
-    """
-    arms = np.asarray([is_candidate for is_candidate, _ in runs], dtype=bool)
-    values = np.asarray([step_s for _, step_s in runs], dtype=np.float64)
-    if min(arms.sum(), (~arms).sum()) < 2 or not np.all(values > 0.0) or not np.all(np.isfinite(values)):
-        raise ValueError(
-            "comparing fresh runs needs at least two positive step times of each arm "
-            f"but got {int(arms.sum())} of the candidate and {int((~arms).sum())} of the reference"
-        )
-    logs = np.log(values)
-    if len(logs) % 2 == 0 and np.all(arms[::2] != arms[1::2]):
-        return _student((logs[::2] - logs[1::2]) * np.where(arms[::2], 1.0, -1.0), level=level)
-    candidate, reference = logs[arms], logs[~arms]
-    parts = np.asarray([np.var(a, ddof=1) / len(a) for a in (candidate, reference)])
-    total = max(float(parts.sum()), 1e-300)
-    degrees = total**2 / max(float((parts**2 / [len(candidate) - 1, len(reference) - 1]).sum()), 1e-300)
-    half = student_quantile(1.0 - level, max(1.0, degrees)) * math.sqrt(total)
-    centre = float(candidate.mean() - reference.mean())
-    return _around(centre, half, level=level, count=min(len(candidate), len(reference)))

@@ -7,10 +7,8 @@ to a process stays with it. One implementation serves a single machine (`shape=(
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,14 +80,14 @@ class _Wander:
         self._kick_sd = sd * math.sqrt(1.0 - self._keep**2)
         self._rng = rng
         self._shape = shape
-        self._at: Any = sd * (rng.standard_normal(shape) if shape else float(rng.standard_normal()))
+        self._at = sd * rng.standard_normal(shape)
 
     def steps(self, count: int) -> Floats:
         kicks = self._kick_sd * self._rng.standard_normal((count, *self._shape))
-        moves = kicks if self._shape else kicks.tolist()  # one by one, Python's own numbers are ten times as fast
-        path = list(itertools.accumulate(moves, lambda at, kick: self._keep * at + kick, initial=self._at))
-        self._at = path[-1]
-        return np.moveaxis(np.array(path[1:]), 0, -1)
+        for step in range(count):
+            self._at = self._keep * self._at + kicks[step]
+            kicks[step] = self._at
+        return np.moveaxis(kicks, 0, -1)
 
 
 class Machine:
@@ -118,23 +116,13 @@ class Machine:
         return slow
 
     def _bursts(self, count: int) -> Floats:
-        """Whether each of the next steps lies in a burst, `[*shape, count]`."""
         leave = 1.0 / self.model.burst_steps
         enter = leave * self.model.burst_share / (1.0 - self.model.burst_share)
-        draws = self.rng.random((count, *self.shape))
-        # A draw below both limits changes the state, one above both keeps it, one between them sets it: so a state is
-        # the last one that was set, or the first one of all, changed as often as draws said so since.
-        changes = np.cumsum(draws < min(enter, leave), axis=0)
-        is_set = (draws >= min(enter, leave)) & (draws < max(enter, leave))
-        steps = np.arange(count).reshape(-1, *[1] * len(self.shape))
-        last_set = np.maximum.accumulate(np.where(is_set, steps, -1), axis=0)
-        since: npt.NDArray[np.int64] = changes - np.where(
-            last_set < 0, 0, np.take_along_axis(changes, np.maximum(last_set, 0), axis=0)
-        )
-        start = np.where(last_set < 0, self._in_burst, leave < enter)
-        on = start ^ (since % 2 == 1)
-        self._in_burst = on[-1]
-        return np.moveaxis(on, 0, -1).astype(float)
+        on = np.empty((count, *self.shape))
+        for step, draw in enumerate(self.rng.random((count, *self.shape))):
+            self._in_burst = np.where(self._in_burst, draw >= leave, draw < enter)
+            on[step] = self._in_burst
+        return np.moveaxis(on, 0, -1)
 
 
 class Process:

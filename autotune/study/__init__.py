@@ -3,7 +3,6 @@
 from autotune.study.comparer import Compared, fixed, sequential
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
-from autotune.study.preflight import study_space
 from autotune.study.proof import more_processes, prove
 from autotune.study.recheck import recheck_winner
 from autotune.study.run import Evaluator, StudyRun

@@ -156,13 +156,8 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
         estimate=found,
         is_honest=found.low <= 1.0 <= found.high,
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
-        autocorrelation=0.0,
-        # The order is always the same here, so nothing is known of it.
-        order_effect=Estimate(ratio=1.0, low=0.0, high=math.inf, level=found.level, pair_count=0),
-        half_width=half,
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
-        pairs_for_sesoi=math.ceil(count * (half / sesoi) ** 2),
     )
 
 

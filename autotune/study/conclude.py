@@ -47,8 +47,8 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
-            f"step time ratio {format_ratio(ratio.ratio)} {format_interval(ratio.low, ratio.high)} over {proven.process_count} "
-            "fresh pairs of processes",
+            f"step time ratio {format_ratio(ratio.ratio)} {format_interval(ratio.low, ratio.high)} over "
+            f"{proven.process_count} fresh pairs of processes",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -112,8 +112,8 @@ def _predicted(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, objec
     return {
         "outcome": Outcome.PREDICTED,
         "sentence": f"{PREDICTED}: on {place} a model gives {best.settings} {format_ratio(step.ratio)} of the "
-        f"default's step time ({format_seconds(step.step_s)} instead of {format_seconds(reference.step_s)}); measure it before "
-        "you use it",
+        f"default's step time ({format_seconds(step.step_s)} instead of {format_seconds(reference.step_s)}); measure "
+        "it before you use it",
         "settings": best.settings,
         "trial": best.number,
         "prediction": step,

@@ -19,7 +19,7 @@ from autotune.model import (
 from autotune.settings import SearchSpace
 from autotune.study.noise_floor import measured_floor
 from autotune.study.run import StudyRun
-from autotune.study.screen import Precheck, StudyScreen, open_study_screen
+from autotune.study.screen import Precheck, StudyScreener, open_study_screener
 from autotune.study.trial import find_twin, measure_trial, same_set
 
 
@@ -29,7 +29,7 @@ class Measuring:
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._resources = contextlib.ExitStack()
-        self._screen: StudyScreen | None = self._resources.enter_context(open_study_screen(run.store, run.view))
+        self._screen: StudyScreener | None = self._resources.enter_context(open_study_screener(run.store, run.view))
 
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autotune.compiler import (
     CompiledProgram,
     Prediction,
-    Screen,
+    Screener,
     Target,
     Topology,
     compiler_versions,
@@ -39,7 +39,7 @@ from autotune.model import (
 )
 from autotune.settings import SearchSpace, Stage
 from autotune.study.run import StudyRun
-from autotune.study.screen import StudyScreen, does_not_fit
+from autotune.study.screen import StudyScreener, does_not_fit
 from autotune.study.trial import find_twin
 
 
@@ -97,17 +97,17 @@ class Predicting:
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._resources = contextlib.ExitStack()
-        self._screening = self._resources.enter_context(contextlib.closing(StudyScreen(run.store, run.view)))
+        self._screener = self._resources.enter_context(contextlib.closing(StudyScreener(run.store, run.view)))
         self._target, self._topology = cluster_of(run.spec)
         self._reference_s = 0.0
-        self._screen: Screen
+        self._screen: Screener
 
     def reference(self) -> Facts:
         """Compiles and predicts the reference; a run that goes on with other versions is refused."""
         run, versions = self._run, compiler_versions()
-        self._screen = self._screening.open(self._target, self._topology)
+        self._screen = self._screener.open(self._target, self._topology)
         run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
-        program = self._screening.wait(self._screen.reference)
+        program = self._screener.wait(self._screen.reference)
         found = predict_step(program, self._target, self._topology)
         self._reference_s = found.step_s
         last = run.store.last(ScreenRecord)
@@ -135,9 +135,9 @@ class Predicting:
         kept = tuple(p for p in space.parameters if p.name not in blind and not blind & set(p.condition or {}))
         gone = {p.name: reason for p in space.parameters if p not in kept} | dict(space.left_out)
         seen = SearchSpace(kept, gone)
-        if not self._screening.is_asked_for:
+        if not self._screener.is_asked_for:
             return seen
-        return self._screening.screened(self._screen, seen, dict(self._run.setup.first))
+        return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
 
     def evaluate(self, config: TrialConfig, known: Sequence[TrialResult], *, attempt: int) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""
@@ -149,7 +149,7 @@ class Predicting:
 
     def _outcome(self, settings: FlagSet, known: Sequence[TrialResult]) -> tuple[TrialOutcome, str | None]:
         """What becomes of a set, and the name of its program."""
-        result = self._screening.wait(lambda: self._screen.result(settings))
+        result = self._screener.wait(lambda: self._screen.result(settings))
         if result.program is None:
             assert result.failure is not None
             return Failed(failure=result.failure), None

@@ -20,8 +20,7 @@ from autotune.model import (
 )
 from autotune.rundir import Store
 from autotune.settings import (
-    Catalog,
-    ProbeReport,
+    KnownSettings,
     SearchSpace,
     SettingVerdict,
     Stage,
@@ -29,7 +28,6 @@ from autotune.settings import (
     check_settings,
     find_recipe,
     for_build,
-    load_catalog,
     probe_build,
 )
 from autotune.study.bench import watch_of
@@ -46,15 +44,13 @@ class Preflight:
 
     Attributes:
         spec: The study.
-        report: What the installed build has.
+        known: What is known of settings on the installed build.
         first: Sets to try before the sampler proposes, with who suggests them.
     """
 
     spec: StudySpec
-    report: ProbeReport
-    catalog: Catalog
+    known: KnownSettings
     first: tuple[tuple[str, FlagSet], ...]
-    storage: str | None
 
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
@@ -62,16 +58,15 @@ class Preflight:
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
-        known = self.catalog
-        return FlagSet({n: v for n, v in settings.items() if n not in known or known[n].stage is not Stage.PROGRAM})
+        return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
         """The search space of this study on this build."""
-        return study_space(self.spec, self.report, self.catalog, reference)
+        return build_space(self.spec, self.known, reference)
 
 
 def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]) -> Preflight:
-    """Probes, checks every setting that the study names, and gathers what goes first.
+    """Asks the build, checks every setting that the study names, gathers what goes first, and builds the space.
 
     Args:
         spec: The study.
@@ -83,17 +78,17 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
         StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
-    catalog = load_catalog()
     note("asking the installed build which settings it has")
-    report = probe_build(program_python(spec), platform=spec.device.platform)
-    note(f"{report.build}: {sum(f.in_xla_flags for f in report.flags.values())} XLA flags")
-    _refuse(spec, report, catalog)
+    build = probe_build(program_python(spec), platform=spec.device.platform)
+    note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
+    known = KnownSettings(build)
+    _refuse(spec, known)
+    first = _first_sets(spec, known, note)
+    build_space(spec, known, None)  # an unknown group must not wait for the reference to run
     _refuse_uncounted_energy(spec)
-    study_space(spec, report, catalog, None)  # an unknown group must not wait for the reference to run
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
-    first = _first_sets(spec, report, catalog, note)
-    return Preflight(spec=spec, report=report, catalog=catalog, first=tuple(first), storage=storage)
+    return Preflight(spec=spec, known=known, first=tuple(first))
 
 
 def program_python(spec: StudySpec) -> str:
@@ -102,25 +97,6 @@ def program_python(spec: StudySpec) -> str:
     if re.fullmatch(r"python[\d.]*", Path(first).name) and (found := shutil.which(first)):
         return found
     return driver_python()
-
-
-def study_space(spec: StudySpec, report: ProbeReport, catalog: Catalog, reference: WorkloadFacts | None) -> SearchSpace:
-    """The search space of a study, as it is known before (None) or after the reference ran or was compiled."""
-    search = spec.search
-    return build_space(
-        settings=search.settings,
-        groups=search.groups,
-        recipes=(),
-        symptoms=search.symptoms,
-        report=report,
-        catalog=catalog,
-        platform=spec.device.platform,
-        device_count=reference.device_count if reference else spec.device.count or 1,
-        node_count=spec.device.node_count,
-        mesh=reference.mesh if reference else spec.workload.options.get("mesh", {}),
-        layer_bytes=reference.layer_bytes or None if reference else None,
-        has_loop=bool(spec.workload.options.get("scan", True)),
-    )
 
 
 def launcher_for(store: Store) -> Launcher:
@@ -138,13 +114,32 @@ def launcher_for(store: Store) -> Launcher:
     return kind(spec, study_dir=store.study_dir, base=caller_environment(), watch=store.watch)
 
 
-def _first_sets(
-    spec: StudySpec, report: ProbeReport, catalog: Catalog, note: Callable[[str], None]
-) -> Sequence[tuple[str, FlagSet]]:
+def _refuse(spec: StudySpec, known: KnownSettings) -> None:
+    """Refuses what the build refuses, and what would change which program runs."""
+    places = [("baseline", spec.baseline)]
+    places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
+    places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
+    for _, settings in places:
+        refuse_forbidden(settings)
+    problems: list[str] = []
+    for place, settings in places:
+        for check in check_settings(settings, known):
+            if not check.starts or check.verdict in REFUSED:
+                line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
+                if line not in problems:
+                    problems.append(line)
+    if problems:
+        raise SettingError(
+            f"every setting of a study must be one that {known.build.build} takes but:\n"
+            + "\n".join(f"  - {p}" for p in problems)
+        )
+
+
+def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
     """The caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
-        return for_build(settings, report, catalog, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
+        return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
 
     found: list[tuple[str, FlagSet]] = []
     if spec.search.use_environment and spec.replay is None:
@@ -154,28 +149,6 @@ def _first_sets(
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
     return [(origin, settings) for origin, settings in found if settings]
-
-
-def _refuse(spec: StudySpec, report: ProbeReport, catalog: Catalog) -> None:
-    """Refuses what the build refuses, and what would change which program runs."""
-    problems: list[str] = []
-    places = [
-        ("baseline", spec.baseline),
-        *((f"search.first `{s.name}`", s.settings) for s in spec.search.first),
-    ]
-    places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
-    for place, settings in places:
-        refuse_forbidden(settings)
-        for check in check_settings(settings, report, catalog):
-            if not check.starts or check.verdict in REFUSED:
-                line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
-                if line not in problems:
-                    problems.append(line)
-    if problems:
-        raise SettingError(
-            f"every setting of a study must be one that {report.build} takes but:\n"
-            + "\n".join(f"  - {p}" for p in problems)
-        )
 
 
 def _refuse_uncounted_energy(spec: StudySpec) -> None:

@@ -17,18 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.compiler import (
-    Screen,
+    Screener,
     ScreenReport,
     Target,
     Topology,
+    cluster_that_ran,
     compiler_problem,
     compiler_versions,
     domains,
-    load_target,
     narrowed,
-    open_screen,
-    parse_topology,
-    target_of,
+    open_screener,
 )
 from autotune.machine import caller_environment, default_cache_dir
 from autotune.model import (
@@ -88,7 +86,7 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     return True, ""
 
 
-class StudyScreen:
+class StudyScreener:
     """The screen of one study, open as long as the study runs.
 
     Args:
@@ -106,7 +104,7 @@ class StudyScreen:
         self._view = view
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
-        self._screen: Screen | None = None
+        self._screen: Screener | None = None
         self._is_on = True
         self._believes_memory = True
 
@@ -140,7 +138,7 @@ class StudyScreen:
             self._view.note("the reference runs though the screen says it does not fit: its memory is not believed")
         return left
 
-    def screened(self, screen: Screen, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
+    def screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
         """The space without what a screen finds to be of no use.
 
         Raises:
@@ -153,7 +151,7 @@ class StudyScreen:
         self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
         return left
 
-    def open(self, target: Target | None, topology: Topology | None) -> Screen:
+    def open(self, target: Target | None, topology: Topology | None) -> Screener:
         """What compiles for a cluster, or for this CPU; nothing is compiled yet.
 
         Raises:
@@ -162,7 +160,7 @@ class StudyScreen:
         """
         asked = self._spec.screen
         _, self._screen = self._resources.enter_context(
-            open_screen(
+            open_screener(
                 self._spec,
                 study_dir=Path(self._store.study_dir),
                 target=target,
@@ -181,18 +179,15 @@ class StudyScreen:
         Raises:
             LaunchError: If the GPU that runs is none of the catalogue.
         """
-        asked, nodes = self._spec.screen, self._spec.device.node_count
-        target = load_target(asked.target) if asked.target else target_of(reference.device_kind)
+        target, topology = cluster_that_ran(self._spec, reference)
         if target is None:
             raise LaunchError(
                 f"the GPU must be one that is described but got {reference.device_kind!r}; "
                 "name the nearest by `screen.target` (see `autotune targets list`)"
             )
-        if asked.topology:
-            return target, parse_topology(asked.topology)
-        return target, Topology(nodes, max(1, reference.device_count // nodes))
+        return target, topology
 
-    def _known(self, screen: Screen) -> ScreenReport | None:
+    def _known(self, screen: Screener) -> ScreenReport | None:
         """The report of an earlier session, if it was of the same cluster and versions."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
@@ -200,7 +195,7 @@ class StudyScreen:
                 return ScreenReport.model_validate(record.report)
         return None
 
-    def _run(self, screen: Screen, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
+    def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
         if (found := self._of_another_worker(screen)) is not None:
             return found
@@ -234,7 +229,7 @@ class StudyScreen:
         )
         return report
 
-    def _of_another_worker(self, screen: Screen) -> ScreenReport | None:
+    def _of_another_worker(self, screen: Screener) -> ScreenReport | None:
         """Waits while another worker of the study screens; None if it is this one's to do.
 
         Raises:
@@ -282,7 +277,7 @@ class StudyScreen:
             self._give_up(error)
             return Precheck()
 
-    def _precheck(self, screen: Screen, settings: FlagSet) -> Precheck:
+    def _precheck(self, screen: Screener, settings: FlagSet) -> Precheck:
         key = screen.program_key(settings)
         if self._believes_memory and screen.fits(settings) is False:
             return Precheck(key, does_not_fit(screen, settings))
@@ -320,7 +315,7 @@ class StudyScreen:
 
 
 @contextlib.contextmanager
-def open_study_screen(store: Store, view: View) -> Iterator[StudyScreen | None]:
+def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
     """The screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:
@@ -328,14 +323,14 @@ def open_study_screen(store: Store, view: View) -> Iterator[StudyScreen | None]:
     if not asked:
         yield None
         return
-    opened = StudyScreen(store, view)
+    opened = StudyScreener(store, view)
     try:
         yield opened
     finally:
         opened.close()
 
 
-def does_not_fit(screen: Screen, settings: FlagSet) -> Failure:
+def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
     """The failure of a set that must not be launched."""
     program = screen.result(settings).program
     peak = program.memory.peak_bytes if program and program.memory else None

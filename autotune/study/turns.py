@@ -106,8 +106,8 @@ class InTurns(Comparer):
 
     def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
         """See `Comparer`."""
-        ratios, is_second_first = [log_ratio(p) for p in pairs], [p.first is Arm.CANDIDATE for p in pairs]
-        return read_noise_floor(ratios, is_second_first, plan=plan, sesoi=self.bench.spec.measure.smallest_effect)
+        ratios = [log_ratio(p) for p in pairs]
+        return read_noise_floor(ratios, plan=plan, sesoi=self.bench.spec.measure.smallest_effect)
 
 
 def measure_pairs(

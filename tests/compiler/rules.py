@@ -12,7 +12,7 @@ import pytest
 from autotune.compiler.compiler import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.compiler.verdicts import Screen
+from autotune.compiler.verdicts import Screener
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.settings.catalog import load_catalog
@@ -69,8 +69,8 @@ class Rules:
         return "; ".join(parts) or "plain"
 
 
-def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screen:
-    return Screen(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
+def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screener:
+    return Screener(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
 
 
 def space() -> SearchSpace:

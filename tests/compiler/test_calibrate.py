@@ -118,7 +118,7 @@ def gpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         ("c", FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"})),
     )
     store = record(tmp_path / "gpu", spec, trials=3, first=first)
-    monkeypatch.setattr(module, "open_screen", lambda *_, **__: contextlib.nullcontext((spec, screen(Rules()))))
+    monkeypatch.setattr(module, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(Rules()))))
     return store
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from autotune.compiler import compiler as compiler_module
 from autotune.compiler import program as P
-from autotune.compiler.compiler import Compiler, compile_sets, read_program
+from autotune.compiler.compiler import CompileJob, Compiler, read_program
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.targets import load_target, target_names
-from autotune.compiler.verdicts import Screen
+from autotune.compiler.verdicts import Screener
 from autotune.machine import environment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -31,6 +32,12 @@ NCCL_SET = FlagSet({"NCCL_PROTO": "LL128", "xla_gpu_nccl_collective_max_nchannel
 UNKNOWN = FlagSet({"xla_gpu_no_such_flag": 3})
 REJECTED = FlagSet({"xla_gpu_experimental_autotune_backends": "TRITON"})
 BREAKING = FlagSet({"xla_gpu_ptx_compiler_extra_flags": "--no-such"})  # an error on 0.10.2, SIGSEGV on 0.12.0.1
+
+
+def compile_sets(job: CompileJob, sets: Sequence[FlagSet], **how: Any) -> list[CompileResult]:
+    """What becomes of each distinct set, compiled by a worker of their own."""
+    with Compiler(job, **how) as compiler:
+        return list(compiler.compile(sets))
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +171,9 @@ def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any) -> None:
 
 def test_second_call_takes_everything_from_the_cache(toy_job: Any, tmp_path: Path) -> None:
     sets = [REFERENCE, UNKNOWN]
-    first = list(compile_sets(toy_job(), sets, cache_dir=tmp_path))
+    first = compile_sets(toy_job(), sets, cache_dir=tmp_path)
     told: list[str] = []
-    second = list(compile_sets(toy_job(), sets, cache_dir=tmp_path, progress=told.append))
+    second = compile_sets(toy_job(), sets, cache_dir=tmp_path, progress=told.append)
     assert told == []
     assert all(r.from_cache for r in second)
     assert [r.program for r in second] == [r.program for r in first]
@@ -181,7 +188,7 @@ def test_other_versions_or_sizes_do_not_share_a_cache(toy_job: Any) -> None:
 def test_broken_workload_is_an_error_that_quotes_it(toy_job: Any) -> None:
     job = dataclasses.replace(toy_job(), entry="toy_workload:broken")
     with pytest.raises(LaunchError, match="seven is not a size"):
-        list(compile_sets(job, [REFERENCE]))
+        compile_sets(job, [REFERENCE])
 
 
 def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_more(toy_job: Any) -> None:
@@ -190,7 +197,7 @@ def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_m
     assert result.program is not None, result.failure
     two = dataclasses.replace(toy_job("1x2"), entry="workloads.example:build")
     with pytest.raises(LaunchError, match="abstract_state"):
-        list(compile_sets(two, [REFERENCE]))
+        compile_sets(two, [REFERENCE])
 
 
 def test_two_nodes_are_seen_in_the_groups(toy_job: Any) -> None:
@@ -204,7 +211,7 @@ def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     verdicts = {}
     for batch in (2048, 8 << 22):
         with Compiler(toy_job(target="l4", batch=batch)) as compiler:
-            screen = Screen(compiler, baseline=FlagSet(), catalog=load_catalog())
+            screen = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
             verdicts[batch] = screen.run({}, {}).reference.fits
     assert verdicts == {2048: True, 8 << 22: False}
 

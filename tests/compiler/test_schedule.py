@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from autotune.compiler import program as P
 from autotune.compiler import schedule
-from autotune.compiler.differences import changes
 from autotune.compiler.explain import Side, as_page, as_text
 from autotune.compiler.hlo import parse_module
 from autotune.compiler.predict import Event, Prediction, predict_step
-from autotune.compiler.program import CompiledProgram, Memory, OpKind
+from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
 from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_names, parse_thunks
 from autotune.compiler.targets import load_target, parse_topology
 

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
 from autotune.model.errors import SettingError
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import UNSET, Catalog, Scope, Setting, Stage, Tier, load_catalog, older
-from autotune.settings.probe import probe_build
+from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older
+from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.recipes import load_symptoms
-from autotune.settings.values import range_problem, value_problem
 
 # Every setting that the five pages we started from name.
 PAGES = [
@@ -79,11 +77,6 @@ PAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
 def false_claims(catalog: Catalog, report: ProbeReport) -> list[str]:
     """What the catalogue says of a build that the build itself denies."""
     return [f"{s.name}: {claim}" for s in catalog.values() for claim in _false_claims(s, report)]
@@ -94,8 +87,10 @@ def _false_claims(setting: Setting, report: ProbeReport) -> list[str]:
     if setting.kind not in ("xla", "jax"):
         return []
     there = name in report.flags if setting.kind == "xla" else name in report.jax_options
-    if there != setting.exists_in(version):
-        return [f"exists_in({version}) is {setting.exists_in(version)}"]
+    has_come = not setting.since or not older(version, setting.since)
+    is_gone = bool(setting.removed) and not older(version, setting.removed)
+    if there != (has_come and not is_gone):
+        return [f"since {setting.since!r}, removed {setting.removed!r}: not so in {version}"]
     if not there:
         return []
     if setting.kind == "jax":
@@ -174,14 +169,14 @@ def test_entries_are_whole() -> None:
             assert "not yet described" not in setting.summary, setting.name
 
 
-def test_values_worth_trying_are_legal_and_sensible(report: ProbeReport) -> None:
+def test_values_worth_trying_are_legal_and_sensible(report: ProbeReport, known: KnownSettings) -> None:
     for setting in load_catalog().values():
         info = report.flags.get(setting.name)
         tried = [*setting.values, *(str(v) for v in (setting.low, setting.high) if v is not None)]
         for value in tried:
-            assert not range_problem(value, setting), (setting.name, value)
+            assert not known[setting.name].out_of_range(value), (setting.name, value)
             if info is not None and info.in_xla_flags and info.type in ("bool", "int32", "int64", "float"):
-                assert not value_problem(value, info), (setting.name, value)
+                assert not known[setting.name].refused(value), (setting.name, value)
 
 
 def test_what_only_a_device_can_judge_is_not_called_a_program_setting() -> None:

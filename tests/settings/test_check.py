@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 
 import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, load_catalog
 from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, would_start
+from autotune.settings.known import KnownSettings
 from autotune.settings.migrate import migrate_text
 from autotune.settings.parser import ParserProcess
-from autotune.settings.probe import probe_build
 
 V = SettingVerdict
 
@@ -40,26 +37,10 @@ PAGE = """--xla_gpu_use_memcpy_local_p2p=true
 --xla_gpu_memory_limit_slop_factor=95"""
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=120) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load_catalog()
-
-
 def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
-    report: ProbeReport, parser: ParserProcess, catalog: Catalog
+    parser: ParserProcess, known: KnownSettings
 ) -> None:
-    checks = check_xla_flags(PAGE, report, catalog)
+    checks = check_xla_flags(PAGE, known)
     named = {c.name for c in checks if not c.starts}
     assert named == set(parser.ask(PAGE).unknown)
     # Each alone, in a process of its own: the parser says so of every single flag.
@@ -73,15 +54,13 @@ def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
     }
 
 
-def test_a_migrated_page_starts(report: ProbeReport, parser: ParserProcess, catalog: Catalog) -> None:
-    assert parser.ask(migrate_text(PAGE, report, catalog).text).starts
+def test_a_migrated_page_starts(parser: ParserProcess, known: KnownSettings) -> None:
+    assert parser.ask(migrate_text(PAGE, known).text).starts
 
 
-def test_effect_verdicts_are_those_of_the_resolved_options(
-    report: ProbeReport, parser: ParserProcess, catalog: Catalog
-) -> None:
+def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess, known: KnownSettings) -> None:
     base = parser.ask("").options
-    for check in check_xla_flags(PAGE, report, catalog):
+    for check in check_xla_flags(PAGE, known):
         if check.starts and check.verdict in (V.EFFECTIVE, V.ALREADY_DEFAULT, V.NO_EFFECT):
             changed = parser.ask(f'--{check.name}="{check.value}"').options != base
             assert changed == (check.verdict is V.EFFECTIVE), check
@@ -89,7 +68,7 @@ def test_effect_verdicts_are_those_of_the_resolved_options(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whether_it_starts_is_what_the_real_parser_says(
-    report: ProbeReport, parser: ParserProcess, catalog: Catalog, seed: int
+    report: ProbeReport, parser: ParserProcess, known: KnownSettings, seed: int
 ) -> None:
     generator = random.Random(seed)
     # Left out: texts and maps that have a parser of their own (durations, xla_fuel ...), enums without known values.
@@ -99,7 +78,7 @@ def test_whether_it_starts_is_what_the_real_parser_says(
     for _ in range(150):
         info = generator.choice(flags)
         value = generator.choice([*texts, *info.spellings, *(f"+{v}" for v in info.values), ",".join(info.values[:2])])
-        check = check_setting(info.name, value, report, catalog)
+        check = check_setting(info.name, value, known)
         assert check.starts == parser.ask(f'--{info.name}="{value}"').starts, (info.name, value)
 
 
@@ -143,23 +122,23 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         ("MALLOC_ARENA_MAX", "1", V.EFFECTIVE, True),
     ],
 )
-def test_verdicts(report: ProbeReport, catalog: Catalog, name: str, value: str, verdict: V, starts: bool) -> None:
-    (check,) = check_settings(FlagSet({name: value}), report, catalog)
+def test_verdicts(known: KnownSettings, name: str, value: str, verdict: V, starts: bool) -> None:
+    (check,) = check_settings(FlagSet({name: value}), known)
     assert (check.verdict, check.starts) == (verdict, starts), check.reason
 
 
-def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeReport, catalog: Catalog) -> None:
-    check = check_setting("xla_gpu_enable_latency_hiding_scheduler", "false", report, catalog)
+def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeReport, known: KnownSettings) -> None:
+    check = check_setting("xla_gpu_enable_latency_hiding_scheduler", "false", known)
     unset = report.flags["xla_gpu_enable_latency_hiding_scheduler"].default is None
     assert check.verdict is (V.EFFECTIVE if unset else V.ALREADY_DEFAULT)
 
 
-def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, catalog: Catalog) -> None:
+def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, known: KnownSettings) -> None:
     cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
-    assert check_setting("NCCL_PROTO", "Simple", cuda, catalog).verdict is V.EFFECTIVE
-    check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", cuda, catalog)
+    assert check_setting("NCCL_PROTO", "Simple", KnownSettings(cuda)).verdict is V.EFFECTIVE
+    check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", KnownSettings(cuda))
     assert check.replacement == ("XLA_CLIENT_MEM_FRACTION", "0.9")
-    assert check_setting("XLA_CLIENT_MEM_FRACTION", "9", cuda, catalog).verdict is V.BAD_VALUE
+    assert check_setting("XLA_CLIENT_MEM_FRACTION", "9", KnownSettings(cuda)).verdict is V.BAD_VALUE
 
 
 @pytest.mark.parametrize(
@@ -179,22 +158,22 @@ def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, catalog: Ca
     ],
 )  # fmt: skip
 def test_a_text_is_judged_as_the_real_parser_reads_it(
-    report: ProbeReport, parser: ParserProcess, catalog: Catalog, text: str, verdicts: list[V]
+    parser: ParserProcess, known: KnownSettings, text: str, verdicts: list[V]
 ) -> None:
-    checks = check_xla_flags(text, report, catalog)
+    checks = check_xla_flags(text, known)
     assert [c.verdict for c in checks] == verdicts
     assert would_start(checks) == parser.ask(text).starts
 
 
-def test_advice_names_what_to_write(report: ProbeReport, catalog: Catalog) -> None:
+def test_advice_names_what_to_write(known: KnownSettings) -> None:
     def advice(text: str) -> str:
-        return check_xla_flags(text, report, catalog)[0].advice
+        return check_xla_flags(text, known)[0].advice
 
     assert advice("--xla_gpu_enable_triton_gemm-false") == "write --xla_gpu_enable_triton_gemm=false"
     assert advice("–xla_gpu_autotune_level=3") == "write --xla_gpu_autotune_level=3"  # noqa: RUF001
-    (wrong,) = check_xla_flags("--xla_gpu_command_buffer_scheduling_mode=fast", report, catalog)
+    (wrong,) = check_xla_flags("--xla_gpu_command_buffer_scheduling_mode=fast", known)
     assert "LHS" in wrong.reason
-    (typo,) = check_xla_flags("--xla_gpu_autotun_level=3", report, catalog)
+    (typo,) = check_xla_flags("--xla_gpu_autotun_level=3", known)
     assert "xla_gpu_autotune_level" in typo.reason
 
 
@@ -210,9 +189,9 @@ python train.py
 """
 
 
-def test_a_script_is_rewritten_and_the_rest_stays_as_it_is(report: ProbeReport, catalog: Catalog) -> None:
+def test_a_script_is_rewritten_and_the_rest_stays_as_it_is(report: ProbeReport, known: KnownSettings) -> None:
     cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
-    migration = migrate_text(SCRIPT, cuda, catalog)
+    migration = migrate_text(SCRIPT, KnownSettings(cuda))
     assert (
         migration.text
         == """#!/bin/bash
@@ -229,12 +208,12 @@ python train.py
     assert [r.partition(":")[0] for r in migration.remarks] == ["line 2", "line 8"]
 
 
-def test_python_sources_are_rewritten_too(report: ProbeReport, catalog: Catalog) -> None:
+def test_python_sources_are_rewritten_too(known: KnownSettings) -> None:
     source = "FLAGS = ('--xla_gpu_triton_gemm_any=True '\n         '--xla_gpu_cudnn_gemm_fusion=true')\n"
-    text = migrate_text(source, report, catalog).text
+    text = migrate_text(source, known).text
     assert text == source.replace("xla_gpu_cudnn_gemm_fusion=true", "xla_gpu_cudnn_gemm_fusion_level=1")
 
 
-def test_a_text_without_settings_stays(report: ProbeReport, catalog: Catalog) -> None:
-    migration = migrate_text("python train.py --xla=1\n", report, catalog)
+def test_a_text_without_settings_stays(known: KnownSettings) -> None:
+    migration = migrate_text("python train.py --xla=1\n", known)
     assert (migration.text, migration.changes) == ("python train.py --xla=1\n", ())

@@ -9,20 +9,14 @@ import pytest
 
 from autotune.machine import Runner, run_program
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import load_catalog
 from autotune.settings.check import SettingVerdict
 from autotune.settings.doctor import diagnose, find_places, find_steering, find_versions
-from autotune.settings.probe import probe_build
+from autotune.settings.known import KnownSettings
 from autotune.settings.words import describe_diagnosis
 
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
 """
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
 
 
 def machine_with(gpus: str, installed: str = "{}") -> Runner:
@@ -61,7 +55,7 @@ def test_slurm_outside_of_a_job_is_seen(tmp_path: Path) -> None:
     assert find_places({"PATH": str(tmp_path)}, tmp_path) == ("SLURM commands, outside of a job",)
 
 
-def test_variables_that_steer_are_judged_and_others_are_not_shown(report: ProbeReport) -> None:
+def test_variables_that_steer_are_judged_and_others_are_not_shown(known: KnownSettings) -> None:
     environment = {
         "XLA_FLAGS": "--xla_gpu_graph_level=0 --xla_gpu_autotune_level=4",
         "JAX_ENABLE_PGLE": "true",
@@ -70,7 +64,7 @@ def test_variables_that_steer_are_judged_and_others_are_not_shown(report: ProbeR
         "HOME": "/home/me",
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
-    found = find_steering(environment, report, load_catalog())
+    found = find_steering(environment, known)
     assert [(c.name, c.verdict) for c in found] == [
         ("xla_gpu_graph_level", SettingVerdict.RENAMED),
         ("xla_gpu_autotune_level", SettingVerdict.ALREADY_DEFAULT),
@@ -86,13 +80,12 @@ def test_versions_are_those_of_the_interpreter(report: ProbeReport) -> None:
     assert versions["Python"] == report.python
 
 
-def test_each_missing_thing_comes_with_the_command_that_mends_it(report: ProbeReport, tmp_path: Path) -> None:
+def test_each_missing_thing_comes_with_the_command_that_mends_it(known: KnownSettings, tmp_path: Path) -> None:
     installed = '{"jaxlib": "0.10.2", "jax": "0.10.2", "jax-cuda12-plugin": "0.10.1", "flax": "1", "optax": "1"}'
     found = diagnose(
         "python",
         {"XLA_FLAGS": "--xla_gpu_made_up=1", "JAX_COMPILATION_CACHE_DIR": "/c"},
-        report=report,
-        catalog=load_catalog(),
+        known=known,
         run=machine_with(H100S, installed),
         root=tmp_path,
     )
@@ -111,10 +104,8 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(report: ProbeRe
     assert "xla_gpu_made_up=1: not an XLA flag" in text
 
 
-def test_without_gpus_and_plugin_screening_is_what_is_missing(report: ProbeReport, tmp_path: Path) -> None:
-    found = diagnose(
-        "python", {}, report=report, catalog=load_catalog(), run=machine_with("", '{"jaxlib": "0.10.2"}'), root=tmp_path
-    )
+def test_without_gpus_and_plugin_screening_is_what_is_missing(known: KnownSettings, tmp_path: Path) -> None:
+    found = diagnose("python", {}, known=known, run=machine_with("", '{"jaxlib": "0.10.2"}'), root=tmp_path)
     (screening,) = (f for f in found.findings if "plugin" in f.problem)
     assert screening.feature == "compiling for GPUs on this machine (screening)"
     assert screening.command == (
@@ -124,6 +115,6 @@ def test_without_gpus_and_plugin_screening_is_what_is_missing(report: ProbeRepor
 
 
 def test_a_build_that_cannot_be_asked_is_a_finding(tmp_path: Path) -> None:
-    found = diagnose("python", {}, report=None, catalog=load_catalog(), run=machine_with(""), root=tmp_path)
+    found = diagnose("python", {}, known=None, run=machine_with(""), root=tmp_path)
     assert found.findings[0].command == "python -m pip install jax"
     assert found.steering == ()

@@ -10,17 +10,13 @@ import pytest
 import autotune.settings.probe
 from autotune.machine.environment import default_cache_dir
 from autotune.model.errors import LaunchError
-from autotune.settings.build import ProbeReport, canonical_value
-from autotune.settings.descriptor import FieldInfo, read_debug_options
+from autotune.settings.build import FlagInfo, ProbeReport
+from autotune.settings.descriptor import read_debug_options
+from autotune.settings.known import canonical_value
 from autotune.settings.parser import ParserProcess, parse_text_proto, quiet_environment
 from autotune.settings.probe import probe_build
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
 
 
 def test_all_flags_of_the_parser_are_found(report: ProbeReport) -> None:
@@ -207,8 +203,8 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
     library.write_bytes(b"\x7fELF" + b"\0" * 7 + file + b"\0" * 5)
     assert read_debug_options(library) == (
         (
-            FieldInfo("xla_mode", "enum", True, False, ("MODE_A", "MODE_B")),
-            FieldInfo("xla_old", "bool", False, True, ()),
+            FlagInfo(name="xla_mode", type="enum", repeated=True, values=("MODE_A", "MODE_B")),
+            FlagInfo(name="xla_old", type="bool", deprecated=True),
         ),
         frozenset({"xla_gone"}),
     )

@@ -1,30 +1,15 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-
 import pytest
 
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import load_catalog
-from autotune.settings.check import SettingVerdict, check_settings, would_start
-from autotune.settings.migrate import for_build
+from autotune.settings.check import SettingVerdict, check_settings, for_build, would_start
+from autotune.settings.known import KnownSettings
 from autotune.settings.parser import ParserProcess
-from autotune.settings.probe import probe_build
 from autotune.settings.recipes import find_recipe, find_symptom, load_recipes, load_symptoms, search_symptoms
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable) as process:
-        yield process
 
 
 def test_all_published_sets_are_there_with_source_and_date() -> None:
@@ -38,18 +23,20 @@ def test_all_published_sets_are_there_with_source_and_date() -> None:
 
 @pytest.mark.parametrize("name", list(load_recipes()))
 def test_the_verdict_on_a_published_set_is_that_of_the_real_parser(
-    report: ProbeReport, parser: ParserProcess, name: str
+    known: KnownSettings, parser: ParserProcess, name: str
 ) -> None:
     settings = find_recipe(name).settings
-    checks = check_settings(settings, report, load_catalog())
+    checks = check_settings(settings, known)
     answer = parser.ask(find_recipe(name).flags)
     assert would_start(checks) == answer.starts
     assert {c.name for c in checks if not c.starts} == set(answer.unknown)
 
 
 @pytest.mark.parametrize("name", list(load_recipes()))
-def test_what_is_left_of_a_published_set_starts_and_acts(report: ProbeReport, parser: ParserProcess, name: str) -> None:
-    left = for_build(find_recipe(name).settings, report, load_catalog())
+def test_what_is_left_of_a_published_set_starts_and_acts(
+    known: KnownSettings, parser: ParserProcess, name: str
+) -> None:
+    left = for_build(find_recipe(name).settings, known)
     assert parser.ask(left.render_xla_flags()).starts
     base = parser.ask("").options
     for setting, value in left.of_kind("xla").items():
@@ -62,33 +49,33 @@ def test_every_setting_of_a_published_set_is_in_the_catalogue() -> None:
         assert set(recipe.settings) <= set(catalog), recipe.name
 
 
-def test_several_old_switches_become_one_list(report: ProbeReport) -> None:
+def test_several_old_switches_become_one_list(known: KnownSettings) -> None:
     old = find_recipe("gcp_maxtext_2024_a3mega").settings.of_kind("xla")
     switches = {n: "false" for n in old if "enable_async_" in n}
-    left = for_build(old.merge(dict(switches)), report, load_catalog())
+    left = for_build(old.merge(dict(switches)), known)
     assert left["xla_gpu_disable_async_collectives"] == "ALLGATHER,ALLREDUCE,REDUCESCATTER"
 
 
-def test_what_becomes_of_each_setting_is_told(report: ProbeReport) -> None:
+def test_what_becomes_of_each_setting_is_told(known: KnownSettings) -> None:
     told: list[str] = []
     flags = FlagSet({"xla_gpu_no_such_flag": "1", "xla_gpu_enable_triton_gemm": "true", "NCCL_DEBUG": "INFO"})
-    left = for_build(flags, report, load_catalog(), note=told.append)
+    left = for_build(flags, known, note=told.append)
     assert "xla_gpu_no_such_flag" not in left
     assert sum(line.startswith("xla_gpu_no_such_flag is left out: ") for line in told) == 1
     assert not any("xla_gpu_enable_triton_gemm" in line for line in told)  # the default already: nothing is lost
     assert "xla_gpu_enable_triton_gemm" not in left
 
 
-def test_a_default_stays_where_it_undoes_what_lies_beneath(report: ProbeReport) -> None:
+def test_a_default_stays_where_it_undoes_what_lies_beneath(known: KnownSettings) -> None:
     flags = FlagSet({"xla_gpu_enable_triton_gemm": "true"})
     over = FlagSet({"xla_gpu_enable_triton_gemm": "false"})
-    assert for_build(flags, report, load_catalog(), over=over) == flags
+    assert for_build(flags, known, over=over) == flags
 
 
-def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport) -> None:
+def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport, known: KnownSettings) -> None:
     (check,) = (
         c
-        for c in check_settings(find_recipe("maxtext_llama2_7b_1vm").settings, report, load_catalog())
+        for c in check_settings(find_recipe("maxtext_llama2_7b_1vm").settings, known)
         if c.name == "xla_gpu_pipeline_all_gather"
     )
     if "xla_gpu_pipeline_all_gather" in report.flags:

@@ -91,7 +91,6 @@ def test_the_floor_says_what_can_be_found() -> None:
     assert floor.is_honest
     assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
     assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
-    assert floor.pairs_for_sesoi == math.ceil(3 * (half / 0.005) ** 2)
 
 
 def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:

@@ -22,7 +22,7 @@ from autotune.model.records import (
     SessionRecord,
 )
 from autotune.model.trial import TrialResult, TrialStatus
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.simulate import NOISE_MODELS
 from autotune.workers.base import WorkerFailed

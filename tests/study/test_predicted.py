@@ -81,7 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                 searched.extend(p.name for p in left.parameters)
                 return left
 
-        monkeypatch.setattr(stage, "open_screen", opened)
+        monkeypatch.setattr(stage, "open_screener", opened)
         diary = Diary()
         setup = GivenSetup(given_space=space(), first=first, given_launcher=NoLauncher())
         study = given_run(asking(spec, trials), tmp_path / "run", setup, diary, make_evaluator=Noting)

@@ -27,7 +27,7 @@ from autotune.rundir.store import Store
 from autotune.study import screen as stage
 from autotune.study import stages
 from autotune.study.minimise import minimise_set
-from autotune.study.screen import StudyScreen, is_wanted
+from autotune.study.screen import StudyScreener, is_wanted
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.simulated import GivenSetup, given_run
@@ -83,7 +83,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         def opened(*_: Any, **__: Any) -> Iterator[Any]:
             yield spec, screen(rules)
 
-        monkeypatch.setattr(stage, "open_screen", opened)
+        monkeypatch.setattr(stage, "open_screener", opened)
         monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
         diary, launcher = Diary(), Counting(spec)
         setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
@@ -168,7 +168,7 @@ def test_of_several_workers_one_screens_and_all_have_its_result(tmp_path: Path) 
 
     def work(name: str) -> None:
         store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path, worker=name)
-        with contextlib.closing(store), contextlib.closing(StudyScreen(store, Diary())) as screening:
+        with contextlib.closing(store), contextlib.closing(StudyScreener(store, Diary())) as screening:
             narrow = screening.screened(screen(rules[name]), space(), {})
             left[name] = [p.name for p in narrow.parameters]
 
@@ -249,7 +249,7 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, rules, diary = study(), Rules(), Diary()
-    monkeypatch.setattr(stage, "open_screen", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
+    monkeypatch.setattr(stage, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
     monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
     launcher = Counting(spec)
     setup = GivenSetup(given_space=space(), given_launcher=launcher, read_at_run_time=lambda s: s)
@@ -271,16 +271,16 @@ def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_proces
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     guessed: list[FlagSet] = []
-    original = StudyScreen.compile_ahead
+    original = StudyScreener.compile_ahead
 
-    def ahead(self: StudyScreen, guess: Callable[[], FlagSet | None]) -> None:
+    def ahead(self: StudyScreener, guess: Callable[[], FlagSet | None]) -> None:
         def kept() -> FlagSet | None:
             guessed.append(guess() or FlagSet())
             return guessed[-1]
 
         original(self, kept)
 
-    monkeypatch.setattr(StudyScreen, "compile_ahead", ahead)
+    monkeypatch.setattr(StudyScreener, "compile_ahead", ahead)
     rules = Rules()
     _, store, _, _ = run(study(), rules, trials=6)
     tried = [r.settings for r in store.of(TrialResult)]

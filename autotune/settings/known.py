@@ -1,0 +1,290 @@
+"""What is known of a setting and of a value for it: the catalogue's entry joined with what the installed build says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.model import close_matches
+from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
+from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+
+Pair = tuple[str, str]
+
+_JAX_BOOLEANS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
+}
+_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
+_INTEGER_BITS = {"int32": 31, "int64": 63}
+
+UNSET = "(unset)"
+"""Default, in the catalogue, of a setting that has no value until one is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSetting:
+    """One name; anything may be a name, and all three sources may be silent.
+
+    Attributes:
+        name: As in a `FlagSet`.
+        entry: What the catalogue says.
+        flag: What the build says, if it is an XLA flag or a compiler option.
+        option: What jax says, if it is an option of ``jax.config``.
+        default: What is in force when it is not set; None if that is a state of its own, or not known.
+        jaxlib: Version of the build.
+    """
+
+    name: str
+    entry: Setting | None
+    flag: FlagInfo | None
+    option: JaxOption | None
+    default: str | None
+    jaxlib: str
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the build's XLA_FLAGS parser takes it."""
+        return self.flag is not None and self.flag.in_xla_flags
+
+    @property
+    def exists(self) -> bool:
+        """Whether the build has it, as a flag or as an option of jax."""
+        return self.is_flag or self.option is not None
+
+    @property
+    def type(self) -> str:
+        """Type of its values; that of the build, if it says so."""
+        said = self.flag or self.option or self.entry
+        return said.type if said is not None else "string"
+
+    @property
+    def spellings(self) -> Mapping[str, str]:
+        """Further spellings of its values to the value they mean."""
+        return self.flag.spellings if self.flag is not None else {}
+
+    @property
+    def legal_values(self) -> tuple[str, ...]:
+        """Values that the build or jax names; empty if it names none."""
+        said = self.flag or self.option
+        return said.values if said is not None else ()
+
+    def is_default(self, value: str) -> bool:
+        """Whether a value is the one in force anyway."""
+        if self.option is not None and self.type == "bool":
+            value = _JAX_BOOLEANS.get(value.lower(), value)
+        return is_default(value, self.default, self.type, self.spellings)
+
+    def refused(self, value: str) -> str:
+        """Why a process with a value would not start (or a variable makes no sense), as a clause; empty if it would."""
+        if self.flag is not None:
+            return _flag_problem(value, self.flag)
+        if self.option is not None and self.legal_values and value not in self.legal_values:
+            return f"has no value {value!r}{close_matches(value, self.legal_values)}"
+        if self.option is not None and self.type == "bool":
+            return "" if value.lower() in _JAX_BOOLEANS else "must be true or false"
+        return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
+
+    def out_of_range(self, value: str) -> str:
+        """Why a value that is taken makes no sense, as a clause; empty if it does, or the catalogue does not say."""
+        entry = self.entry
+        if entry is None or not is_number(value):
+            return ""
+        if entry.minimum is not None and float(value) < entry.minimum:
+            return f"must be at least {entry.minimum:g}"
+        if entry.maximum is not None and float(value) > entry.maximum:
+            return f"must be at most {entry.maximum:g}"
+        return ""
+
+    @property
+    def stage(self) -> Stage:
+        """Where it acts; what the catalogue does not know must be measured."""
+        return self.entry.stage if self.entry is not None else Stage.RUNTIME
+
+    @property
+    def danger(self) -> str:
+        """Why it must not be used in training; empty if it may."""
+        return self.entry.danger if self.entry is not None else ""
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether it came with a later build."""
+        since = self.entry.since if self.entry is not None else ""
+        return bool(since) and older(self.jaxlib, since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFacts:
+    """What is known of one value of a setting.
+
+    Attributes:
+        setting: The setting.
+        value: As written.
+        refused: Why a process with it would not start (or an environment variable makes no sense), as a clause.
+        out_of_range: Why it makes no sense although it is taken, as a clause.
+        is_default: Whether it is in force anyway.
+        is_older_name: Whether what the build calls by another name is meant.
+        replacement: Name and value to write instead; None if nothing need be written, or nothing replaces it.
+        hint: Names that are meant perhaps, where nobody knows this one, as a clause.
+    """
+
+    setting: KnownSetting
+    value: str
+    refused: str
+    out_of_range: str
+    is_default: bool
+    is_older_name: bool
+    replacement: Pair | None
+    hint: str
+
+
+class KnownSettings:
+    """Everything that can be said of settings on one build.
+
+    Args:
+        build: What the installed build says.
+        catalog: What settings mean; the one that comes with this package if None.
+    """
+
+    def __init__(self, build: ProbeReport, catalog: Catalog | None = None) -> None:
+        self.build = build
+        self.catalog = load_catalog() if catalog is None else catalog
+
+    def __getitem__(self, name: str) -> KnownSetting:
+        entry, flag = self.catalog.get(name), self.build.flags.get(name)
+        option = self.build.jax_options.get(name)
+        if flag is not None:
+            default = flag.default if entry is not None and entry.tri_state else flag.effective_default
+        elif option is not None:
+            default = option.default
+        else:
+            default = entry.default_in(self.build.jaxlib) if entry is not None else None
+        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
+
+    def look(self, name: str, value: str, *, as_flag: bool = False) -> ValueFacts:
+        """What is known of a setting with its value, wherever it goes.
+
+        Args:
+            name: Name of the setting.
+            value: Its value.
+            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
+        """
+        setting = self[name]
+        return ValueFacts(
+            setting=setting,
+            value=value,
+            refused=setting.refused(value),
+            out_of_range=setting.out_of_range(value),
+            is_default=setting.is_default(value),
+            is_older_name=self._is_older_name(setting),
+            replacement=self._replacement(setting, value),
+            hint=self._hint(setting, as_flag=as_flag),
+        )
+
+    def _is_older_name(self, setting: KnownSetting) -> bool:
+        entry, flag = setting.entry, setting.flag
+        if entry is None or entry.renamed_to not in self.build.flags:
+            return False
+        return flag is None or flag.sets != (setting.name,)
+
+    def _replacement(self, setting: KnownSetting, value: str) -> Pair | None:
+        """What to write instead: the newer name, or on an old build the older one."""
+        entry = setting.entry
+        if entry is not None and entry.kind == "env":
+            return (entry.renamed_to, value) if entry.renamed_to else None
+        if entry is not None and entry.renamed_to in self.build.flags:
+            new = renamed_value(entry, value)
+            if new is None or (setting.is_flag and self[entry.renamed_to].is_default(new)):
+                return None
+            return entry.renamed_to, new
+        return None if setting.is_flag else self._older_pair(setting.name, value)
+
+    def _older_pair(self, name: str, value: str) -> Pair | None:
+        """The older name and value that mean this one, on a build that does not have the newer yet."""
+        for old in self.catalog.values():
+            if old.renamed_to != name or not self[old.name].is_flag:
+                continue
+            for old_value, new_value in old.renamed_values.items():
+                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
+                    return old.name, old_value
+        return None
+
+    def _hint(self, setting: KnownSetting, *, as_flag: bool) -> str:
+        if setting.exists or setting.entry is not None:
+            return ""
+        is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
+        return close_matches(setting.name, self.build.names if is_of_build else self.catalog)
+
+
+def renamed_value(entry: Setting, value: str) -> str | None:
+    """What a value of a setting is in what took its place; None if it needs no replacement."""
+    return entry.renamed_values.get(canonical_value(value, entry.type, {}))
+
+
+def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
+    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
+    if type == "bool":
+        return {"1": "true", "0": "false"}.get(value, value.lower())
+    if not spellings:
+        return value
+    items = []
+    for item in value.split(","):
+        sign = item[:1] if item[:1] in ("+", "-") else ""
+        bare = item.removeprefix(sign)
+        items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
+    return ",".join(items)
+
+
+def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
+    """Whether a value is the one in force anyway."""
+    if default is None or default == UNSET:
+        return False
+    value, default = (canonical_value(v, type, spellings) for v in (value, default))
+    if is_number(value) and is_number(default):
+        return float(value) == float(default)
+    if type == "enum":
+        return sorted(value.split(",")) == sorted(default.split(","))
+    return value == default
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text and text == text.strip()
+
+
+def _flag_problem(value: str, flag: FlagInfo) -> str:
+    """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
+    if flag.type == "bool":
+        return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
+    if flag.type in _INTEGER_BITS:
+        bits = _INTEGER_BITS[flag.type]
+        legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
+        return "" if legal else f"must be a {bits + 1}-bit integer"
+    if flag.type == "float":
+        return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
+    if flag.type == "enum" and flag.spellings:
+        return _enum_problem(value, flag)
+    return ""
+
+
+def _enum_problem(value: str, flag: FlagInfo) -> str:
+    if not value:
+        return "" if flag.allows_empty else "must not be empty"
+    items = value.split(",") if flag.repeated else [value]
+    edits = [i[:1] in ("+", "-") for i in items]
+    if any(edits):
+        if not flag.edits:
+            return "must not start with + or -"
+        if not all(edits):
+            return "must have + or - before every item or before none"
+        items = [i[1:] for i in items]
+    for item in items:
+        if item and (item.lower() if flag.any_case else item) not in flag.spellings:
+            shown = close_matches(item, flag.spellings) or f"; legal: {', '.join(flag.values)}"
+            return f"has no value {item!r}{shown}"
+    return ""

@@ -1,0 +1,29 @@
+"""What the installed build says, asked once for all tests of this room."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.settings.build import ProbeReport
+from autotune.settings.known import KnownSettings
+from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import probe_build
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def known(report: ProbeReport) -> KnownSettings:
+    return KnownSettings(report)
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    with ParserProcess(sys.executable, timeout_s=120) as process:
+        yield process
