@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.printing import print_json, print_table
+from autotune.cli.options import (
+    FileOption,
+    FlagsArgument,
+    JsonOption,
+    Plugin,
+    PluginOption,
+    PythonOption,
+    StudyArgument,
+)
+from autotune.cli.printing import plain, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.settings import Catalog, Migration, ProbeReport, Setting, SettingCheck
@@ -20,23 +28,6 @@ flags_app = typer.Typer(help="Every published setting: what the installed build 
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
 
 _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
-
-
-class PluginChoice(StrEnum):
-    """Which build is asked; ``auto`` is the CUDA plugin if it is installed."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-PluginOption = Annotated[PluginChoice, typer.Option("--plugin", help="Which build is asked.")]
-PythonOption = Annotated[str | None, typer.Option("--python", help="Interpreter whose packages are meant.")]
-FileOption = Annotated[
-    Path | None, typer.Option("--file", help="A script that holds XLA flags and variables.", dir_okay=False)
-]
-RecipeOption = Annotated[str | None, typer.Option("--recipe", help="A recipe of `autotune recipes list`.")]
 
 
 @flags_app.command("list")
@@ -75,7 +66,7 @@ def list_flags(
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
 def show_flag(
     name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
-    plugin: PluginOption = PluginChoice.auto,
+    plugin: PluginOption = "auto",
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -88,9 +79,7 @@ def show_flag(
     info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     if as_json:
-        known = info if info is not None else option
-        build = None if known is None else dataclasses.asdict(known)
-        print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
+        print_json({**_setting_json(setting), "build": report.build, "in_build": info or option, "recipes": recipes})
         return
     print(f"{setting.name}: {setting.summary}")
     for label, text in (*describe_setting(setting, report, catalog), ("recipes", ", ".join(recipes))):
@@ -100,11 +89,11 @@ def show_flag(
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
-    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
-    recipe: RecipeOption = None,
+    text: FlagsArgument = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
     file: FileOption = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
+    plugin: PluginOption = "auto",
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -120,10 +109,10 @@ def check_flags(
 
 @flags_app.command("migrate", context_settings=_TAKES_FLAGS)
 def migrate_flags(
-    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
+    text: FlagsArgument = None,
     file: FileOption = None,
     write: Annotated[bool, typer.Option("--write", help="Change the file; a copy stays beside it.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
+    plugin: PluginOption = "auto",
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -136,7 +125,7 @@ def migrate_flags(
     before = _read(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, _report(plugin, python), load_catalog())
     if as_json:
-        print_json(dataclasses.asdict(migration))
+        print_json(migration)
     else:
         _print_migration(migration)
     if write and file is not None and migration.changes:
@@ -153,7 +142,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
     recipes = list(load_recipes().values())
     if as_json:
-        print_json([dataclasses.asdict(r) for r in recipes])
+        print_json(recipes)
         return
     rows = [(r.name, r.date, r.for_hardware, str(len(r.settings)), r.source) for r in recipes]
     print_table(("recipe", "date", "for", "settings", "source"), rows)
@@ -163,7 +152,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
     existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
+    plugin: PluginOption = "auto",
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -175,7 +164,7 @@ def show_recipe(
     if existing:
         settings = for_build(settings, _report(plugin, python), load_catalog())
     if as_json:
-        print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
+        print_json(plain(recipe, settings=settings))
         return
     for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
@@ -187,7 +176,7 @@ def show_recipe(
 @recipes_app.command("check")
 def check_recipes(
     name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
-    plugin: PluginOption = PluginChoice.auto,
+    plugin: PluginOption = "auto",
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -200,7 +189,7 @@ def check_recipes(
     if name:
         _print_checks(checks[name], report, as_json=as_json)
     elif as_json:
-        print_json({n: [dataclasses.asdict(c) for c in found] for n, found in checks.items()})
+        print_json(checks)
     else:
         rows = [
             (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
@@ -224,7 +213,7 @@ def symptoms(
         known = ", ".join(load_symptoms())
         raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
     if as_json:
-        print_json([dataclasses.asdict(s) for s in found])
+        print_json(found)
         return
     for symptom in found:
         print(f"{symptom.name}: {symptom.title}")
@@ -233,7 +222,7 @@ def symptoms(
 
 
 def space(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    study: StudyArgument,
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -243,11 +232,10 @@ def space(
     from autotune.study import study_space
 
     spec = load_study(study)
-    report = _report(PluginChoice(spec.device.platform), python)
+    report = _report(spec.device.platform, python)
     found = study_space(spec, report, load_catalog(), None)
     if as_json:
-        parameters = [dataclasses.asdict(p) for p in found.parameters]
-        print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
+        print_json({"parameters": found.parameters, "size": found.size(), "left_out": found.left_out})
         return
     rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
@@ -258,7 +246,7 @@ def space(
         print(f"  {name}: {reason}")
 
 
-def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None, as_json: JsonOption = False) -> None:
+def doctor(plugin: PluginOption = "auto", python: PythonOption = None, as_json: JsonOption = False) -> None:
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune.machine import caller_environment, driver_python
     from autotune.model import LaunchError
@@ -271,7 +259,7 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
         report = None
     found = diagnose(python or driver_python(), caller_environment(), report=report, catalog=load_catalog())
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(found)
         return
     for line in describe_diagnosis(found):
         print(line)
@@ -280,17 +268,17 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
 # ---------------------------------------------------------------------- helpers
 
 
-def _report(plugin: PluginChoice, python: str | None) -> ProbeReport:
+def _report(plugin: Plugin, python: str | None) -> ProbeReport:
     """What the chosen build says; ``auto`` is the CUDA plugin if it is installed."""
     from autotune.machine import driver_python
     from autotune.settings import probe_build
 
     interpreter = python or driver_python()
-    if plugin is PluginChoice.cpu:
+    if plugin == "cpu":
         return probe_build(interpreter, platform="cpu")
     report = probe_build(interpreter, platform="cuda")
     if report.plugin is None:
-        if plugin is PluginChoice.auto:
+        if plugin == "auto":
             return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
         print(
             "autotune: the CUDA plugin is not installed; the CPU library of the same release answers, "
@@ -349,15 +337,14 @@ def _backup_path(file: Path) -> Path:
 
 
 def _setting_json(setting: Setting) -> dict[str, Any]:
-    return {**dataclasses.asdict(setting), "kind": setting.kind}
+    return plain(setting, kind=setting.kind)
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
     from autotune.settings import describe_check, would_start
 
     if as_json:
-        verdicts = [dataclasses.asdict(c) for c in checks]
-        print_json({"build": report.build, "starts": would_start(checks), "settings": verdicts})
+        print_json({"build": report.build, "starts": would_start(checks), "settings": checks})
         return
     print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
     refused = sum(not c.starts for c in checks)

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.cli.options import RUNS, FileArgument, JsonOption, LibraryOption, OutputOption, RunArgument
+from autotune.cli.printing import make_console, plain, print_json, write_text
+
 if TYPE_CHECKING:
     from autotune.results import Difference, Winner
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
-
-
-class PreferChoice(StrEnum):
-    """Which side wins a conflict between the winner and the caller's environment."""
-
-    winner = "winner"
-    mine = "mine"
-
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -45,7 +32,7 @@ def report(
     if markdown:
         sys.stdout.write(render_markdown(store))
     else:
-        _write(render_html(store), html or run_path / "report.html", hint="open it in a browser")
+        write_text(render_html(store), html or run_path / "report.html", hint="open it in a browser")
 
 
 def compare(
@@ -69,9 +56,9 @@ def compare(
         raise AutotuneError("only one of --json, --md and --html must be given but got several")
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
-        _print_json(table.to_json())
+        print_json(table.to_json())
     elif html is not None:
-        _write(table.to_html(), html, hint="open it in a browser")
+        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 
@@ -103,7 +90,7 @@ def export(
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     text = render_export(Store.open(run_path), ExportFormat(form), trial=trial, even_predicted=force)
-    _write(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
+    write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
 def verify(
@@ -119,7 +106,7 @@ def verify(
     winner = read_winner(file)
     found, notes = _check(file, winner, study)
     if as_json:
-        _print_json({"holds": not found, "differences": [d.model_dump() for d in found], "notes": notes})
+        print_json({"holds": not found, "differences": found, "notes": notes})
     else:
         for difference in found:
             print(f"differs  {difference}")
@@ -158,15 +145,13 @@ def exec_(
     context: typer.Context,
     file: FileArgument,
     prefer: Annotated[
-        PreferChoice | None, typer.Option(help="Who wins where your environment and the winner differ.")
+        Literal["winner", "mine"] | None, typer.Option(help="Who wins where your environment and the winner differ.")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py."""
-    import os
-
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
     from autotune.results import read_winner
@@ -182,7 +167,7 @@ def exec_(
             + "\n".join(f"  - {d}" for d in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
-    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer.value if prefer else None)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     for line in [*(f"not proven here, forced: {d}" for d in found), *lines]:
         print(f"autotune: {line}", file=sys.stderr, flush=True)
     try:
@@ -196,7 +181,6 @@ def exec_(
 # ---------------------------------------------------------------------- library, recheck
 
 library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
-LibraryOption = Annotated[Path, typer.Option("--library", help="Folder of the library.")]
 
 
 @library_app.command("add")
@@ -219,7 +203,7 @@ def library_list(library: LibraryOption = Path("library"), as_json: JsonOption =
 
     known = library_entries(library)
     if as_json:
-        _print_json([{"file": str(e.path), **e.winner.model_dump(mode="json")} for e in known])
+        print_json([plain(e.winner, file=str(e.path)) for e in known])
         return
     for e in known:
         c, found = e.winner.conditions, e.winner.estimate
@@ -241,15 +225,8 @@ def best(
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
     if as_json:
-        entry = match.entry
-        _print_json(
-            {
-                "tested": match.is_tested,
-                "distance": list(match.distance),
-                "file": str(entry.path),
-                **entry.winner.model_dump(mode="json"),
-            }
-        )
+        tested, file = match.is_tested, str(match.entry.path)
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file))
         return
     for line in describe_entry(match):
         print(line)
@@ -280,13 +257,13 @@ def recheck(
         spec, folder = old.spec, Path(old.study_dir)
     else:
         raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
-    path = run_dir or _unfinished(Path("runs") / f"{spec.name}-recheck-{_today()}")
+    path = run_dir or _unfinished(RUNS / f"{spec.name}-recheck-{_today()}")
     watch = Stopwatch()
-    view = LineView(_console(stderr=as_json), watch)
+    view = LineView(make_console(stderr=as_json), watch)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
     conclusion = recheck_winner(run, winner)
     if as_json:
-        _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+        print_json(plain(conclusion, run=str(path)))
     else:
         print(f"{conclusion.sentence}\neverything lies in {path}")
     if conclusion.outcome is not Outcome.WINNER:
@@ -304,7 +281,7 @@ def t4_export(run_path: RunArgument, output: OutputOption = None) -> None:
     from autotune.results import render_t4
     from autotune.rundir import Store
 
-    _write(render_t4(Store.open(run_path)), output)
+    write_text(render_t4(Store.open(run_path)), output)
 
 
 @t4_app.command("show")
@@ -333,21 +310,6 @@ def t4_show(
 # ---------------------------------------------------------------------- helpers
 
 
-def _write(text: str, output: Path | None, *, hint: str = "") -> None:
-    """Text to a file, whole or not at all, or to standard output."""
-    from autotune.rundir import write_atomically
-
-    if output is None:
-        sys.stdout.write(text)
-        return
-    write_atomically(output, text)
-    print(f"written to {output}" + (f"; {hint}" if hint else ""), file=sys.stderr)
-
-
-def _print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
-
-
 def _unfinished(path: Path) -> Path:
     """A path, with a number after it if a run there has come to its end: that one must not be taken for a new one."""
     from autotune.model import ConclusionRecord
@@ -364,9 +326,3 @@ def _today() -> str:
     from datetime import UTC, datetime
 
     return datetime.now(UTC).strftime("%Y%m%d")
-
-
-def _console(*, stderr: bool) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=stderr, width=160, no_color=not sys.stderr.isatty())

@@ -255,11 +255,10 @@ def become_workers(spec: StudySpec, program: Program, *, storage: str | None, an
         return
     command = worker_step(int(count), ["--label"], program)
     announce(int(count))
-    env = slurm_client_environment(own)
-    os.execvpe(command[0], command, env if storage is None else {**env, STORAGE_VARIABLE: storage})
+    os.execvpe(command[0], command, _with_storage(slurm_client_environment(own), storage))
 
 
-def check_cluster(request: JobRequest, env: Mapping[str, str]) -> None:
+def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
     """Refuses what this cluster accepts but would never start.
 
     Raises:
@@ -291,12 +290,20 @@ def check_cluster(request: JobRequest, env: Mapping[str, str]) -> None:
         )
 
 
-def submit_job(program: Program, script: str, env: Mapping[str, str]) -> str:
+def submit_script(request: JobRequest, program: Program, script: str, *, storage: str | None) -> str:
     """Writes the script and submits it; gives the job's number.
 
+    Args:
+        request: What is asked of the cluster.
+        program: Says where the script lies.
+        script: See `render_script`.
+        storage: URL of an Optuna storage that mirrors the study; it goes through the environment.
+
     Raises:
-        LaunchError: If SLURM refuses it; then no script is left behind.
+        LaunchError: If SLURM refuses it, or would never start it; then no script is left behind.
     """
+    env = _with_storage(caller_environment(), storage)
+    _refuse_hopeless(request, env)
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
@@ -306,3 +313,7 @@ def submit_job(program: Program, script: str, env: Mapping[str, str]) -> str:
         program.script.unlink()
         raise
     return said.strip().partition(";")[0]
+
+
+def _with_storage(env: Mapping[str, str], storage: str | None) -> dict[str, str]:
+    return {**env, **({} if storage is None else {STORAGE_VARIABLE: storage})}

@@ -1,12 +1,12 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
-from autotune.settings.build import ProbeReport
+from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Scope, Setting, Stage, load_catalog
 from autotune.settings.check import SettingCheck, SettingVerdict, check_settings, check_xla_flags, would_start
-from autotune.settings.doctor import diagnose, find_steering
+from autotune.settings.doctor import Diagnosis, diagnose, find_steering
 from autotune.settings.migrate import Migration, check_found, find_settings, for_build, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
 from autotune.settings.probe import probe_build
-from autotune.settings.recipes import find_recipe, load_recipes, load_symptoms, search_symptoms
+from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms
 from autotune.settings.space import build_space
 from autotune.settings.words import describe_check, describe_diagnosis, describe_setting

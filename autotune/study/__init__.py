@@ -9,4 +9,4 @@ from autotune.study.recheck import recheck_winner
 from autotune.study.run import Evaluator, StudyRun
 from autotune.study.stages import noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run
-from autotune.study.trial import incumbent
+from autotune.study.status import StudyStatus, UnreadableRun, describe_workers, study_status

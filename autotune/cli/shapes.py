@@ -1,0 +1,144 @@
+"""What every command prints with `--json`: the one table behind `autotune schema`. Imported only where it is needed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+from autotune.compiler import ScreenReport, Target
+from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
+from autotune.results import Difference, Winner
+from autotune.settings import (
+    Diagnosis,
+    FlagInfo,
+    JaxOption,
+    Migration,
+    Parameter,
+    Recipe,
+    Setting,
+    SettingCheck,
+    Symptom,
+)
+from autotune.study import StudyStatus, UnreadableRun
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Checks(_Shape):
+    build: str
+    starts: bool
+    settings: list[SettingCheck]
+
+
+class _Space(_Shape):
+    parameters: list[Parameter]
+    size: float
+    left_out: dict[str, str]
+
+
+class _Reproduction(_Shape):
+    environment: dict[str, str]
+    command: list[str]
+    directory: str
+
+
+class _Comparison(_Shape):
+    by: list[str]
+    same: dict[str, Any]
+    studies: list[dict[str, Any]]
+    settings: list[dict[str, Any]]
+    changes: list[str]
+
+
+class _Verification(_Shape):
+    holds: bool
+    differences: list[Difference]
+    notes: list[str]
+
+
+class _Candidate(_Shape):
+    settings: dict[str, str]
+    target: str
+    topology: str
+    calibrated_by: str = ""
+
+
+class _Failed(_Candidate):
+    failure: str
+
+
+class _Predicted(_Candidate):
+    predicted: Literal[True]
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    mfu: float | None
+    tokens_per_s: float | None
+    unknown_loops: list[str]
+
+
+def _with(kind: type, /, *, without: str = "", **more: Any) -> Any:
+    """A record or dataclass with more fields beside its own, or a dataclass without one of them."""
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in more.items()}
+    if issubclass(kind, BaseModel):
+        return create_model(f"{kind.__name__}Shown", __base__=kind, **fields)
+    own = {name: (hint, ...) for name, hint in get_type_hints(kind).items() if name != without}
+    return create_model(f"{kind.__name__}Shown", __base__=_Shape, **own, **fields)
+
+
+_Setting = _with(Setting, kind=str)
+_Winner = _with(Winner, file=str)
+_Conclusion = _with(ConclusionRecord, run=str)
+
+SHAPES: dict[str, Any] = {
+    "best": _with(_Winner, tested=bool, distance=list[str]),
+    "compare": _Comparison,
+    "doctor": Diagnosis,
+    "flags check": _Checks,
+    "flags list": list[_Setting],
+    "flags migrate": Migration,
+    "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
+    "library list": list[_Winner],
+    "predict": list[_Predicted | _Failed],
+    "recheck": _Conclusion,
+    "recipes check": dict[str, list[SettingCheck]],
+    "recipes check NAME": _Checks,
+    "recipes list": list[Recipe],
+    "recipes show": _with(Recipe, settings=dict[str, str]),
+    "repro": _Reproduction,
+    "run": _Conclusion,
+    "screen": ScreenReport,
+    "show": list[AnyRecord],
+    "show TRIAL": _with(TrialResult, pairs=list[Pair]),
+    "space": _Space,
+    "status": list[StudyStatus | UnreadableRun],
+    "symptoms": list[Symptom],
+    "targets list": list[_with(Target, without="config_text")],
+    "verify": _Verification,
+    "worker": _Conclusion,
+}
+"""Command to the type of what it prints; in capitals, the argument that makes it print something else."""
+
+SPARSE = frozenset({"predict", "show", "show TRIAL"})
+"""Those that leave out what is not known."""
+
+
+def all_schemas() -> dict[str, Any]:
+    """The JSON schemas of study files, of records and their samples, and of what each command prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": StudySpec.model_json_schema(),
+        "record": RECORD.json_schema(),
+        "pair": Pair.model_json_schema(),
+        "commands": {name: _schema(name, shape) for name, shape in SHAPES.items()},
+    }
+
+
+def _schema(name: str, shape: Any) -> dict[str, Any]:
+    adapter: TypeAdapter[Any] = TypeAdapter(shape)
+    return adapter.json_schema(mode="validation" if name in SPARSE else "serialization")
