@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
 from autotune.compiler import ScreenReport, Target
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
@@ -84,11 +86,15 @@ class _Predicted(_Candidate):
 
 def _with(kind: type, /, *, without: str = "", **more: Any) -> Any:
     """A record or dataclass with more fields beside its own, or a dataclass without one of them."""
-    fields: dict[str, Any] = {name: (hint, ...) for name, hint in more.items()}
+    fields: Any = {name: (hint, ...) for name, hint in more.items()}
     if issubclass(kind, BaseModel):
         return create_model(f"{kind.__name__}Shown", __base__=kind, **fields)
     own = {name: (hint, ...) for name, hint in get_type_hints(kind).items() if name != without}
-    return create_model(f"{kind.__name__}Shown", __base__=_Shape, **own, **fields)
+    return create_model(f"{kind.__name__}Shown", __base__=_Shape, **{**own, **fields})
+
+
+def _list_of(kind: Any) -> Any:
+    return GenericAlias(list, (kind,))
 
 
 _Setting = _with(Setting, kind=str)
@@ -100,10 +106,10 @@ SHAPES: dict[str, Any] = {
     "compare": _Comparison,
     "doctor": Diagnosis,
     "flags check": _Checks,
-    "flags list": list[_Setting],
+    "flags list": _list_of(_Setting),
     "flags migrate": Migration,
     "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
-    "library list": list[_Winner],
+    "library list": _list_of(_Winner),
     "predict": list[_Predicted | _Failed],
     "recheck": _Conclusion,
     "recipes check": dict[str, list[SettingCheck]],
@@ -118,7 +124,7 @@ SHAPES: dict[str, Any] = {
     "space": _Space,
     "status": list[StudyStatus | UnreadableRun],
     "symptoms": list[Symptom],
-    "targets list": list[_with(Target, without="config_text")],
+    "targets list": _list_of(_with(Target, without="config_text")),
     "verify": _Verification,
     "worker": _Conclusion,
 }
@@ -139,6 +145,15 @@ def all_schemas() -> dict[str, Any]:
     }
 
 
+class _Complete(GenerateJsonSchema):
+    """Every field is printed, those with a default too."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True
+
+
 def _schema(name: str, shape: Any) -> dict[str, Any]:
     adapter: TypeAdapter[Any] = TypeAdapter(shape)
-    return adapter.json_schema(mode="validation" if name in SPARSE else "serialization")
+    if name in SPARSE:
+        return adapter.json_schema(mode="validation")
+    return adapter.json_schema(mode="serialization", schema_generator=_Complete)
