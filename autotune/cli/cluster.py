@@ -10,21 +10,11 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import (
-    RUNS,
-    BudgetOption,
-    Effort,
-    RunDirOption,
-    SeedOption,
-    SoakOption,
-    StorageOption,
-    StudyArgument,
-    TrialsOption,
-)
+from autotune.cli import options
 
 
 def submit(
-    study: StudyArgument,
+    study: options.Study,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes in all.")] = 1,
     time: Annotated[str, typer.Option(help="Longest wall time of the job: 8h, 90m, 08:00:00.")] = "1h",
     partition: Annotated[str | None, typer.Option(help="Partition; default: the cluster's.")] = None,
@@ -40,63 +30,54 @@ def submit(
     container_mounts: Annotated[str | None, typer.Option(help="Its mounts (pyxis).")] = None,
     container_python: Annotated[str, typer.Option(help="Its interpreter.")] = "python3",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")] = False,
-    run_dir: RunDirOption = None,
-    trials: TrialsOption = None,
-    time_budget: BudgetOption = None,
-    storage: StorageOption = None,
-    seed: SeedOption = None,
-    effort: Annotated[Effort | None, typer.Option(help="How much measuring.")] = None,
-    soak: SoakOption = True,
+    run_dir: options.RunDir = None,
+    trials: options.Trials = None,
+    time_budget: options.TimeBudget = None,
+    storage: options.Storage = None,
+    seed: options.Seed = None,
+    effort: options.Effort = "standard",
+    soak: options.Soak = True,
     k8s: Annotated[bool, typer.Option("--k8s", help="A Kubernetes Job instead; shown with --dry-run only.")] = False,
     image: Annotated[str | None, typer.Option(help="With --k8s: the image that the pods run.")] = None,
     claim: Annotated[str, typer.Option(help="With --k8s: the volume claim that all pods share.")] = "autotune",
     mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
 ) -> None:
     """Runs a study as a SLURM job: a worker on each node, or trials over several nodes (`device.node_count`)."""
-    from autotune.cluster import (
-        JobRequest,
-        PodRequest,
-        Program,
-        manifests,
-        parse_time,
-        render_script,
-        shared_options,
-        submit_script,
-        to_yaml,
-    )
+    from autotune import cluster
     from autotune.machine import driver_python
     from autotune.model import StudyFileError, load_study
 
     spec = load_study(study)
-    path = run_dir or RUNS / spec.name
-    options = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
+    path = run_dir or options.RUNS / spec.name
+    typed = cluster.shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
+    time_s, grace_s = cluster.parse_time(time), cluster.parse_time(grace)
     if k8s:
         if image is None or not dry_run:
             raise StudyFileError(
                 "a Kubernetes Job needs --image IMAGE and is shown, not submitted: call this with --dry-run, look at "
                 "it, and apply it with `kubectl apply -f -`"
             )
-        pods = PodRequest(
-            image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
-            grace_s=parse_time(grace), claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
-            options=options, with_storage=storage is not None,
+        pods = cluster.PodRequest(
+            image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
+            grace_s=grace_s, claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
+            options=typed, with_storage=storage is not None,
         )  # fmt: skip
-        sys.stdout.write(to_yaml(manifests(spec, study.read_text(encoding="utf-8"), pods)))
+        sys.stdout.write(cluster.to_yaml(cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)))
         return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
     python = container_python if container_image else driver_python()
-    program = Program(python=python, study=study.resolve(), run_dir=path.resolve(), options=options)
-    request = JobRequest(
-        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
-        grace_s=parse_time(grace), array=array, requeue=requeue, exclusive=exclusive, account=account,
+    program = cluster.Program(python=python, study=study.resolve(), run_dir=path.resolve(), options=typed)
+    request = cluster.JobRequest(
+        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
+        grace_s=grace_s, array=array, requeue=requeue, exclusive=exclusive, account=account,
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()),
         container_image=container_image, container_mounts=container_mounts,
     )  # fmt: skip
-    script = render_script(spec, request, program, with_storage=storage is not None)
+    script = cluster.render_script(spec, request, program, with_storage=storage is not None)
     if dry_run:
         sys.stdout.write(script)
         return
-    job = submit_script(request, program, script, storage=storage)
+    job = cluster.submit_script(request, program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {shorten_path(path)}")

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.options import (
-    CacheOption,
-    JsonOption,
-    LimitOption,
-    OptionOption,
-    StudyArgument,
-    TargetOption,
-    TopologyOption,
-)
+from autotune.cli import options
 from autotune.cli.printing import plain, print_json
 
 if TYPE_CHECKING:
@@ -31,14 +23,14 @@ targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_
 
 
 def screen(
-    study: StudyArgument,
-    target: TargetOption = None,
-    topology: TopologyOption = None,
+    study: options.Study,
+    target: options.Target = None,
+    topology: options.Topology = None,
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
-    option: OptionOption = None,
-    cache: CacheOption = True,
-    limit_s: LimitOption = 900.0,
-    as_json: JsonOption = False,
+    option: options.WorkloadOption = None,
+    cache: options.Cache = True,
+    limit_s: options.Limit = 900.0,
+    as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
     from autotune.compiler import domains
@@ -59,14 +51,14 @@ def screen(
 
 
 def explain(
-    study: StudyArgument,
+    study: options.Study,
     settings: Annotated[str, typer.Option("--set", metavar="FLAGS", help="Such as '--xla_...=true NCCL_PROTO=LL'.")],
-    target: TargetOption = None,
-    topology: TopologyOption = None,
+    target: options.Target = None,
+    topology: options.Topology = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with a time line.")] = None,
-    option: OptionOption = None,
-    cache: CacheOption = True,
-    limit_s: LimitOption = 900.0,
+    option: options.WorkloadOption = None,
+    cache: options.Cache = True,
+    limit_s: options.Limit = 900.0,
 ) -> None:
     """Shows what one set changes in the program: collectives, schedule, memory, predicted times."""
     from autotune.compiler import as_page, as_text, explain_set
@@ -85,20 +77,20 @@ def explain(
 
 
 def predict(
-    study: StudyArgument,
-    target: TargetOption = None,
-    topology: TopologyOption = None,
+    study: options.Study,
+    target: options.Target = None,
+    topology: options.Topology = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
-    option: OptionOption = None,
+    option: options.WorkloadOption = None,
     calibrate: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run measured on GPUs, to scale the predictions by.")
     ] = None,
-    cache: CacheOption = True,
-    limit_s: LimitOption = 900.0,
-    as_json: JsonOption = False,
+    cache: options.Cache = True,
+    limit_s: options.Limit = 900.0,
+    as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
     from autotune.compiler import check_predictions, predict_set
@@ -119,7 +111,7 @@ def predict(
 
 
 @targets_app.command("list")
-def list_targets(as_json: JsonOption = False) -> None:
+def list_targets(as_json: options.Json = False) -> None:
     """Lists the GPUs with their memory, rates and links."""
     from autotune.compiler import load_target, target_names
     from autotune.model import format_bytes, format_count

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import (
-    FileOption,
-    FlagsArgument,
-    JsonOption,
-    Plugin,
-    PluginOption,
-    PythonOption,
-    StudyArgument,
-)
+from autotune.cli import options
 from autotune.cli.printing import plain, print_json, print_table
 
 if TYPE_CHECKING:
-    from autotune.settings import Catalog, Migration, ProbeReport, Setting, SettingCheck
+    from autotune.settings import Migration, ProbeReport, SettingCheck
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -35,28 +25,15 @@ def list_flags(
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
     grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
-    from autotune.model import SettingError, close_matches
-    from autotune.settings import Scope, load_catalog
+    from autotune.settings import load_catalog, select_settings
 
     catalog = load_catalog()
-    every_group = sorted({s.group for s in catalog.values()})
-    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
-        if given is not None and given not in legal:
-            hint = close_matches(given, legal)
-            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
-    word = (grep or "").lower()
-    found = [
-        s
-        for s in catalog.values()
-        if (group is None or group in (s.group, *s.also_in))
-        and (scope is None or scope in s.scopes)
-        and (word in s.name.lower() or word in s.summary.lower())
-    ]
+    found = select_settings(catalog, group=group, scope=scope, word=grep or "")
     if as_json:
-        print_json([_setting_json(s) for s in found])
+        print_json([plain(s, kind=s.kind) for s in found])
         return
     rows = [(s.name, s.group, s.tier, s.summary) for s in found]
     print_table(("setting", "group", "tier", "what it does"), rows)
@@ -66,9 +43,9 @@ def list_flags(
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
 def show_flag(
     name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
-    plugin: PluginOption = "auto",
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
     from autotune.settings import describe_setting, load_catalog, load_recipes
@@ -79,7 +56,8 @@ def show_flag(
     info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     if as_json:
-        print_json({**_setting_json(setting), "build": report.build, "in_build": info or option, "recipes": recipes})
+        more = {"build": report.build, "in_build": info or option, "recipes": recipes}
+        print_json(plain(setting, kind=setting.kind, **more))
         return
     print(f"{setting.name}: {setting.summary}")
     for label, text in (*describe_setting(setting, report, catalog), ("recipes", ", ".join(recipes))):
@@ -89,19 +67,19 @@ def show_flag(
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
-    text: FlagsArgument = None,
+    text: options.Flags = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
-    file: FileOption = None,
+    file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    plugin: PluginOption = "auto",
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.settings import load_catalog, would_start
+    from autotune.settings import check_given, load_catalog, would_start
 
     report, catalog = _report(plugin, python), load_catalog()
-    checks = _checks(text, recipe, file, env, report, catalog)
+    checks = check_given(report, catalog, flags=text or (), recipe=recipe, file=file, from_environment=env)
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
@@ -109,34 +87,32 @@ def check_flags(
 
 @flags_app.command("migrate", context_settings=_TAKES_FLAGS)
 def migrate_flags(
-    text: FlagsArgument = None,
-    file: FileOption = None,
+    text: options.Flags = None,
+    file: options.Script = None,
     write: Annotated[bool, typer.Option("--write", help="Change the file; a copy stays beside it.")] = False,
-    plugin: PluginOption = "auto",
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Rewrites a block of settings for the installed build, with a reason for each change."""
     from autotune.model import SettingError
-    from autotune.settings import load_catalog, migrate_text
+    from autotune.settings import load_catalog, migrate_text, read_script, replace_script
 
     if (file is None) == (not text) or (write and file is None):
         raise SettingError("give either flags or --file, and --write only with --file")
-    before = _read(file) if file is not None else " ".join(text or ())
+    before = read_script(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, _report(plugin, python), load_catalog())
     if as_json:
         print_json(migration)
     else:
         _print_migration(migration)
     if write and file is not None and migration.changes:
-        backup = _backup_path(file)
-        backup.write_text(before, "utf-8")
-        file.write_text(migration.text, "utf-8")
+        backup = replace_script(file, before, migration.text)
         print(f"written: {file}; the old text is in {backup}", file=sys.stderr)
 
 
 @recipes_app.command("list")
-def list_recipes(as_json: JsonOption = False) -> None:
+def list_recipes(as_json: options.Json = False) -> None:
     """Lists the published sets."""
     from autotune.settings import load_recipes
 
@@ -152,9 +128,9 @@ def list_recipes(as_json: JsonOption = False) -> None:
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
     existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
-    plugin: PluginOption = "auto",
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
     from autotune.settings import find_recipe, for_build, load_catalog
@@ -176,9 +152,9 @@ def show_recipe(
 @recipes_app.command("check")
 def check_recipes(
     name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
-    plugin: PluginOption = "auto",
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Says what of a published set the installed build takes; fails if any of it would stop a process."""
     from autotune.settings import check_settings, find_recipe, load_catalog, load_recipes, would_start
@@ -202,7 +178,7 @@ def check_recipes(
 
 def symptoms(
     text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Gives the groups of settings that are worth a search for what one sees."""
     from autotune.model import SettingError
@@ -222,9 +198,9 @@ def symptoms(
 
 
 def space(
-    study: StudyArgument,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    study: options.Study,
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prints the search space of a study, its size, and the reason for every setting left out."""
     from autotune.model import load_study
@@ -246,7 +222,7 @@ def space(
         print(f"  {name}: {reason}")
 
 
-def doctor(plugin: PluginOption = "auto", python: PythonOption = None, as_json: JsonOption = False) -> None:
+def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune.machine import caller_environment, driver_python
     from autotune.model import LaunchError
@@ -268,76 +244,10 @@ def doctor(plugin: PluginOption = "auto", python: PythonOption = None, as_json: 
 # ---------------------------------------------------------------------- helpers
 
 
-def _report(plugin: Plugin, python: str | None) -> ProbeReport:
-    """What the chosen build says; ``auto`` is the CUDA plugin if it is installed."""
-    from autotune.machine import driver_python
-    from autotune.settings import probe_build
+def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
+    from autotune.settings import probe_named
 
-    interpreter = python or driver_python()
-    if plugin == "cpu":
-        return probe_build(interpreter, platform="cpu")
-    report = probe_build(interpreter, platform="cuda")
-    if report.plugin is None:
-        if plugin == "auto":
-            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
-        print(
-            "autotune: the CUDA plugin is not installed; the CPU library of the same release answers, "
-            "which holds the same flags",
-            file=sys.stderr,
-        )
-    return report
-
-
-def _checks(
-    text: Sequence[str] | None,
-    recipe: str | None,
-    file: Path | None,
-    env: bool,
-    report: ProbeReport,
-    catalog: Catalog,
-) -> tuple[SettingCheck, ...]:
-    from autotune.machine import caller_environment
-    from autotune.model import SettingError
-    from autotune.settings import (
-        check_found,
-        check_settings,
-        check_xla_flags,
-        find_recipe,
-        find_settings,
-        find_steering,
-    )
-
-    if sum((bool(text), recipe is not None, file is not None, env)) != 1:
-        raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
-    if recipe is not None:
-        return check_settings(find_recipe(recipe).settings, report, catalog)
-    if file is not None:
-        return tuple(check_found(f, report, catalog) for f in find_settings(_read(file), catalog))
-    if env:
-        return find_steering(caller_environment(), report, catalog)
-    return check_xla_flags(" ".join(text or ()), report, catalog)
-
-
-def _read(file: Path) -> str:
-    from autotune.model import SettingError
-
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
-
-
-def _backup_path(file: Path) -> Path:
-    """A name beside the file that is still free, so that no earlier copy is lost."""
-    for number in range(1000):
-        path = file.with_name(file.name + (".orig" if not number else f".orig.{number}"))
-        if not path.exists():
-            return path
-    raise FileExistsError(f"too many copies of {file}")
-
-
-def _setting_json(setting: Setting) -> dict[str, Any]:
-    return plain(setting, kind=setting.kind)
+    return probe_named(plugin, python, note=lambda text: print(f"autotune: {text}", file=sys.stderr))
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.cli.options import RUNS, FileArgument, JsonOption, LibraryOption, OutputOption, RunArgument
+from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, write_text
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    run_path: RunArgument,
+    run_path: options.Run,
     html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
 ) -> None:
@@ -43,7 +42,7 @@ def compare(
             help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
         ),
     ] = "",
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
 ) -> None:
@@ -67,12 +66,12 @@ def compare(
 
 
 def export(
-    run_path: RunArgument,
+    run_path: options.Run,
     form: Annotated[
         str,
         typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, toml, python or maxtext."),
     ] = "env",
-    output: OutputOption = None,
+    output: options.Output = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
     ] = False,
@@ -94,11 +93,11 @@ def export(
 
 
 def verify(
-    file: FileArgument,
+    file: options.WinnerFile,
     study: Annotated[
         Path | None, typer.Option(help="Study file of the workload that is meant to run; compared too.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
     from autotune.results import read_winner
@@ -143,7 +142,7 @@ def _check(file: Path, winner: Winner, study: Path | None) -> tuple[list[Differe
 
 def exec_(
     context: typer.Context,
-    file: FileArgument,
+    file: options.WinnerFile,
     prefer: Annotated[
         Literal["winner", "mine"] | None, typer.Option(help="Who wins where your environment and the winner differ.")
     ] = None,
@@ -186,7 +185,7 @@ library_app = typer.Typer(help="A folder of proven winners, made for git.", no_a
 @library_app.command("add")
 def library_add(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
-    library: LibraryOption = Path("library"),
+    library: options.Library = Path("library"),
 ) -> None:
     """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
     from autotune.results import add_to_library, read_winner
@@ -196,7 +195,7 @@ def library_add(
 
 
 @library_app.command("list")
-def library_list(library: LibraryOption = Path("library"), as_json: JsonOption = False) -> None:
+def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
     from autotune.model import format_interval, format_ratio
     from autotune.results import library_entries
@@ -216,8 +215,8 @@ def best(
     count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
     jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
     workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
-    library: LibraryOption = Path("library"),
-    as_json: JsonOption = False,
+    library: options.Library = Path("library"),
+    as_json: options.Json = False,
 ) -> None:
     """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
     from autotune.results import LibraryQuery, describe_entry, library_entries
@@ -233,21 +232,21 @@ def best(
 
 
 def recheck(
-    file: FileArgument,
+    file: options.WinnerFile,
     study: Annotated[
         Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
     from autotune.cli.live import LineView
     from autotune.model import AutotuneError, Outcome, Stopwatch, load_study
     from autotune.results import read_winner
     from autotune.rundir import Store
-    from autotune.study import new_recheck, recheck_winner
+    from autotune.study import new_recheck, recheck_directory, recheck_winner
 
     winner = read_winner(file)
     if study is not None:
@@ -257,7 +256,7 @@ def recheck(
         spec, folder = old.spec, Path(old.study_dir)
     else:
         raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
-    path = run_dir or _unfinished(RUNS / f"{spec.name}-recheck-{_today()}")
+    path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
     view = LineView(make_console(stderr=as_json), watch)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
@@ -276,7 +275,7 @@ t4_app = typer.Typer(help="T4, the interchange format of autotuning results.", n
 
 
 @t4_app.command("export")
-def t4_export(run_path: RunArgument, output: OutputOption = None) -> None:
+def t4_export(run_path: options.Run, output: options.Output = None) -> None:
     """Writes all trials of a run for other tools to read."""
     from autotune.results import render_t4
     from autotune.rundir import Store
@@ -305,24 +304,3 @@ def t4_show(
         print(f"  {name}: {count}")
     for objective in objectives:
         print(f"  {objective}: best {frame[objective].min():.6g}, median {frame[objective].median():.6g}")
-
-
-# ---------------------------------------------------------------------- helpers
-
-
-def _unfinished(path: Path) -> Path:
-    """A path, with a number after it if a run there has come to its end: that one must not be taken for a new one."""
-    from autotune.model import ConclusionRecord
-    from autotune.rundir import Store
-
-    for number in itertools.count(2):
-        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
-            break
-        path = path.with_name(f"{path.name.partition('+')[0]}+{number}")
-    return path
-
-
-def _today() -> str:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).strftime("%Y%m%d")

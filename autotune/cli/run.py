@@ -6,29 +6,14 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from autotune.cli import options
 from autotune.cli.cluster import shorten_path
-from autotune.cli.options import (
-    RUNS,
-    BudgetOption,
-    EffortOption,
-    JsonOption,
-    RunDirOption,
-    SeedOption,
-    SoakOption,
-    StorageOption,
-    StudyArgument,
-    TargetOption,
-    TopologyOption,
-    TrialsOption,
-)
 from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
@@ -37,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def run(
-    study: StudyArgument,
-    trials: TrialsOption = None,
-    time_budget: BudgetOption = None,
-    run_dir: RunDirOption = None,
-    storage: StorageOption = None,
-    seed: SeedOption = None,
-    effort: EffortOption = "standard",
-    soak: SoakOption = True,
+    study: options.Study,
+    trials: options.Trials = None,
+    time_budget: options.TimeBudget = None,
+    run_dir: options.RunDir = None,
+    storage: options.Storage = None,
+    seed: options.Seed = None,
+    effort: options.Effort = "standard",
+    soak: options.Soak = True,
     screen: Annotated[
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
     ] = None,
@@ -52,24 +37,25 @@ def run(
         Literal["measured", "predicted"] | None,
         typer.Option(help="predicted: compile only, nothing is measured, no GPU needed."),
     ] = None,
-    target: TargetOption = None,
-    topology: TopologyOption = None,
-    as_json: JsonOption = False,
+    target: options.Target = None,
+    topology: options.Topology = None,
+    as_json: options.Json = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
     from autotune.cluster import Program, become_workers, shared_options
     from autotune.machine import driver_python
+    from autotune.study import study_with
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget, "step_time": objective},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = _load(study, given, effort=effort, seed=seed)
-    path = run_dir or RUNS / spec.name
+    spec = study_with(study, given, effort=effort, seed=seed)
+    path = run_dir or options.RUNS / spec.name
     if not as_json and (screen, objective, target, topology) == (None,) * 4:  # what a worker can be told, too
-        options = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
-        program = Program(python=driver_python(), study=study.resolve(), run_dir=path.resolve(), options=options)
+        typed = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
+        program = Program(python=driver_python(), study=study.resolve(), run_dir=path.resolve(), options=typed)
         shown = f"one worker on each; `autotune status {shorten_path(path)}` shows them"
         become_workers(
             spec, program, storage=storage, announce=lambda n: print(f"this job has {n} nodes: {shown}", flush=True)
@@ -78,19 +64,19 @@ def run(
 
 
 def worker(
-    study: StudyArgument,
-    run_dir: RunDirOption = None,
+    study: options.Study,
+    run_dir: options.RunDir = None,
     devices: Annotated[
         str | None, typer.Option(help="What this worker owns, such as 0-3: GPUs, or cores in a study on CPUs.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of this worker; default: its machine and devices.")] = None,
-    trials: TrialsOption = None,
-    time_budget: BudgetOption = None,
-    storage: StorageOption = None,
-    seed: SeedOption = None,
-    effort: EffortOption = "standard",
-    soak: SoakOption = True,
-    as_json: JsonOption = False,
+    trials: options.Trials = None,
+    time_budget: options.TimeBudget = None,
+    storage: options.Storage = None,
+    seed: options.Seed = None,
+    effort: options.Effort = "standard",
+    soak: options.Soak = True,
+    as_json: options.Json = False,
 ) -> None:
     """Joins a study that several workers share, on this machine and others, and stays until its conclusion.
 
@@ -100,12 +86,13 @@ def worker(
 
     from autotune.machine import caller_environment, parse_devices, restrict_devices, worker_name
     from autotune.model import StudyFileError
+    from autotune.study import study_with
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = _load(study, given, effort=effort, seed=seed)
+    spec = study_with(study, given, effort=effort, seed=seed)
     if spec.is_predicted:
         raise StudyFileError("several workers share a study that is measured but this one is predicted; autotune run")
     own = parse_devices(devices) if devices else ()
@@ -113,7 +100,7 @@ def worker(
         restrict_devices(spec.device.platform, own)
     called = name or worker_name(caller_environment(), socket.gethostname(), own)
     _run_and_print(
-        spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
+        spec, study, run_dir or options.RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
     )
 
 
@@ -128,8 +115,11 @@ def _run_and_print(
     devices: tuple[str, ...] = (),
 ) -> None:
     """Runs a study to its conclusion and prints that, or says how to go on."""
+    from autotune.model import STOPPED
+    from autotune.study import Stopped, stoppable
+
     try:
-        with _stoppable():
+        with stoppable():
             conclusion, store = _run(
                 spec, study, path, storage=storage, as_json=as_json, worker=worker, devices=devices
             )
@@ -137,46 +127,11 @@ def _run_and_print(
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
-        from autotune.model import STOPPED
-
-        raise typer.Exit(STOPPED if isinstance(error, _Stopped) else 130) from None
+        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:
         _print_results(store, conclusion, path, study)
-
-
-class _Stopped(KeyboardInterrupt):
-    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop."""
-
-    def stop(number: int, frame: object) -> None:
-        for other in old:  # the second signal must not interrupt the cleaning up after the first
-            signal.signal(other, signal.SIG_IGN)
-        raise _Stopped
-
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def _load(study: Path, given: dict[str, dict[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
-    """The study with what the command line gives instead of the file (None gives nothing), checked like the file."""
-    from autotune.model import Effort, load_study, parse_study
-
-    data = load_study(study).at_effort(Effort(effort)).model_dump()
-    for section, values in given.items():
-        data[section].update({key: value for key, value in values.items() if value is not None})
-    if seed is not None:
-        data["seed"] = seed
-    return parse_study(data, source="the study with the options of the command line")
 
 
 def _run(

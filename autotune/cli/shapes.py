@@ -22,7 +22,7 @@ from autotune.settings import (
     SettingCheck,
     Symptom,
 )
-from autotune.study import StudyStatus, UnreadableRun
+from autotune.study import Reproduction, StudyStatus, UnreadableRun
 
 
 class _Shape(BaseModel):
@@ -39,12 +39,6 @@ class _Space(_Shape):
     parameters: list[Parameter]
     size: float
     left_out: dict[str, str]
-
-
-class _Reproduction(_Shape):
-    environment: dict[str, str]
-    command: list[str]
-    directory: str
 
 
 class _Comparison(_Shape):
@@ -116,7 +110,7 @@ SHAPES: dict[str, Any] = {
     "recipes check NAME": _Checks,
     "recipes list": list[Recipe],
     "recipes show": _with(Recipe, settings=dict[str, str]),
-    "repro": _Reproduction,
+    "repro": Reproduction,
     "run": _Conclusion,
     "screen": ScreenReport,
     "show": list[AnyRecord],
@@ -146,10 +140,13 @@ def all_schemas() -> dict[str, Any]:
 
 
 class _Complete(GenerateJsonSchema):
-    """Every field is printed, those with a default too."""
+    """Every field is printed, those with a default too, and nothing else."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         return True
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        return {**super().dataclass_schema(schema), "additionalProperties": False}
 
 
 def _schema(name: str, shape: Any) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import RUNS, JsonOption, RunArgument
+from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines, print_study, print_table
 
 if TYPE_CHECKING:
@@ -22,13 +21,13 @@ def status(
     run_path: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Says how far studies are."""
     from autotune.model import AutotuneError
     from autotune.study import UnreadableRun, describe_workers, study_status
 
-    paths = [run_path] if run_path else sorted(p.parent for p in RUNS.glob("*/study.json"))
+    paths = [run_path] if run_path else sorted(p.parent for p in options.RUNS.glob("*/study.json"))
     found: list[StudyStatus | UnreadableRun] = []
     for path in paths:
         try:
@@ -50,17 +49,18 @@ def status(
 
 
 def show(
-    run_path: RunArgument,
+    run_path: options.Run,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
     from autotune.results import describe_begin
     from autotune.rundir import Store
+    from autotune.study import find_trial
 
     store = Store.open(run_path)
     if trial is not None:
-        _show_trial(store, _trial(store, trial), as_json=as_json)
+        _show_trial(store, find_trial(store, trial), as_json=as_json)
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
@@ -101,34 +101,24 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
 
 
 def repro(
-    run_path: RunArgument,
+    run_path: options.Run,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A trial's number, from 1.")],
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Prints the environment and command that run one trial's program by hand."""
-    from autotune.machine import reproduction_environment
     from autotune.rundir import Store
+    from autotune.study import find_trial, reproduce_trial
 
     store = Store.open(run_path)
-    result = _trial(store, trial)
-    device, workload = store.spec.device, store.spec.workload
-    env = reproduction_environment(
-        store.spec.baseline.merge(result.settings),
-        platform_name=device.platform,
-        virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
-    )
-    if workload.command is not None:
-        command = [a.replace("{folder}", str(store.path / (result.directory or "."))) for a in workload.command]
-    else:
-        options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
-        command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
+    result = find_trial(store, trial)
+    found = reproduce_trial(store, result)
     if as_json:
-        print_json({"environment": env, "command": command, "directory": store.study_dir})
+        print_json(found)
         return
     print(f"# trial {trial} of {store.spec.name}: {result.status}")
-    for name, value in env.items():
+    for name, value in found.environment.items():
         print(f"export {name}={shlex.quote(value)}")
-    print(shlex.join(command))
+    print(shlex.join(found.command))
 
 
 def schema() -> None:
@@ -136,20 +126,3 @@ def schema() -> None:
     from autotune.cli.shapes import all_schemas
 
     print_json(all_schemas())
-
-
-def _trial(store: Store, number: int) -> TrialResult:
-    """One trial's result; they count from 1.
-
-    Raises:
-        AutotuneError: If there is no such trial.
-    """
-    from autotune.model import AutotuneError, TrialResult
-
-    results = store.of(TrialResult)
-    for result in results:
-        if result.number == number:
-            return result
-    raise AutotuneError(
-        f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`"
-    )

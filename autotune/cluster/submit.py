@@ -225,10 +225,11 @@ def worker_step(nodes: int, more: Sequence[str], program: Program) -> list[str]:
 
 
 def shared_options(
-    *, trials: int | None, time_budget: str | None, seed: int | None, effort: str | None, soak: bool
+    *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
 ) -> tuple[str, ...]:
     """The options that `run` and `worker` share, as they are typed; the storage goes through the environment."""
-    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": effort}
+    more = effort if effort != "standard" else None
+    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
     typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
     return (*typed, *(() if soak else ("--no-soak",)))
 

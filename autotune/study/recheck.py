@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 from autotune.machine import make_provenance, utc_now
 from autotune.model import (
@@ -118,3 +121,19 @@ def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | N
         return "not measured"
     named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
     return ", ".join(f"{name}{format_ratio(e.ratio)} {format_interval(e.low, e.high)}" for name, e in named)
+
+
+def recheck_directory(runs: Path, name: str) -> Path:
+    """Where today's recheck of a study goes: the first such directory whose run has not come to its end.
+
+    Args:
+        runs: Folder of run directories.
+        name: Of the study.
+    """
+    first = runs / f"{name}-recheck-{datetime.now(UTC).strftime('%Y%m%d')}"
+    path = first
+    for number in itertools.count(2):
+        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
+            break
+        path = first.with_name(f"{first.name}+{number}")
+    return path

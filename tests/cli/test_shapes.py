@@ -160,4 +160,4 @@ def test_a_field_that_the_schema_lacks_is_seen(
 
 
 def test_choices_of_options_are_those_of_the_model() -> None:
-    assert get_args(options.Effort) == tuple(Effort)
+    assert get_args(options.EffortChoice) == tuple(Effort)
