@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +15,7 @@ from autotune.cli.printing import plain, print_json
 
 if TYPE_CHECKING:
     from autotune.compiler import Screen
-    from autotune.model import FlagSet, StudySpec
-    from autotune.settings import ProbeReport
+    from autotune.model import StudySpec
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
 
@@ -35,13 +33,13 @@ def screen(
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
     from autotune.compiler import domains
     from autotune.machine import driver_python
-    from autotune.settings import load_catalog, probe_build
+    from autotune.settings import load_catalog, named_sets, probe_build
     from autotune.study import facts_of, study_space
 
     with _open_screen(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, opened):
         report = probe_build(driver_python(), platform=spec.device.platform)
         space = study_space(spec, report, load_catalog(), facts_of(opened.reference(), opened.job.topology))
-        found = opened.run(domains(space), _named_sets(spec, report, every=recipes))
+        found = opened.run(domains(space), named_sets(spec, report, every=recipes))
     from autotune.results import screen_lines
 
     if as_json:
@@ -142,13 +140,11 @@ def _open_screen(
     limit_s: float,
 ) -> Iterator[tuple[StudySpec, Screen]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screen, parse_topology
+    from autotune.compiler import load_target, open_screen, parse_topology, with_options
     from autotune.model import load_study
 
-    spec = load_study(study)
-    merged = {**spec.workload.options, **dict(map(_parse_option, options or ()))}
     with open_screen(
-        spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})}),
+        with_options(load_study(study), options or ()),
         study_dir=study.resolve().parent,
         target=load_target(target) if target else None,
         topology=parse_topology(topology) if topology else None,
@@ -167,27 +163,3 @@ def _cache_dir(cache: bool) -> Path | None:
 
 def _tell(what: str) -> None:
     print(what[:150], file=sys.stderr)
-
-
-def _parse_option(pair: str) -> tuple[str, Any]:
-    """Name and value of ``NAME=VALUE``; what is no JSON is text."""
-    from autotune.model import StudyFileError
-
-    name, equals, text = pair.partition("=")
-    if not equals:
-        raise StudyFileError(f"--option must be NAME=VALUE but got {pair!r}")
-    try:
-        return name, json.loads(text)
-    except json.JSONDecodeError:
-        return name, text
-
-
-def _named_sets(spec: StudySpec, report: ProbeReport, *, every: bool) -> dict[str, FlagSet]:
-    """The study's own sets and recipes, or all recipes, as far as the build has them."""
-    from autotune.settings import find_recipe, for_build, load_catalog, load_recipes
-
-    catalog = load_catalog()
-    names = list(load_recipes()) if every else list(spec.search.recipes)
-    found = {f"set {s.name}": s.settings for s in spec.search.first}
-    found |= {f"recipe {n}": for_build(find_recipe(n).settings, report, catalog) for n in names}
-    return {name: settings for name, settings in found.items() if settings}

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, write_text
-
-if TYPE_CHECKING:
-    from autotune.results import Difference, Winner
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -101,43 +98,21 @@ def verify(
 ) -> None:
     """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
     from autotune.results import read_winner
+    from autotune.study import verify_winner
 
     winner = read_winner(file)
-    found, notes = _check(file, winner, study)
+    found = verify_winner(winner, file, study=study)
     if as_json:
-        print_json({"holds": not found, "differences": found, "notes": notes})
+        print_json(found)
     else:
-        for difference in found:
+        for difference in found.differences:
             print(f"differs  {difference}")
-        for note in notes:
+        for note in found.notes:
             print(f"note     {note}")
-        if not found:
+        if found.holds:
             print(f"holds    {winner.study}: this machine is as it was when it was proven")
-    if found:
+    if not found.holds:
         raise typer.Exit(1)
-
-
-def _check(file: Path, winner: Winner, study: Path | None) -> tuple[list[Difference], list[str]]:
-    """In what a machine, a workload or the file itself differ from the proof, and what was not checked."""
-    from datetime import UTC, datetime
-
-    from autotune.model import PREDICTED, load_study
-    from autotune.results import Difference, differences, is_unchanged, this_machine
-
-    workload = load_study(study).workload_hash if study else None
-    here = this_machine(platform=winner.conditions.platform, workload=workload)
-    found, notes = differences(winner.conditions, here), []
-    if winner.is_predicted:
-        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
-    if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
-        found.append(Difference(field="file", proven="its text as exported", here="changed since"))
-    if workload is None:
-        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
-    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
-        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
-    if winner.soaked_s is None:
-        notes.append("it was never soaked: watch the first long run for hangs")
-    return found, notes
 
 
 def exec_(
@@ -154,12 +129,13 @@ def exec_(
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
     from autotune.results import read_winner
+    from autotune.study import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
     winner = read_winner(file)
-    found, _ = _check(file, winner, None)
+    found = verify_winner(winner, file).differences
     if found and not force:
         raise AutotuneError(
             f"this machine must be as it was when {winner.study} was proven but differs in\n"
@@ -243,19 +219,12 @@ def recheck(
 ) -> None:
     """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
     from autotune.cli.live import LineView
-    from autotune.model import AutotuneError, Outcome, Stopwatch, load_study
+    from autotune.model import Outcome, Stopwatch
     from autotune.results import read_winner
-    from autotune.rundir import Store
-    from autotune.study import new_recheck, recheck_directory, recheck_winner
+    from autotune.study import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    if study is not None:
-        spec, folder = load_study(study), study.resolve().parent
-    elif file.is_dir():
-        old = Store.open(file)
-        spec, folder = old.spec, Path(old.study_dir)
-    else:
-        raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
+    spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
     view = LineView(make_console(stderr=as_json), watch)

@@ -104,25 +104,14 @@ def worker(
     )
 
 
-def _run_and_print(
-    spec: StudySpec,
-    study: Path,
-    path: Path,
-    *,
-    storage: str | None,
-    as_json: bool,
-    worker: str | None = None,
-    devices: tuple[str, ...] = (),
-) -> None:
-    """Runs a study to its conclusion and prints that, or says how to go on."""
+def _run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> None:
+    """Runs a study to its conclusion and prints that, or says how to go on; `session` as `new_run` takes it."""
     from autotune.model import STOPPED
     from autotune.study import Stopped, stoppable
 
     try:
         with stoppable():
-            conclusion, store = _run(
-                spec, study, path, storage=storage, as_json=as_json, worker=worker, devices=devices
-            )
+            conclusion, store = _run(spec, study, path, as_json=as_json, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
@@ -134,16 +123,7 @@ def _run_and_print(
         _print_results(store, conclusion, path, study)
 
 
-def _run(
-    spec: StudySpec,
-    study: Path,
-    path: Path,
-    *,
-    storage: str | None,
-    as_json: bool,
-    worker: str | None,
-    devices: tuple[str, ...],
-) -> tuple[ConclusionRecord, Store]:
+def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
     """All stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
     from autotune.cli.live import LineView, LiveView
     from autotune.model import Stopwatch
@@ -154,7 +134,7 @@ def _run(
     live = LiveView(console, watch, name=spec.name, budget_s=budget) if console.is_terminal else None
     run = new_run(
         spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch), watch=watch,
-        storage=storage, worker=worker, devices=devices, command=sys.argv,
+        command=sys.argv, **session,
     )  # fmt: skip
     with live or contextlib.nullcontext():
         conclusion = run_study(run)

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from autotune.compiler import ScreenReport, Target
+from autotune.compiler import Prediction, ScreenReport, Target
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
-from autotune.results import Difference, Winner
+from autotune.results import Winner
 from autotune.settings import (
     Diagnosis,
     FlagInfo,
@@ -22,7 +22,7 @@ from autotune.settings import (
     SettingCheck,
     Symptom,
 )
-from autotune.study import Reproduction, StudyStatus, UnreadableRun
+from autotune.study import Reproduction, StudyStatus, UnreadableRun, Verification
 
 
 class _Shape(BaseModel):
@@ -49,35 +49,6 @@ class _Comparison(_Shape):
     changes: list[str]
 
 
-class _Verification(_Shape):
-    holds: bool
-    differences: list[Difference]
-    notes: list[str]
-
-
-class _Candidate(_Shape):
-    settings: dict[str, str]
-    target: str
-    topology: str
-    calibrated_by: str = ""
-
-
-class _Failed(_Candidate):
-    failure: str
-
-
-class _Predicted(_Candidate):
-    predicted: Literal[True]
-    step_s: float
-    compute_s: float
-    communication_s: float
-    exposed_s: float
-    idle_s: float
-    mfu: float | None
-    tokens_per_s: float | None
-    unknown_loops: list[str]
-
-
 def _with(kind: type, /, *, without: str = "", **more: Any) -> Any:
     """A record or dataclass with more fields beside its own, or a dataclass without one of them."""
     fields: Any = {name: (hint, ...) for name, hint in more.items()}
@@ -91,6 +62,9 @@ def _list_of(kind: Any) -> Any:
     return GenericAlias(list, (kind,))
 
 
+_CANDIDATE: Any = {"settings": dict[str, str], "target": str, "topology": str, "calibrated_by": str | None}
+_Predicted = _with(Prediction, without="events", predicted=Literal[True], **_CANDIDATE)
+_Failed = _with(_Shape, failure=str, **_CANDIDATE)
 _Setting = _with(Setting, kind=str)
 _Winner = _with(Winner, file=str)
 _Conclusion = _with(ConclusionRecord, run=str)
@@ -104,7 +78,7 @@ SHAPES: dict[str, Any] = {
     "flags migrate": Migration,
     "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
     "library list": _list_of(_Winner),
-    "predict": list[_Predicted | _Failed],
+    "predict": _list_of(_Predicted | _Failed),
     "recheck": _Conclusion,
     "recipes check": dict[str, list[SettingCheck]],
     "recipes check NAME": _Checks,
@@ -119,12 +93,12 @@ SHAPES: dict[str, Any] = {
     "status": list[StudyStatus | UnreadableRun],
     "symptoms": list[Symptom],
     "targets list": _list_of(_with(Target, without="config_text")),
-    "verify": _Verification,
+    "verify": Verification,
     "worker": _Conclusion,
 }
 """Command to the type of what it prints; in capitals, the argument that makes it print something else."""
 
-SPARSE = frozenset({"predict", "show", "show TRIAL"})
+SPARSE = frozenset({"show", "show TRIAL"})
 """Those that leave out what is not known."""
 
 

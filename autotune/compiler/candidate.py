@@ -18,9 +18,12 @@ def predict_set(screen: Screen, settings: FlagSet, calibration: Calibration | No
         StudyFileError: If the screen compiles for the CPU, of which no time is predicted.
     """
     target, topology = _gpus(screen)
-    row: dict[str, Any] = {"settings": dict(settings), "target": target.name, "topology": str(topology)}
-    if calibration is not None:
-        row["calibrated_by"] = calibration.source
+    row: dict[str, Any] = {
+        "settings": dict(settings),
+        "target": target.name,
+        "topology": str(topology),
+        "calibrated_by": calibration.source if calibration is not None else None,
+    }
     result = screen.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}

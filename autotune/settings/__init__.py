@@ -4,7 +4,9 @@ from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Scope, Setting, Stage, load_catalog
 from autotune.settings.check import SettingCheck, SettingVerdict, check_settings, check_xla_flags, would_start
 from autotune.settings.doctor import Diagnosis, diagnose, find_steering
-from autotune.settings.lookup import check_given, probe_named, read_script, replace_script, select_settings
+from autotune.settings.lookup import (
+    check_given, named_sets, probe_named, read_script, replace_script, select_settings,
+)  # fmt: skip
 from autotune.settings.migrate import Migration, check_found, find_settings, for_build, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
 from autotune.settings.probe import probe_build

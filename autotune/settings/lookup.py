@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.machine import caller_environment, driver_python
-from autotune.model import SettingError, close_matches
+from autotune.model import FlagSet, SettingError, StudySpec, close_matches
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, Scope, Setting
+from autotune.settings.catalog import Catalog, Scope, Setting, load_catalog
 from autotune.settings.check import SettingCheck, check_settings, check_xla_flags
 from autotune.settings.doctor import find_steering
-from autotune.settings.migrate import check_found, find_settings
+from autotune.settings.migrate import check_found, find_settings, for_build
 from autotune.settings.probe import probe_build
-from autotune.settings.recipes import find_recipe
+from autotune.settings.recipes import find_recipe, load_recipes
 
 
 def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
@@ -59,6 +59,15 @@ def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None])
             "the CUDA plugin is not installed; the CPU library of the same release answers, which holds the same flags"
         )
     return report
+
+
+def named_sets(spec: StudySpec, report: ProbeReport, *, every: bool) -> dict[str, FlagSet]:
+    """The study's own sets and recipes, or with `every` all published recipes, as far as the build has them."""
+    catalog = load_catalog()
+    names = list(load_recipes()) if every else list(spec.search.recipes)
+    found = {f"set {s.name}": s.settings for s in spec.search.first}
+    found |= {f"recipe {n}": for_build(find_recipe(n).settings, report, catalog) for n in names}
+    return {name: settings for name, settings in found.items() if settings}
 
 
 def check_given(

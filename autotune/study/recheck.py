@@ -10,14 +10,17 @@ from pathlib import Path
 
 from autotune.machine import make_provenance, utc_now
 from autotune.model import (
+    AutotuneError,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     Objective,
     Outcome,
+    StudySpec,
     WorkloadFacts,
     format_interval,
     format_ratio,
+    load_study,
 )
 from autotune.results import Winner, describe_finalist
 from autotune.rundir import Store
@@ -137,3 +140,21 @@ def recheck_directory(runs: Path, name: str) -> Path:
             break
         path = first.with_name(f"{first.name}+{number}")
     return path
+
+
+def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
+    """The study that says how a winner is measured again, and its folder: a study file, or a run directory's own.
+
+    Args:
+        file: What the winner was read from.
+        study: A study file, if the caller names one.
+
+    Raises:
+        AutotuneError: If there is none of them.
+    """
+    if study is not None:
+        return load_study(study), study.resolve().parent
+    if file.is_dir():
+        old = Store.open(file)
+        return old.spec, Path(old.study_dir)
+    raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
