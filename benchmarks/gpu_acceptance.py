@@ -33,7 +33,6 @@ from rich.console import Console
 from autotune.cli.live import LineView
 from autotune.machine import describe_machine, environment
 from autotune.machine.telemetry import open_watch
-from autotune.model import Stopwatch
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, FinalistResult, FloorResult
@@ -242,14 +241,9 @@ def study_text(plan: Plan, verdicts: Mapping[str, Any], count: int) -> str:
     searched = ", ".join(f"{n} = [{json.dumps(v)}]" for s in usable.values() for n, v in s.items())
     entry, options = plan.studied
     return STUDY.format(
-        entry=entry,
-        options=options,
-        platform=plan.platform,
-        count=count,
-        trials=len(usable),
-        first=first,
+        entry=entry, options=options, platform=plan.platform, count=count, trials=len(usable), first=first,
         searched=searched,
-    )
+    )  # fmt: skip
 
 
 def begin(text: str, folder: Path, budget_s: float | None, console: Console) -> StudyRun:

@@ -135,15 +135,17 @@ def _interval(estimate: Any) -> list[float] | None:
 def calibrate(effect: float, *, large: int = 3000) -> int:
     """Iterations that cost `effect` of a step: from the cost of many, measured in turns."""
     spec = study("calibrate", candidates=[{VARIABLE: str(large)}], baseline={})
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.closing(begin(spec, folder, Console(quiet=True))) as session:
-            probe(session)
-            found: Compared[None] = session.comparer.compare(
-                FlagSet({VARIABLE: str(large)}),
-                session.store.folder("trials", "large"),
-                name="c",
-                rule=fixed(30, sesoi=0.005),
-            )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
+    ):
+        probe(session)
+        found: Compared[None] = session.comparer.compare(
+            FlagSet({VARIABLE: str(large)}),
+            session.store.folder("trials", "large"),
+            name="c",
+            rule=fixed(30, sesoi=0.005),
+        )
     assert found.comparison is not None
     ratio = found.comparison.estimate.ratio
     iterations = max(1, round(large * effect / (ratio - 1.0)))

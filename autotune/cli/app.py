@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import typer
 
-from autotune.cli import cluster as cli_cluster
-from autotune.cli import compile as cli_screen
-from autotune.cli import flags as cli_flags
-from autotune.cli import results as cli_results
-from autotune.cli import run as cli_run
-from autotune.cli import show as cli_show
+from autotune.cli import cluster, compile, flags, results, run, show
 
 app = typer.Typer(
     name="autotune",
@@ -23,35 +17,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.add_typer(cli_flags.flags_app, name="flags")
-app.add_typer(cli_flags.recipes_app, name="recipes")
-app.add_typer(cli_screen.targets_app, name="targets")
-app.add_typer(cli_results.library_app, name="library")
-app.add_typer(cli_results.t4_app, name="t4")
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    cli_run.run,
-    cli_run.worker,
-    cli_show.status,
-    cli_show.show,
-    cli_show.repro,
-    cli_results.report,
-    cli_results.compare,
-    cli_results.export,
-    cli_results.verify,
-    cli_results.recheck,
-    cli_results.best,
-    cli_flags.space,
-    cli_flags.symptoms,
-    cli_flags.doctor,
-    cli_screen.screen,
-    cli_screen.explain,
-    cli_screen.predict,
-    cli_cluster.submit,
-    cli_show.schema,
-)
-for _command in _COMMANDS:
+app.add_typer(flags.flags_app, name="flags")
+app.add_typer(flags.recipes_app, name="recipes")
+app.add_typer(compile.targets_app, name="targets")
+app.add_typer(results.library_app, name="library")
+app.add_typer(results.t4_app, name="t4")
+for _command in (
+    run.run, run.worker, show.status, show.show, show.repro,
+    results.report, results.compare, results.export, results.verify, results.recheck, results.best,
+    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
+    cluster.submit, show.schema,
+):  # fmt: skip
     app.command()(_command)
-app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(cli_results.exec_)
+app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 
 
 def main() -> None:

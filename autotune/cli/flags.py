@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.printing import print_json, print_table
+from autotune.cli import options
+from autotune.cli.printing import plain, print_json, print_table
 
 if TYPE_CHECKING:
-    from autotune.settings import KnownSettings, Migration, ProbeReport, Setting, SettingCheck
+    from autotune.settings import Migration, ProbeReport, SettingCheck
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -22,50 +20,20 @@ recipes_app = typer.Typer(help="Published flag sets: what the installed build ha
 _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
 
 
-class PluginChoice(StrEnum):
-    """Which build is asked; ``auto`` is the CUDA plugin if it is installed."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-PluginOption = Annotated[PluginChoice, typer.Option("--plugin", help="Which build is asked.")]
-PythonOption = Annotated[str | None, typer.Option("--python", help="Interpreter whose packages are meant.")]
-FileOption = Annotated[
-    Path | None, typer.Option("--file", help="A script that holds XLA flags and variables.", dir_okay=False)
-]
-RecipeOption = Annotated[str | None, typer.Option("--recipe", help="A recipe of `autotune recipes list`.")]
-
-
 @flags_app.command("list")
 def list_flags(
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
     grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
-    from autotune.model import SettingError, close_matches
-    from autotune.settings import Scope, load_catalog
+    from autotune.settings import load_catalog, select_settings
 
     catalog = load_catalog()
-    every_group = sorted({s.group for s in catalog.values()})
-    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
-        if given is not None and given not in legal:
-            hint = close_matches(given, legal)
-            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
-    word = (grep or "").lower()
-    found = [
-        s
-        for s in catalog.values()
-        if (group is None or group in (s.group, *s.also_in))
-        and (scope is None or scope in s.scopes)
-        and (word in s.name.lower() or word in s.summary.lower())
-    ]
+    found = select_settings(catalog, group=group, scope=scope, word=grep or "")
     if as_json:
-        print_json([_setting_json(s) for s in found])
+        print_json([plain(s, kind=s.kind) for s in found])
         return
     rows = [(s.name, s.group, s.tier, s.summary) for s in found]
     print_table(("setting", "group", "tier", "what it does"), rows)
@@ -75,9 +43,9 @@ def list_flags(
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
 def show_flag(
     name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
-    plugin: PluginOption = PluginChoice.auto,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
     from autotune.settings import KnownSettings, describe_setting, load_catalog, load_recipes
@@ -88,9 +56,8 @@ def show_flag(
     info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     if as_json:
-        known = info if info is not None else option
-        build = None if known is None else dataclasses.asdict(known)
-        print_json({**_setting_json(setting), "build": report.build, "in_build": build, "recipes": recipes})
+        more = {"build": report.build, "in_build": info or option, "recipes": recipes}
+        print_json(plain(setting, kind=setting.kind, **more))
         return
     print(f"{setting.name}: {setting.summary}")
     for label, text in (*describe_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
@@ -100,19 +67,19 @@ def show_flag(
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
-    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
-    recipe: RecipeOption = None,
-    file: FileOption = None,
+    text: options.Flags = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
+    file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.settings import KnownSettings, would_start
+    from autotune.settings import KnownSettings, check_given, would_start
 
     report = _report(plugin, python)
-    checks = _checks(text, recipe, file, env, KnownSettings(report))
+    checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
@@ -120,40 +87,38 @@ def check_flags(
 
 @flags_app.command("migrate", context_settings=_TAKES_FLAGS)
 def migrate_flags(
-    text: Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")] = None,
-    file: FileOption = None,
+    text: options.Flags = None,
+    file: options.Script = None,
     write: Annotated[bool, typer.Option("--write", help="Change the file; a copy stays beside it.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Rewrites a block of settings for the installed build, with a reason for each change."""
     from autotune.model import SettingError
-    from autotune.settings import KnownSettings, migrate_text
+    from autotune.settings import KnownSettings, migrate_text, read_script, replace_script
 
     if (file is None) == (not text) or (write and file is None):
         raise SettingError("give either flags or --file, and --write only with --file")
-    before = _read(file) if file is not None else " ".join(text or ())
+    before = read_script(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json(dataclasses.asdict(migration))
+        print_json(migration)
     else:
         _print_migration(migration)
     if write and file is not None and migration.changes:
-        backup = _backup_path(file)
-        backup.write_text(before, "utf-8")
-        file.write_text(migration.text, "utf-8")
+        backup = replace_script(file, before, migration.text)
         print(f"written: {file}; the old text is in {backup}", file=sys.stderr)
 
 
 @recipes_app.command("list")
-def list_recipes(as_json: JsonOption = False) -> None:
+def list_recipes(as_json: options.Json = False) -> None:
     """Lists the published sets."""
     from autotune.settings import load_recipes
 
     recipes = list(load_recipes().values())
     if as_json:
-        print_json([dataclasses.asdict(r) for r in recipes])
+        print_json(recipes)
         return
     rows = [(r.name, r.date, r.for_hardware, str(len(r.settings)), r.source) for r in recipes]
     print_table(("recipe", "date", "for", "settings", "source"), rows)
@@ -163,9 +128,9 @@ def list_recipes(as_json: JsonOption = False) -> None:
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
     existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
-    plugin: PluginOption = PluginChoice.auto,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
     from autotune.settings import KnownSettings, find_recipe, for_build
@@ -175,7 +140,7 @@ def show_recipe(
     if existing:
         settings = for_build(settings, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json({**dataclasses.asdict(recipe), "settings": dict(settings)})
+        print_json(plain(recipe, settings=settings))
         return
     for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
@@ -187,9 +152,9 @@ def show_recipe(
 @recipes_app.command("check")
 def check_recipes(
     name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
-    plugin: PluginOption = PluginChoice.auto,
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    plugin: options.Plugin = "auto",
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Says what of a published set the installed build takes; fails if any of it would stop a process."""
     from autotune.settings import KnownSettings, check_settings, find_recipe, load_recipes, would_start
@@ -201,7 +166,7 @@ def check_recipes(
     if name:
         _print_checks(checks[name], report, as_json=as_json)
     elif as_json:
-        print_json({n: [dataclasses.asdict(c) for c in found] for n, found in checks.items()})
+        print_json(checks)
     else:
         rows = [
             (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
@@ -214,7 +179,7 @@ def check_recipes(
 
 def symptoms(
     text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Gives the groups of settings that are worth a search for what one sees."""
     from autotune.model import SettingError
@@ -225,7 +190,7 @@ def symptoms(
         known = ", ".join(load_symptoms())
         raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
     if as_json:
-        print_json([dataclasses.asdict(s) for s in found])
+        print_json(found)
         return
     for symptom in found:
         print(f"{symptom.name}: {symptom.title}")
@@ -234,20 +199,19 @@ def symptoms(
 
 
 def space(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
-    python: PythonOption = None,
-    as_json: JsonOption = False,
+    study: options.Study,
+    python: options.Python = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prints the search space of a study, its size, and the reason for every setting left out."""
     from autotune.model import load_study
     from autotune.settings import KnownSettings, build_space, describe_condition, describe_domain
 
     spec = load_study(study)
-    report = _report(PluginChoice(spec.device.platform), python)
+    report = _report(spec.device.platform, python)
     found = build_space(spec, KnownSettings(report), None)
     if as_json:
-        parameters = [dataclasses.asdict(p) for p in found.parameters]
-        print_json({"parameters": parameters, "size": found.size(), "left_out": dict(found.left_out)})
+        print_json({"parameters": found.parameters, "size": found.size(), "left_out": found.left_out})
         return
     rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
@@ -258,7 +222,7 @@ def space(
         print(f"  {name}: {reason}")
 
 
-def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None, as_json: JsonOption = False) -> None:
+def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune.machine import caller_environment, driver_python
     from autotune.model import LaunchError
@@ -271,7 +235,7 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
         known = None
     found = diagnose(python or driver_python(), caller_environment(), known=known)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(found)
         return
     for line in describe_diagnosis(found):
         print(line)
@@ -280,83 +244,17 @@ def doctor(plugin: PluginOption = PluginChoice.auto, python: PythonOption = None
 # ---------------------------------------------------------------------- helpers
 
 
-def _report(plugin: PluginChoice, python: str | None) -> ProbeReport:
-    """What the chosen build says; ``auto`` is the CUDA plugin if it is installed."""
-    from autotune.machine import driver_python
-    from autotune.settings import probe_build
+def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
+    from autotune.settings import probe_named
 
-    interpreter = python or driver_python()
-    if plugin is PluginChoice.cpu:
-        return probe_build(interpreter, platform="cpu")
-    report = probe_build(interpreter, platform="cuda")
-    if report.plugin is None:
-        if plugin is PluginChoice.auto:
-            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
-        print(
-            "autotune: the CUDA plugin is not installed; the CPU library of the same release answers, "
-            "which holds the same flags",
-            file=sys.stderr,
-        )
-    return report
-
-
-def _checks(
-    text: Sequence[str] | None,
-    recipe: str | None,
-    file: Path | None,
-    env: bool,
-    known: KnownSettings,
-) -> tuple[SettingCheck, ...]:
-    from autotune.machine import caller_environment
-    from autotune.model import SettingError
-    from autotune.settings import (
-        check_found,
-        check_settings,
-        check_xla_flags,
-        find_recipe,
-        find_settings,
-        find_steering,
-    )
-
-    if sum((bool(text), recipe is not None, file is not None, env)) != 1:
-        raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
-    if recipe is not None:
-        return check_settings(find_recipe(recipe).settings, known)
-    if file is not None:
-        return tuple(check_found(f, known) for f in find_settings(_read(file), known.catalog))
-    if env:
-        return find_steering(caller_environment(), known)
-    return check_xla_flags(" ".join(text or ()), known)
-
-
-def _read(file: Path) -> str:
-    from autotune.model import SettingError
-
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
-
-
-def _backup_path(file: Path) -> Path:
-    """A name beside the file that is still free, so that no earlier copy is lost."""
-    for number in range(1000):
-        path = file.with_name(file.name + (".orig" if not number else f".orig.{number}"))
-        if not path.exists():
-            return path
-    raise FileExistsError(f"too many copies of {file}")
-
-
-def _setting_json(setting: Setting) -> dict[str, Any]:
-    return {**dataclasses.asdict(setting), "kind": setting.kind}
+    return probe_named(plugin, python, note=lambda text: print(f"autotune: {text}", file=sys.stderr))
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
     from autotune.settings import describe_check, would_start
 
     if as_json:
-        verdicts = [dataclasses.asdict(c) for c in checks]
-        print_json({"build": report.build, "starts": would_start(checks), "settings": verdicts})
+        print_json({"build": report.build, "starts": would_start(checks), "settings": checks})
         return
     print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
     refused = sum(not c.starts for c in checks)

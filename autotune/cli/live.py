@@ -59,52 +59,52 @@ class LineView:
         self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"== {name}: {detail}")
 
     def phase(self, what: str) -> None:
-        """See `told.View`; too fine for lines."""
+        """See `autotune.model.View`; too fine for lines."""
 
     def pair(self, ratios: list[float]) -> None:
-        """See `told.View`; too fine for lines."""
+        """See `autotune.model.View`; too fine for lines."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
-        """See `evaluate.Watcher`."""
+        """See `autotune.model.View`."""
         found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
         trial = f"trial {run.trial}, " if run.trial else ""
         self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         for text in describe_floor(result):
             self.line(text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
 
     def trial_of_other(self, result: TrialResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"worker {result.by}, trial {result.number}: {shorten(result.settings)}")
         self.line(f"  -> {describe_trial(result)}")
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
         self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"  without {result.left_out}: {'kept' if result.kept else 'dropped'}, {result.reason}")
 
     def note(self, text: str) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self.line(f"note: {text}")
 
 
@@ -123,12 +123,8 @@ class LiveView(LineView):
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"
-        self._detail = ""
-        self._what = ""
-        self._doing = ""
-        self._floor = ""
-        self._best = "none yet better than the default"
-        self._best_ratio = 1.0
+        self._detail = self._what = self._doing = self._floor = ""
+        self._best, self._best_ratio = "none yet better than the default", 1.0
         self._durations: list[float] = []
         self._left: int | None = None
         self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)
@@ -141,47 +137,49 @@ class LiveView(LineView):
         self._live.stop()
 
     def stage(self, name: str, detail: str) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         super().stage(name, detail)
         self._stage, self._detail, self._what, self._doing = name, detail, "", ""
 
     def phase(self, what: str) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         is_screen = what.startswith("screening")
         self._doing = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
 
     def pair(self, ratios: list[float]) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         self._doing = (
             f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
         )
 
     def floor(self, result: FloorResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         super().floor(result)
         self._floor = f"effects from about {format_share(result.floor.detectable)} can be found here"
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         super().trial_starts(config, asked)
         self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
         self._left = asked - config.number + 1
         self._doing = "starting a worker"
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
-        if (told := result.prediction) is not None and told.ratio < self._best_ratio and result.failure is None:
-            self._best_ratio = told.ratio
-            self._best = f"trial {result.number}: {format_ratio(told.ratio)}, {PREDICTED}"
-        found = result.comparison.estimate if result.comparison else None
-        if found is not None and found.ratio < self._best_ratio and result.failure is None:
-            self._best_ratio = found.ratio
-            self._best = f"trial {result.number}: {format_estimate(found)}, not yet proven"
+        if result.failure is None and (step := result.prediction) is not None:
+            self._note_best(result, step.ratio, f"{format_ratio(step.ratio)}, {PREDICTED}")
+        if result.failure is None and (found := result.comparison) is not None:
+            self._note_best(result, found.estimate.ratio, f"{format_estimate(found.estimate)}, not yet proven")
+
+    def _note_best(self, result: TrialResult, ratio: float, words: str) -> None:
+        if ratio < self._best_ratio:
+            self._best_ratio = ratio
+            self._best = f"trial {result.number}: {words}"
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `told.View`."""
+        """See `autotune.model.View`."""
         super().finalist(result)
         if result.verdict is Verdict.FASTER and result.estimate is not None:
             self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"
@@ -209,6 +207,3 @@ class LiveView(LineView):
             if text:
                 table.add_row(name, Text(text))
         return Group(Text(), steps, table)
-
-
-# ---------------------------------------------------------------------- words

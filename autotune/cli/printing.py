@@ -1,36 +1,38 @@
-"""What the commands share: common arguments, and how they print tables and JSON."""
+"""How commands print: JSON, tables, lines, files, and the results of a study."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-RUNS = Path("runs")
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
+    from autotune.rundir import Store
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Where text goes; a pipe has no width, so that tables are not folded at 80 columns in a log."""
+    """Where text goes, as it is; a pipe has no width, so that tables are not folded at 80 columns in a log."""
     from rich.console import Console
 
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=160, no_color=True)
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, highlight=False, markup=False, width=160, no_color=True)
+
+
+def print_lines(lines: Iterable[str], *, style: str | None = None) -> None:
+    """Lines that a terminal folds and nothing else does."""
+    console = make_console()
+    for line in lines:
+        console.print(line, style=style, soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on a terminal; elsewhere one line a row, cells parted by tabs, for grep and cut."""
-    from rich.console import Console
-
-    console = Console()
+    console = make_console()
     if not console.is_terminal:
         for row in (columns, *rows):
             print("\t".join(row))
@@ -46,6 +48,42 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table)
 
 
-def print_json(data: object) -> None:
-    """Data as JSON on standard output."""
-    print(json.dumps(data, indent=1, ensure_ascii=False, default=str))
+def print_study(store: Store) -> None:
+    """The tables of a study, and what it concluded if it did."""
+    from autotune.model import ConclusionRecord
+    from autotune.results import conclusion_style, study_tables
+
+    console = make_console()
+    for table in study_tables(store):
+        console.print(table)
+    if (conclusion := store.last(ConclusionRecord)) is not None:
+        print_lines(["", conclusion.sentence], style=conclusion_style(conclusion))
+
+
+def plain(data: object, **more: object) -> dict[str, Any]:
+    """A record or dataclass as plain data for JSON, with more fields beside its own."""
+    from pydantic_core import to_jsonable_python
+
+    return {**to_jsonable_python(data), **more}
+
+
+def print_json(data: object, *, exclude_none: bool = False) -> None:
+    """Records, dataclasses and plain data as JSON on standard output; `autotune schema` describes all of it."""
+    from pydantic_core import to_json
+
+    print(to_json(data, indent=1, exclude_none=exclude_none, fallback=_as_plain).decode())
+
+
+def _as_plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def write_text(text: str, output: Path | None, *, hint: str = "") -> None:
+    """Text to a file, whole or not at all, or to standard output."""
+    from autotune.rundir import write_atomically
+
+    if output is None:
+        sys.stdout.write(text)
+        return
+    write_atomically(output, text)
+    print(f"written to {output}" + (f"; {hint}" if hint else ""), file=sys.stderr)

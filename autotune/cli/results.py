@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import json
+import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from autotune.results import Difference, Winner
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
-
-
-class PreferChoice(StrEnum):
-    """Which side wins a conflict between the winner and the caller's environment."""
-
-    winner = "winner"
-    mine = "mine"
-
+from autotune.cli import options
+from autotune.cli.printing import make_console, plain, print_json, write_text
 
 # ---------------------------------------------------------------------- report, compare
 
 
 def report(
-    run_path: RunArgument,
+    run_path: options.Run,
     html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
 ) -> None:
@@ -45,7 +28,7 @@ def report(
     if markdown:
         sys.stdout.write(render_markdown(store))
     else:
-        _write(render_html(store), html or run_path / "report.html", hint="open it in a browser")
+        write_text(render_html(store), html or run_path / "report.html", hint="open it in a browser")
 
 
 def compare(
@@ -56,7 +39,7 @@ def compare(
             help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
         ),
     ] = "",
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
 ) -> None:
@@ -69,9 +52,9 @@ def compare(
         raise AutotuneError("only one of --json, --md and --html must be given but got several")
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
-        _print_json(table.to_json())
+        print_json(table.to_json())
     elif html is not None:
-        _write(table.to_html(), html, hint="open it in a browser")
+        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 
@@ -80,12 +63,12 @@ def compare(
 
 
 def export(
-    run_path: RunArgument,
+    run_path: options.Run,
     form: Annotated[
         str,
         typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, toml, python or maxtext."),
     ] = "env",
-    output: OutputOption = None,
+    output: options.Output = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
     ] = False,
@@ -103,86 +86,63 @@ def export(
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     text = render_export(Store.open(run_path), ExportFormat(form), trial=trial, even_predicted=force)
-    _write(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
+    write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
 def verify(
-    file: FileArgument,
+    file: options.WinnerFile,
     study: Annotated[
         Path | None, typer.Option(help="Study file of the workload that is meant to run; compared too.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
     from autotune.results import read_winner
+    from autotune.study import verify_winner
 
     winner = read_winner(file)
-    found, notes = _check(file, winner, study)
+    found = verify_winner(winner, file, study=study)
     if as_json:
-        _print_json({"holds": not found, "differences": [d.model_dump() for d in found], "notes": notes})
+        print_json(found)
     else:
-        for difference in found:
+        for difference in found.differences:
             print(f"differs  {difference}")
-        for note in notes:
+        for note in found.notes:
             print(f"note     {note}")
-        if not found:
+        if found.holds:
             print(f"holds    {winner.study}: this machine is as it was when it was proven")
-    if found:
+    if not found.holds:
         raise typer.Exit(1)
-
-
-def _check(file: Path, winner: Winner, study: Path | None) -> tuple[list[Difference], list[str]]:
-    """In what a machine, a workload or the file itself differ from the proof, and what was not checked."""
-    from datetime import UTC, datetime
-
-    from autotune.model import PREDICTED, load_study
-    from autotune.results import Difference, differences, is_unchanged, this_machine
-
-    workload = load_study(study).workload_hash if study else None
-    here = this_machine(platform=winner.conditions.platform, workload=workload)
-    found, notes = differences(winner.conditions, here), []
-    if winner.is_predicted:
-        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
-    if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
-        found.append(Difference(field="file", proven="its text as exported", here="changed since"))
-    if workload is None:
-        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
-    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
-        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
-    if winner.soaked_s is None:
-        notes.append("it was never soaked: watch the first long run for hangs")
-    return found, notes
 
 
 def exec_(
     context: typer.Context,
-    file: FileArgument,
+    file: options.WinnerFile,
     prefer: Annotated[
-        PreferChoice | None, typer.Option(help="Who wins where your environment and the winner differ.")
+        Literal["winner", "mine"] | None, typer.Option(help="Who wins where your environment and the winner differ.")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py."""
-    import os
-
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
     from autotune.results import read_winner
+    from autotune.study import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
     winner = read_winner(file)
-    found, _ = _check(file, winner, None)
+    found = verify_winner(winner, file).differences
     if found and not force:
         raise AutotuneError(
             f"this machine must be as it was when {winner.study} was proven but differs in\n"
             + "\n".join(f"  - {d}" for d in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
-    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer.value if prefer else None)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     for line in [*(f"not proven here, forced: {d}" for d in found), *lines]:
         print(f"autotune: {line}", file=sys.stderr, flush=True)
     try:
@@ -196,13 +156,12 @@ def exec_(
 # ---------------------------------------------------------------------- library, recheck
 
 library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
-LibraryOption = Annotated[Path, typer.Option("--library", help="Folder of the library.")]
 
 
 @library_app.command("add")
 def library_add(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
-    library: LibraryOption = Path("library"),
+    library: options.Library = Path("library"),
 ) -> None:
     """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
     from autotune.results import add_to_library, read_winner
@@ -212,14 +171,14 @@ def library_add(
 
 
 @library_app.command("list")
-def library_list(library: LibraryOption = Path("library"), as_json: JsonOption = False) -> None:
+def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
     from autotune.model import format_interval, format_ratio
     from autotune.results import library_entries
 
     known = library_entries(library)
     if as_json:
-        _print_json([{"file": str(e.path), **e.winner.model_dump(mode="json")} for e in known])
+        print_json([plain(e.winner, file=str(e.path)) for e in known])
         return
     for e in known:
         c, found = e.winner.conditions, e.winner.estimate
@@ -232,8 +191,8 @@ def best(
     count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
     jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
     workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
-    library: LibraryOption = Path("library"),
-    as_json: JsonOption = False,
+    library: options.Library = Path("library"),
+    as_json: options.Json = False,
 ) -> None:
     """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
     from autotune.results import LibraryQuery, describe_entry, library_entries
@@ -241,52 +200,38 @@ def best(
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
     if as_json:
-        entry = match.entry
-        _print_json(
-            {
-                "tested": match.is_tested,
-                "distance": list(match.distance),
-                "file": str(entry.path),
-                **entry.winner.model_dump(mode="json"),
-            }
-        )
+        tested, file = match.is_tested, str(match.entry.path)
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file))
         return
     for line in describe_entry(match):
         print(line)
 
 
 def recheck(
-    file: FileArgument,
+    file: options.WinnerFile,
     study: Annotated[
         Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
     from autotune.cli.live import LineView
-    from autotune.model import AutotuneError, Outcome, Stopwatch, load_study
+    from autotune.model import Outcome, Stopwatch
     from autotune.results import read_winner
-    from autotune.rundir import Store
-    from autotune.study import new_recheck, recheck_winner
+    from autotune.study import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    if study is not None:
-        spec, folder = load_study(study), study.resolve().parent
-    elif file.is_dir():
-        old = Store.open(file)
-        spec, folder = old.spec, Path(old.study_dir)
-    else:
-        raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
-    path = run_dir or _unfinished(Path("runs") / f"{spec.name}-recheck-{_today()}")
+    spec, folder = recheck_study(file, study)
+    path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
-    view = LineView(_console(stderr=as_json), watch)
+    view = LineView(make_console(stderr=as_json), watch)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
     conclusion = recheck_winner(run, winner)
     if as_json:
-        _print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+        print_json(plain(conclusion, run=str(path)))
     else:
         print(f"{conclusion.sentence}\neverything lies in {path}")
     if conclusion.outcome is not Outcome.WINNER:
@@ -299,12 +244,12 @@ t4_app = typer.Typer(help="T4, the interchange format of autotuning results.", n
 
 
 @t4_app.command("export")
-def t4_export(run_path: RunArgument, output: OutputOption = None) -> None:
+def t4_export(run_path: options.Run, output: options.Output = None) -> None:
     """Writes all trials of a run for other tools to read."""
     from autotune.results import render_t4
     from autotune.rundir import Store
 
-    _write(render_t4(Store.open(run_path)), output)
+    write_text(render_t4(Store.open(run_path)), output)
 
 
 @t4_app.command("show")
@@ -328,45 +273,3 @@ def t4_show(
         print(f"  {name}: {count}")
     for objective in objectives:
         print(f"  {objective}: best {frame[objective].min():.6g}, median {frame[objective].median():.6g}")
-
-
-# ---------------------------------------------------------------------- helpers
-
-
-def _write(text: str, output: Path | None, *, hint: str = "") -> None:
-    """Text to a file, whole or not at all, or to standard output."""
-    from autotune.rundir import write_atomically
-
-    if output is None:
-        sys.stdout.write(text)
-        return
-    write_atomically(output, text)
-    print(f"written to {output}" + (f"; {hint}" if hint else ""), file=sys.stderr)
-
-
-def _print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=1, default=str) + "\n")
-
-
-def _unfinished(path: Path) -> Path:
-    """A path, with a number after it if a run there has come to its end: that one must not be taken for a new one."""
-    from autotune.model import ConclusionRecord
-    from autotune.rundir import Store
-
-    for number in itertools.count(2):
-        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
-            break
-        path = path.with_name(f"{path.name.partition('+')[0]}+{number}")
-    return path
-
-
-def _today() -> str:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).strftime("%Y%m%d")
-
-
-def _console(*, stderr: bool) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=stderr, width=160, no_color=not sys.stderr.isatty())

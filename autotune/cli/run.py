@@ -3,109 +3,80 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from autotune.cli import cluster as cli_cluster
-from autotune.cli.printing import RUNS, JsonOption, make_console, print_json
+from autotune.cli import options
+from autotune.cli.cluster import shorten_path
+from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
     from autotune.model import ConclusionRecord, StudySpec
     from autotune.rundir import Store
 
 
-class EffortChoice(StrEnum):
-    """How much measuring; see `autotune.model.spec.Effort`."""
-
-    quick = "quick"
-    standard = "standard"
-    full = "full"
-
-
-class ObjectiveChoice(StrEnum):
-    """What a study goes by; see `autotune.model.sections.SearchSpec`."""
-
-    measured = "measured"
-    predicted = "predicted"
-
-
-StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
-TrialsOption = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions and workers.")]
-BudgetOption = Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")]
-RunDirOption = Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="AUTOTUNE_STORAGE",
-        help="Optuna storage that mirrors the study: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
-EffortOption = Annotated[EffortChoice, typer.Option(help="How much measuring.")]
-SoakOption = Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")]
-
-
 def run(
-    study: StudyArgument,
-    trials: TrialsOption = None,
-    time_budget: BudgetOption = None,
-    run_dir: RunDirOption = None,
-    storage: StorageOption = None,
-    seed: SeedOption = None,
-    effort: EffortOption = EffortChoice.standard,
-    soak: SoakOption = True,
+    study: options.Study,
+    trials: options.Trials = None,
+    time_budget: options.TimeBudget = None,
+    run_dir: options.RunDir = None,
+    storage: options.Storage = None,
+    seed: options.Seed = None,
+    effort: options.Effort = "standard",
+    soak: options.Soak = True,
     screen: Annotated[
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
     ] = None,
     objective: Annotated[
-        ObjectiveChoice | None, typer.Option(help="predicted: compile only, nothing is measured, no GPU needed.")
+        Literal["measured", "predicted"] | None,
+        typer.Option(help="predicted: compile only, nothing is measured, no GPU needed."),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`).")] = None,
-    topology: Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")] = None,
-    as_json: JsonOption = False,
+    target: options.Target = None,
+    topology: options.Topology = None,
+    as_json: options.Json = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
-    from autotune.model import Effort, load_study
+    from autotune.cluster import Program, become_workers, shared_options
+    from autotune.machine import driver_python
+    from autotune.study import study_with
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "step_time": objective and objective.value},
+        "search": {"trials": trials, "time_budget": time_budget, "step_time": objective},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = _override(load_study(study).at_effort(Effort(effort.value)), given, seed=seed)
-    path = run_dir or RUNS / spec.name
+    spec = study_with(study, given, effort=effort, seed=seed)
+    path = run_dir or options.RUNS / spec.name
     if not as_json and (screen, objective, target, topology) == (None,) * 4:  # what a worker can be told, too
-        options = cli_cluster.shared_options(
-            trials=trials, time_budget=time_budget, seed=seed, effort=effort.value, soak=soak
+        typed = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
+        program = Program(python=driver_python(), study=study.resolve(), run_dir=path.resolve(), options=typed)
+        shown = f"one worker on each; `autotune status {shorten_path(path)}` shows them"
+        become_workers(
+            spec, program, storage=storage, announce=lambda n: print(f"this job has {n} nodes: {shown}", flush=True)
         )
-        cli_cluster.fan_out(spec, study, path, options, storage=storage)
     _run_and_print(spec, study, path, storage=storage, as_json=as_json)
 
 
 def worker(
-    study: StudyArgument,
-    run_dir: RunDirOption = None,
+    study: options.Study,
+    run_dir: options.RunDir = None,
     devices: Annotated[
         str | None, typer.Option(help="What this worker owns, such as 0-3: GPUs, or cores in a study on CPUs.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of this worker; default: its machine and devices.")] = None,
-    trials: TrialsOption = None,
-    time_budget: BudgetOption = None,
-    storage: StorageOption = None,
-    seed: SeedOption = None,
-    effort: EffortOption = EffortChoice.standard,
-    soak: SoakOption = True,
-    as_json: JsonOption = False,
+    trials: options.Trials = None,
+    time_budget: options.TimeBudget = None,
+    storage: options.Storage = None,
+    seed: options.Seed = None,
+    effort: options.Effort = "standard",
+    soak: options.Soak = True,
+    as_json: options.Json = False,
 ) -> None:
     """Joins a study that several workers share, on this machine and others, and stays until its conclusion.
 
@@ -114,13 +85,14 @@ def worker(
     import socket
 
     from autotune.machine import caller_environment, parse_devices, restrict_devices, worker_name
-    from autotune.model import Effort, StudyFileError, load_study
+    from autotune.model import StudyFileError
+    from autotune.study import study_with
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = _override(load_study(study).at_effort(Effort(effort.value)), given, seed=seed)
+    spec = study_with(study, given, effort=effort, seed=seed)
     if spec.is_predicted:
         raise StudyFileError("several workers share a study that is measured but this one is predicted; autotune run")
     own = parse_devices(devices) if devices else ()
@@ -128,82 +100,30 @@ def worker(
         restrict_devices(spec.device.platform, own)
     called = name or worker_name(caller_environment(), socket.gethostname(), own)
     _run_and_print(
-        spec, study, run_dir or RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
+        spec, study, run_dir or options.RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
     )
 
 
-def _run_and_print(
-    spec: StudySpec,
-    study: Path,
-    path: Path,
-    *,
-    storage: str | None,
-    as_json: bool,
-    worker: str | None = None,
-    devices: tuple[str, ...] = (),
-) -> None:
-    """Runs a study to its conclusion and prints that, or says how to go on."""
+def _run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> None:
+    """Runs a study to its conclusion and prints that, or says how to go on; `session` as `new_run` takes it."""
+    from autotune.model import STOPPED
+    from autotune.study import Stopped, stoppable
+
     try:
-        with _stoppable():
-            conclusion, store = _run(
-                spec, study, path, storage=storage, as_json=as_json, worker=worker, devices=devices
-            )
+        with stoppable():
+            conclusion, store = _run(spec, study, path, as_json=as_json, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
-        from autotune.model import STOPPED
-
-        raise typer.Exit(STOPPED if isinstance(error, _Stopped) else 130) from None
+        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
     if as_json:
-        print_json({**json.loads(conclusion.model_dump_json()), "run": str(path)})
+        print_json(plain(conclusion, run=str(path)))
     else:
         _print_results(store, conclusion, path, study)
 
 
-class _Stopped(KeyboardInterrupt):
-    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop."""
-
-    def stop(number: int, frame: object) -> None:
-        for other in old:  # the second signal must not interrupt the cleaning up after the first
-            signal.signal(other, signal.SIG_IGN)
-        raise _Stopped
-
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def _override(spec: StudySpec, given: dict[str, dict[str, Any]], *, seed: int | None) -> StudySpec:
-    """The study with what the command line gives instead of the file (None gives nothing), checked like the file."""
-    from autotune.model import parse_study
-
-    data = spec.model_dump()
-    for section, values in given.items():
-        data[section].update({key: value for key, value in values.items() if value is not None})
-    if seed is not None:
-        data["seed"] = seed
-    return parse_study(data, source="the study with the options of the command line")
-
-
-def _run(
-    spec: StudySpec,
-    study: Path,
-    path: Path,
-    *,
-    storage: str | None,
-    as_json: bool,
-    worker: str | None,
-    devices: tuple[str, ...],
-) -> tuple[ConclusionRecord, Store]:
+def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
     """All stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
     from autotune.cli.live import LineView, LiveView
     from autotune.model import Stopwatch
@@ -214,7 +134,7 @@ def _run(
     live = LiveView(console, watch, name=spec.name, budget_s=budget) if console.is_terminal else None
     run = new_run(
         spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch), watch=watch,
-        storage=storage, worker=worker, devices=devices, command=sys.argv,
+        command=sys.argv, **session,
     )  # fmt: skip
     with live or contextlib.nullcontext():
         conclusion = run_study(run)
@@ -224,57 +144,54 @@ def _run(
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
     from autotune.model import Outcome, SpanRecord, format_seconds, format_share
-    from autotune.results import conclusion_style, study_tables
     from autotune.study import more_processes
 
-    console = make_console()
-    console.print()
-    for results in study_tables(store):
-        console.print(results)
-    console.print()
-    console.print(conclusion.sentence, style=conclusion_style(conclusion), highlight=False, soft_wrap=True)
+    print()
+    print_study(store)
+    lines = []
     if conclusion.outcome is not Outcome.WINNER and (promising := more_processes(store)) is not None:
-        console.print(
+        lines.append(
             f"not settled: {promising[0].settings}; about {promising[1]} fresh pairs of processes may settle it: set "
-            f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen",
-            highlight=False, soft_wrap=True, markup=False,
-        )  # fmt: skip
+            f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen"
+        )
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
-    console.print(
+    lines += [
         f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; "
         f"the driver's own share of the wall time: {format_share(1 - waited_s / wall_s) if wall_s else '-'}",
-        highlight=False,
-    )
-    console.print(f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)", highlight=False)
-    console.print("\nnext:", highlight=False)
+        f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)",
+        "",
+        "next:",
+    ]
+    print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
+
+
+def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
+    """What to type next, what is most likely wanted first."""
+    from autotune.model import Outcome, format_set
+
     # Without an activated environment the command is found by the path it was called by.
-    me = (
-        "autotune" if shutil.which("autotune") or not sys.argv[0].endswith("autotune") else os.path.relpath(sys.argv[0])
-    )
+    is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
+    me = "autotune" if is_found else os.path.relpath(sys.argv[0])
+    steps = []
+    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT) and conclusion.trial is not None:
+        steps += [
+            f"{me} export {path} --format env -o winner.env",
+            f"{me} exec {path} -- python train.py",
+            f"{me} repro {path} {conclusion.trial}",
+        ]
+    if conclusion.outcome is Outcome.FRONT and conclusion.front:
+        steps.append(f"{me} export {path} --trial {conclusion.front[-1]} -o chosen.env   # a set of the front")
     again = f"{me} run {study} --run-dir {path}"
-    if store.spec.is_predicted:
-        cluster = {"--target": store.spec.screen.target, "--topology": store.spec.screen.topology}
+    if spec.is_predicted:
+        cluster = {"--target": spec.screen.target, "--topology": spec.screen.topology}
         where = " ".join(f"{name} {value}" for name, value in cluster.items() if value)
         again += f" --objective predicted {where}"
-    steps = [
+        if conclusion.settings:
+            steps.append(f"{me} explain {study} {where} --set {shlex.quote(format_set(conclusion.settings))}")
+    return [
+        *steps,
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
         f"{again} --trials {2 * conclusion.trial_count}   # goes on from here",
     ]
-    if store.spec.is_predicted and conclusion.settings:
-        from autotune.model import format_set
-
-        chosen = shlex.quote(format_set(conclusion.settings))
-        steps.insert(0, f"{me} explain {study} {where} --set {chosen}")
-    if conclusion.outcome is Outcome.FRONT and conclusion.front:
-        steps.insert(0, f"{me} export {path} --trial {conclusion.front[-1]} -o chosen.env   # a set of the front")
-    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT) and conclusion.trial is not None:
-        steps = [
-            f"{me} export {path} --format env -o winner.env",
-            f"{me} exec {path} -- python train.py",
-            f"{me} repro {path} {conclusion.trial}",
-            *steps,
-        ]
-    for step in steps:
-        console.print(f"  {step}", highlight=False, soft_wrap=True)

@@ -2,5 +2,5 @@
 
 from autotune.cluster.kubernetes import PodRequest, manifests, to_yaml
 from autotune.cluster.submit import (
-    STORAGE_VARIABLE, JobRequest, Program, check_cluster, parse_time, render_script, submit_job, worker_step,
+    JobRequest, Program, become_workers, parse_time, render_script, shared_options, submit_script,
 )  # fmt: skip

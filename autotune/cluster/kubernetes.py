@@ -9,10 +9,12 @@ References:
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from autotune.cluster.submit import STORAGE_VARIABLE
 from autotune.model import STOPPED, StudyFileError, StudySpec
@@ -23,7 +25,6 @@ RETRIES = 3
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
-_RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,33 +147,26 @@ def _pod(name: str, request: PodRequest) -> dict[str, Any]:
 
 
 def to_yaml(documents: list[dict[str, Any]]) -> str:
-    """Documents as YAML; every text that could be read as something else is quoted as JSON, which YAML reads alike."""
-    return "---\n".join("\n".join(_lines(document)) + "\n" for document in documents)
+    """Documents as YAML that every reader takes alike, whichever version of YAML it knows."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
-def _lines(value: Any, indent: str = "") -> list[str]:
-    if isinstance(value, dict) and value:
-        found = []
-        for key, item in value.items():
-            if isinstance(item, dict | list) and item:
-                found += [f"{indent}{_scalar(key)}:", *_lines(item, indent + "  ")]
-            else:
-                found.append(f"{indent}{_scalar(key)}: {_scalar(item)}")
-        return found
-    if isinstance(value, list) and value:
-        found = []
-        for item in value:
-            first, *rest = _lines(item, indent + "  ")
-            found += [f"{indent}- {first.strip()}", *rest]
-        return found
-    return [f"{indent}{_scalar(value)}"]
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that another reader could take for a number or a truth (``1e3`` and ``y``: Go's YAML does)."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Nothing is written as a reference to an equal part."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Text of several lines as a block, words as they are, all else in quotes."""
+        is_plain = _PLAIN.fullmatch(data) is not None and data.lower() not in ("y", "n")
+        is_block = "\n" in data and data.replace("\n", "").isprintable()
+        style = "|" if is_block else None if is_plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
-        return value
-    shown = json.dumps(value, ensure_ascii=False)  # as JSON writes them, pairs of surrogates are none in YAML
-    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in shown)
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _name(text: str) -> str:

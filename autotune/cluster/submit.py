@@ -7,17 +7,28 @@ them, and puts the job back into the queue if that was asked for.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import ask_slurm, inside_slurm_job, slurm_client_environment, slurm_partitions
+import jinja2
+
+from autotune.machine import (
+    ask_slurm,
+    caller_environment,
+    inside_slurm_job,
+    slurm_client_environment,
+    slurm_partitions,
+)  # fmt: skip
 from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, parse_duration
 
 MOST_REQUEUES = 100
 LONGEST_GRACE_S = 65_535
+HIGHEST_STEP = 0xFFFFFFF0
+"""Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
 
@@ -162,68 +173,32 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         StudyFileError: If a path or option holds what a batch script cannot.
     """
     drivers = check_request(spec, request)
-    storage = [f': "${{{STORAGE_VARIABLE}:?must hold the URL of the storage}}"'] if with_storage else []
-    parts = [
-        "#!/bin/bash",
-        *_directives(spec, request, program, drivers),
-        "",
-        f"# Made by `autotune submit` for the study {spec.name}; change it and submit it by hand as you like.",
-        "set -u",
-        *storage,
-        _HEAD,
-        *_start(spec, request, program, drivers),
-        _TAIL.format(stopped=STOPPED, requeue=int(request.requeue), most=MOST_REQUEUES),
-    ]
-    return "\n".join(parts)
+    own_log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
+    template = _templates().get_template("submit.sbatch.j2")
+    return template.render(
+        study=spec.name,
+        nodes_per_trial=spec.device.node_count,
+        request=request,
+        program=program,
+        drivers=drivers,
+        workers=worker_step(1 if request.array else request.nodes, [*own_log, *request.srun_arguments], program),
+        time=format_time(request.time_s),
+        with_storage=with_storage,
+        stopped=STOPPED,
+        most_requeues=MOST_REQUEUES,
+    )
 
 
-_HEAD = """
-children=()
-told=""
-tell() { told=$1; [ ${#children[@]} -eq 0 ] || kill -USR1 "${children[@]}" 2>/dev/null; }
-trap 'tell limit' USR1
-trap 'tell end' TERM
-"""
-
-_TAIL = """
-status=0
-for child in "${{children[@]}}"; do
-    while kill -0 "$child" 2>/dev/null; do wait "$child"; done # a trapped signal only interrupts `wait`
-    wait "$child"
-    code=$?
-    [ "$code" -gt "$status" ] && status=$code
-done
-# Stopped before the end ({stopped}), and not by scancel: there is more to do.
-again=0
-[ "$status" = {stopped} ] && again={requeue}
-[ "$told" = limit ] && [ "$status" != 0 ] && again={requeue}
-[ "$told" = end ] && again=0
-[ "$again" = 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ] && scontrol requeue "$SLURM_JOB_ID"
-exit "$status"
-"""
-
-
-def _directives(spec: StudySpec, request: JobRequest, program: Program, drivers: int) -> list[str]:
-    """The options of sbatch, one a line; those of the caller come last and win."""
-    nodes = spec.device.node_count if request.array else request.nodes
-    options = [
-        f"--job-name=autotune-{spec.name}",
-        *([f"--partition={request.partition}"] if request.partition else []),
-        *([f"--account={request.account}"] if request.account else []),
-        f"--nodes={nodes}",
-        "--ntasks-per-node=1",
-        *([f"--gres=gpu:{request.gpus_per_node}"] if request.gpus_per_node else []),
-        *(["--exclusive", "--mem=0"] if request.exclusive else []),
-        f"--time={format_time(request.time_s)}",
-        f"--signal=B:USR1@{int(request.grace_s)}",
-        "--requeue" if request.requeue else "--no-requeue",
-        "--no-kill",  # a node that is lost must not take the others with it
-        *([f"--array=0-{drivers - 1}"] if request.array else []),
-        f"--output={program.log('%A_%a' if request.array else '%j')}",
-        "--open-mode=append",
-        *request.sbatch,
-    ]
-    return [f"#SBATCH {_directive(option)}" for option in options]
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune", "data"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{##",  # ${#children[@]} is bash
+    )
+    environment.filters |= {"shell": shlex.join, "directive": _directive}
+    return environment
 
 
 def _directive(option: str) -> str:
@@ -249,33 +224,42 @@ def worker_step(nodes: int, more: Sequence[str], program: Program) -> list[str]:
     ]  # fmt: skip
 
 
-def _start(spec: StudySpec, request: JobRequest, program: Program, drivers: int) -> list[str]:
-    """The lines that start all drivers of the job in the background."""
-    per_trial = spec.device.node_count
-    if per_trial == 1:
-        own = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
-        nodes = 1 if request.array else request.nodes
-        line = shlex.join(worker_step(nodes, [*own, *request.srun_arguments], program))
-        return ["# One worker on each node: trials run in parallel.", f"{line} &", "children+=($!)"]
-    extra = f"export AUTOTUNE_SRUN={shlex.quote(shlex.join(request.srun_arguments))}" if request.srun_arguments else ""
-    lines = ["# Each trial spans several nodes: its ranks are steps of this job.", *([extra] if extra else [])]
-    if drivers == 1 and not request.array:
-        return [*lines, f"{shlex.join(program.command('run'))} &", "children+=($!)"]
-    return [
-        *lines,
-        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        f"for ((i = 0; i + {per_trial} <= ${{#nodes[@]}}; i += {per_trial})); do",
-        f'    AUTOTUNE_NODES=$(IFS=,; echo "${{nodes[*]:i:{per_trial}}}") \\',
-        f'        {shlex.join(program.command("worker"))} --name "${{nodes[i]}}-$SLURM_JOB_ID" &',
-        "    children+=($!)",
-        "done",
-    ]
+def shared_options(
+    *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
+) -> tuple[str, ...]:
+    """The options that `run` and `worker` share, as they are typed; the storage goes through the environment."""
+    more = effort if effort != "standard" else None
+    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
+    typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
+    return (*typed, *(() if soak else ("--no-soak",)))
 
 
 # ---------------------------------------------------------------------- the cluster
 
 
-def check_cluster(request: JobRequest, env: Mapping[str, str]) -> None:
+def become_workers(spec: StudySpec, program: Program, *, storage: str | None, announce: Callable[[int], None]) -> None:
+    """Becomes a worker on each node of the SLURM job in which `run` was called; returns where that is not the case.
+
+    Not for a trial that spans several nodes, which one driver starts, nor for a driver that is itself one of a job's
+    steps: whoever started that has decided where it runs.
+
+    Args:
+        spec: The study.
+        program: How each worker is called.
+        storage: URL of an Optuna storage that mirrors the study; it goes through the environment.
+        announce: Told the number of nodes just before this process is replaced.
+    """
+    own = caller_environment()
+    count, step = own.get("SLURM_JOB_NUM_NODES", ""), own.get("SLURM_STEP_ID", "")
+    in_step = step.isdigit() and int(step) < HIGHEST_STEP
+    if spec.device.node_count > 1 or not count.isdigit() or int(count) < 2 or in_step or not inside_slurm_job():
+        return
+    command = worker_step(int(count), ["--label"], program)
+    announce(int(count))
+    os.execvpe(command[0], command, _with_storage(slurm_client_environment(own), storage))
+
+
+def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
     """Refuses what this cluster accepts but would never start.
 
     Raises:
@@ -307,12 +291,20 @@ def check_cluster(request: JobRequest, env: Mapping[str, str]) -> None:
         )
 
 
-def submit_job(program: Program, script: str, env: Mapping[str, str]) -> str:
+def submit_script(request: JobRequest, program: Program, script: str, *, storage: str | None) -> str:
     """Writes the script and submits it; gives the job's number.
 
+    Args:
+        request: What is asked of the cluster.
+        program: Says where the script lies.
+        script: See `render_script`.
+        storage: URL of an Optuna storage that mirrors the study; it goes through the environment.
+
     Raises:
-        LaunchError: If SLURM refuses it; then no script is left behind.
+        LaunchError: If SLURM refuses it, or would never start it; then no script is left behind.
     """
+    env = _with_storage(caller_environment(), storage)
+    _refuse_hopeless(request, env)
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
@@ -322,3 +314,7 @@ def submit_job(program: Program, script: str, env: Mapping[str, str]) -> str:
         program.script.unlink()
         raise
     return said.strip().partition(";")[0]
+
+
+def _with_storage(env: Mapping[str, str], storage: str | None) -> dict[str, str]:
+    return {**env, **({} if storage is None else {STORAGE_VARIABLE: storage})}

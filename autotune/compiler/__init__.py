@@ -1,10 +1,11 @@
 """Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""
 
 from autotune.compiler.calibrate import PredictionCheck, check_predictions
-from autotune.compiler.explain import Side, as_page, as_text
-from autotune.compiler.open import cluster_that_ran, domains, narrowed, on_cluster, open_screener
+from autotune.compiler.candidate import explain_set, predict_set
+from autotune.compiler.explain import as_page, as_text
+from autotune.compiler.open import cluster_that_ran, domains, narrowed, on_cluster, open_screener, with_options
 from autotune.compiler.plugin import compiler_problem, compiler_versions
-from autotune.compiler.predict import Calibration, Prediction, predict_step
+from autotune.compiler.predict import Prediction, predict_step
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_names, target_of
 from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport

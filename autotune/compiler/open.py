@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
@@ -153,3 +154,21 @@ def spread(values: list[str]) -> list[str]:
     if len(values) <= MOST_VALUES:
         return values
     return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]
+
+
+def with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
+    """The study with options of its workload as ``NAME=VALUE``; a value that is no JSON is text.
+
+    Raises:
+        StudyFileError: If a pair has no ``=``.
+    """
+    merged = dict(spec.workload.options)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise StudyFileError(f"--option must be NAME=VALUE but got {pair!r}")
+        try:
+            merged[name] = json.loads(text)
+        except json.JSONDecodeError:
+            merged[name] = text
+    return spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})})

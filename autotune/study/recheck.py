@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
+    AutotuneError,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     Objective,
     Outcome,
+    StudySpec,
     WorkloadFacts,
     format_interval,
     format_ratio,
+    load_study,
 )
 from autotune.results import Winner, describe_finalist
 from autotune.rundir import Store
@@ -118,3 +124,37 @@ def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | N
         return "not measured"
     named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
     return ", ".join(f"{name}{format_ratio(e.ratio)} {format_interval(e.low, e.high)}" for name, e in named)
+
+
+def recheck_directory(runs: Path, name: str) -> Path:
+    """Where today's recheck of a study goes: the first such directory whose run has not come to its end.
+
+    Args:
+        runs: Folder of run directories.
+        name: Of the study.
+    """
+    first = runs / f"{name}-recheck-{datetime.now(UTC).strftime('%Y%m%d')}"
+    path = first
+    for number in itertools.count(2):
+        if not (path / "study.json").exists() or Store.open(path).last(ConclusionRecord) is None:
+            break
+        path = first.with_name(f"{first.name}+{number}")
+    return path
+
+
+def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
+    """The study that says how a winner is measured again, and its folder: a study file, or a run directory's own.
+
+    Args:
+        file: What the winner was read from.
+        study: A study file, if the caller names one.
+
+    Raises:
+        AutotuneError: If there is none of them.
+    """
+    if study is not None:
+        return load_study(study), study.resolve().parent
+    if file.is_dir():
+        old = Store.open(file)
+        return old.spec, Path(old.study_dir)
+    raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from autotune.model import Stopwatch, StudySpec, View
+from autotune.model import Effort, Stopwatch, StudySpec, View, load_study, parse_study
 from autotune.rundir import Store
 from autotune.study.measured import Measuring
 from autotune.study.predicted import Predicting, moved
@@ -71,3 +72,23 @@ def new_recheck(
         command=command,
         asked_trials=0,
     )
+
+
+def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
+    """A study file with what a command line gives instead, checked like the file.
+
+    Args:
+        path: The study file.
+        given: Section to key to value; None leaves the file's own.
+        effort: How much measuring; see `Effort`.
+        seed: Likewise of the study; None leaves the file's own.
+
+    Raises:
+        StudyFileError: If the file, or the study that comes out, is not legal.
+    """
+    data = load_study(path).at_effort(Effort(effort)).model_dump()
+    for section, values in given.items():
+        data[section].update({key: value for key, value in values.items() if value is not None})
+    if seed is not None:
+        data["seed"] = seed
+    return parse_study(data, source="the study with the options of the command line")

@@ -70,6 +70,7 @@ def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
 
 RUNS_DATA = {"eval", "exec", "compile", "__import__"}
 READS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "imp", "code"}
+WRITES_YAML = {"dump_all", "SafeDumper", "ScalarNode"}  # reading it can make objects; nothing here reads any
 SHELLS = {("os", "system"), ("os", "popen"), ("subprocess", "getoutput"), ("subprocess", "getstatusoutput")}
 
 
@@ -77,7 +78,10 @@ def offences(tree: ast.AST) -> Iterator[str]:
     """What in a module would run data as code, or hand text to a shell."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name.partition(".")[0] in READS_CODE)
+            named = [a.name for a in node.names if (a.name, a.asname) != ("yaml", None)]
+            yield from (name for name in named if name.partition(".")[0] in READS_CODE)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "yaml":
+            yield from {f"yaml.{node.attr}"} - {f"yaml.{name}" for name in WRITES_YAML}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in READS_CODE:
             yield node.module or ""
         elif isinstance(node, ast.Call):
@@ -92,8 +96,11 @@ def offences(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["eval('1')", "import pickle", "from yaml import load", "run(x, shell=True)", "os.system('ls')", "exec(text)"],
-)
+    [
+        "eval('1')", "import pickle", "from yaml import load", "import yaml as y", "import yaml\nyaml.load(text)",
+        "import yaml\nread = yaml.unsafe_load", "run(x, shell=True)", "os.system('ls')", "exec(text)",
+    ],
+)  # fmt: skip
 def test_the_search_for_offences_finds_them(code: str) -> None:
     assert list(offences(ast.parse(code)))
 

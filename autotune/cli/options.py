@@ -1,0 +1,53 @@
+"""Arguments and options that several commands have, each declared once: ``trials: options.Trials = None``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+RUNS = Path("runs")
+"""Where run directories lie unless a command says otherwise."""
+
+EffortChoice = Literal["quick", "standard", "full"]
+PluginChoice = Literal["auto", "cpu", "cuda"]
+
+Study = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
+WinnerFile = Annotated[
+    Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
+]
+Flags = Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
+RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/NAME; all workers must see it.")]
+Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions and workers.")]
+TimeBudget = Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTOTUNE_STORAGE",
+        help="Optuna storage that mirrors the study: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
+Effort = Annotated[EffortChoice, typer.Option(help="How much measuring.")]
+Soak = Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")]
+
+Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]
+Python = Annotated[str | None, typer.Option(help="Interpreter whose packages are meant.")]
+Script = Annotated[Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)]
+
+Target = Annotated[
+    str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .txtpb file.")
+]
+Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
+WorkloadOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
+]
+Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
+Limit = Annotated[float, typer.Option("--limit", min=1, help="Longest seconds for one compilation.")]
+Library = Annotated[Path, typer.Option(help="Folder of the library.")]

@@ -1,0 +1,52 @@
+"""Whether this machine is one on which a winner was proven; nothing is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from autotune.model import PREDICTED, load_study
+from autotune.results import Difference, Winner, differences, is_unchanged, this_machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a look at the machine says of a proof.
+
+    Attributes:
+        holds: Whether nothing differs.
+        differences: In what the machine, the workload or the file itself is not as it was.
+        notes: What was not checked, and what should be done again.
+    """
+
+    holds: bool
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+
+def verify_winner(winner: Winner, file: Path, *, study: Path | None = None) -> Verification:
+    """Compares this machine with the one of a proof.
+
+    Args:
+        winner: What was proven.
+        file: The export or run directory that it was read from.
+        study: Study file of the workload that is meant to run; None does not check the workload.
+
+    Raises:
+        StudyFileError: If the study file is not legal.
+    """
+    workload = load_study(study).workload_hash if study else None
+    here = this_machine(platform=winner.conditions.platform, workload=workload)
+    found, notes = differences(winner.conditions, here), []
+    if winner.is_predicted:
+        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
+    if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
+        found.append(Difference(field="file", proven="its text as exported", here="changed since"))
+    if workload is None:
+        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
+    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
+        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
+    if winner.soaked_s is None:
+        notes.append("it was never soaked: watch the first long run for hangs")
+    return Verification(holds=not found, differences=tuple(found), notes=tuple(notes))
