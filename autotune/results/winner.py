@@ -32,10 +32,6 @@ from autotune.model import (
     Settings,
     StudySpec,
     describe_member,
-    format_change,
-    format_interval,
-    format_ratio,
-    format_seconds,
 )
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -75,6 +71,13 @@ class Conditions(Record):
     cpu: str | None = None
     cpus_usable: int | None = None
     workload: str | None = None
+
+    @property
+    def gpu(self) -> str:
+        """Name of the device, or of the processor where the workload ran on that."""
+        if self.platform == "cpu" and self.device_kind == "cpu":
+            return self.cpu or "unknown CPU"
+        return str(self.device_kind)
 
 
 class Winner(Record):
@@ -394,47 +397,3 @@ def _nvidia() -> tuple[list[str], str | None]:
             chosen.append(match)
         return [r[2] for r in chosen], rows[0][3] if rows else None
     return [r[2] for r in rows], rows[0][3] if rows else None
-
-
-# ---------------------------------------------------------------------- words
-
-
-def evidence(winner: Winner) -> list[str]:
-    """What was proven, where, with what and when, one fact a line."""
-    c, estimate = winner.conditions, winner.estimate
-    lines = [f"autotune study {winner.study}, {winner.ended}"]
-    if winner.is_predicted:
-        lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
-    if estimate is not None:
-        lines.append(
-            f"step time over the default's: {format_ratio(estimate.ratio)} "
-            f"{format_interval(estimate.low, estimate.high)} ({format_change(estimate.ratio)}, "
-            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
-        )
-    for objective, e in (winner.others or {}).items():
-        lines.append(f"{objective.words} over the default's: {format_ratio(e.ratio)} {format_interval(e.low, e.high)}")
-    if winner.step_s is not None:
-        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    if c.driver_major is not None:
-        lines.append(f"NVIDIA driver: {c.driver_major}.x")
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
-    lines.append(f"machine: {winner.machine}")
-    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
-    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
-    lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
-        + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
-        + " (autotune recheck)"
-    )
-    return [one_line(line) for line in lines]
-
-
-def one_line(text: str) -> str:
-    """Text that cannot end a comment line."""
-    return "".join(c if c.isprintable() else " " for c in text)
