@@ -14,8 +14,6 @@ from autotune.model import REFERENCE_NUMBER, AblationResult, ConfirmRun, FloorRe
 from autotune.results.rows import (
     EFFECT_COLUMNS,
     TRIAL_COLUMNS,
-    EffectRow,
-    TrialRow,
     effect_rows,
     front_rows,
     log_ratio_of,
@@ -34,7 +32,7 @@ _STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "st
 _PARETO_COLUMNS = ("trial", "ratio", "peak_bytes", "compile_s", "energy_ratio", "settings")
 
 
-def _frame(rows: Iterable[TrialRow | EffectRow], columns: Sequence[str]) -> pd.DataFrame:
+def _frame(rows: Iterable[object], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame([[getattr(row, c) for c in columns] for row in rows], columns=list(columns))
 
 

@@ -18,41 +18,23 @@ Format = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """One row of a forest plot.
+class Mark:
+    """One figure of a chart, or two against each other.
 
     Attributes:
-        label: Shown at its left.
-        detail: Shown when pointed at.
-        style: Class of the style sheet: faster, slower, same, unresolved, floor.
-        low: Lower end; may be 0 or NaN (no interval).
-        high: Upper end; may be infinite or NaN.
-    """
-
-    label: str
-    detail: str
-    ratio: float
-    low: float
-    high: float
-    style: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One mark of a scatter.
-
-    Attributes:
-        x_ends: The interval of `x`; None where it has none.
+        x: On the horizontal axis.
+        y: Upwards, where the chart has such an axis; what has none failed and stands along the upper edge.
+        x_ends: The interval of `x`: may be 0, infinite, or NaN (none).
         y_ends: Likewise of `y`.
         label: Shown beside it.
         detail: Shown when pointed at.
-        style: Class of the style sheet; what failed has no `y` and stands along the upper edge.
+        style: Class of the style sheet: faster, slower, same, unresolved, failed, floor.
     """
 
     x: float
     y: float = math.nan
-    x_ends: tuple[float, float] | None = None
-    y_ends: tuple[float, float] | None = None
+    x_ends: tuple[float, float] = (math.nan, math.nan)
+    y_ends: tuple[float, float] = (math.nan, math.nan)
     label: str = ""
     detail: str
     style: str
@@ -110,7 +92,7 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(rows: Sequence[Interval], *, band: float) -> str:
+def forest(rows: Sequence[Mark], *, band: float) -> str:
     """Ratios with intervals on a logarithmic axis; the band in which a difference does not count is shaded.
 
     Args:
@@ -122,7 +104,7 @@ def forest(rows: Sequence[Interval], *, band: float) -> str:
     labelled = len(rows) <= 80
     row_px = 19.0 if labelled else max(1.6, 1500.0 / len(rows))
     left, height = (300.0 if labelled else LEFT), TOP + row_px * len(rows) + BOTTOM
-    spread = [x for r in rows for x in (r.ratio, r.low, r.high) if 0.0 < x < math.inf]
+    spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
     x = _Scale(low, high, left, WIDTH - RIGHT, log=True)
     end = height - BOTTOM
@@ -134,18 +116,14 @@ def forest(rows: Sequence[Interval], *, band: float) -> str:
         body = ""
         if labelled:
             body += _text(left - 8, y + 4, _cut(row.label, 46), "label", anchor="end")
-        if not math.isnan(row.low):
-            body += _line(x(max(row.low, low)), y, x(min(row.high, high)), y, f"bar {row.style}")
-        if not math.isnan(row.ratio):
-            body += _mark(x(row.ratio), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
+        body += _arm(x, row.x_ends, row.style, at_y=y)
+        body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
     parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, "step time over the default's (left is faster)", "axis"))
     return _svg(parts, height, "intervals of all trials")
 
 
-def scatter(
-    points: Sequence[Point], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()
-) -> str:
+def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
     """Ratios of step time (upwards is slower) against something else, each with its intervals.
 
     Args:
@@ -158,8 +136,8 @@ def scatter(
     if not points:
         return ""
     height, is_ratio, around = 260.0, x_format is format_ratio, (0.995, 1.005)
-    ys = [v for p in points for v in (p.y, *(p.y_ends or ())) if 0.0 < v < math.inf]
-    xs = [v for p in points for v in (p.x, *(p.x_ends or ())) if v < math.inf]
+    ys = [v for p in points for v in (p.y, *p.y_ends) if 0.0 < v < math.inf]
+    xs = [v for p in points for v in (p.x, *p.x_ends) if v < math.inf]
     low, high = (0.5, max(xs) + 0.5) if x_format is format_whole else _trimmed([*xs, *(around if is_ratio else ())])
     x = _Scale(low, high, LEFT, WIDTH - RIGHT, log=is_ratio)
     failed_px = 16 if any(math.isnan(p.y) for p in points) else 0
@@ -175,11 +153,10 @@ def scatter(
     return _svg(parts, height, f"ratio of step time against {x_title}")
 
 
-def _cross(p: Point, x: _Scale, y: _Scale) -> str:
+def _cross(p: Mark, x: _Scale, y: _Scale) -> str:
     """A mark with the arms of its intervals."""
     at_x, at_y = x(p.x), TOP + 6 if math.isnan(p.y) else y(p.y)
-    arms = "" if p.x_ends is None else _line(x(p.x_ends[0]), at_y, x(p.x_ends[1]), at_y, f"bar {p.style}")
-    arms += "" if p.y_ends is None else _line(at_x, y(p.y_ends[0]), at_x, y(p.y_ends[1]), f"bar {p.style}")
+    arms = _arm(x, p.x_ends, p.style, at_y=at_y) + _arm(y, p.y_ends, p.style, at_x=at_x)
     label = _text(at_x + 8, at_y - 7, p.label, "label", anchor="start") if p.label else ""
     return f"<g>{_title(p.detail)}{arms}{_mark(at_x, at_y, p.style, 4.5 if p.label else 3.6)}{label}</g>"
 
@@ -273,6 +250,15 @@ def _mark(x: float, y: float, style: str, radius: float) -> str:
         cross = f"M{x - r:.1f} {y - r:.1f}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}"
         return f'<path class="mark {style}" d="{cross}"/>'
     return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}"/>'
+
+
+def _arm(scale: _Scale, ends: tuple[float, float], style: str, *, at_x: float | None = None, at_y: float = 0.0) -> str:
+    """The bar of an interval, which may reach beyond what is shown; nothing where there is none."""
+    if math.isnan(ends[0]):
+        return ""
+    low, high = (scale(max(end, scale.low)) for end in ends)
+    across = (low, at_y, high, at_y) if at_x is None else (at_x, low, at_x, high)
+    return _line(*across, f"bar {style}")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:

@@ -294,6 +294,13 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
 def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
     """The rows of `settings` as text."""
     return [
-        {**{str(k): str(v) for k, v in row.items()}, "agreement": Styled(row["agreement"], "slower" if row["agreement"] == "differ" else "")}
+        {
+            **{str(k): str(v) for k, v in row.items()},
+            "agreement": Styled(row["agreement"], "slower" if row["agreement"] == "differ" else ""),
+        }
         for row in table.settings.reset_index().to_dict("records")
     ]
+
+
+def _agreement_cell(said: str) -> Styled:
+    return Styled(said, "slower" if said == "differ" else "")

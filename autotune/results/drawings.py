@@ -22,7 +22,7 @@ from autotune.model import (
     trial_log_ratio,
 )
 from autotune.results import charts
-from autotune.results.charts import Chart, Interval, Point
+from autotune.results.charts import Chart, Mark
 from autotune.results.rows import FrontRow, TrialRow
 from autotune.results.words import STAGE_WORDS, describe_trial
 from autotune.rundir import Store
@@ -54,13 +54,13 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     """
     floor, rows = store.last(FloorResult), []
     if floor is not None:
-        label, detail, e = "the default against itself", "the noise floor", floor.floor.estimate
-        rows.append(Interval(label=label, detail=detail, ratio=e.ratio, low=e.low, high=e.high, style="floor"))
+        label, e = "the default against itself", floor.floor.estimate
+        rows.append(Mark(label=label, detail="the noise floor", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
     shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
-        label, detail = f"{r.trial}  {short}", _detail(r)
-        rows.append(Interval(label=label, detail=detail, ratio=r.ratio, low=r.low, high=r.high, style=r.style))
+        label, ends = f"{r.trial}  {short}", (r.low, r.high)
+        rows.append(Mark(label=label, detail=_detail(r), x=r.ratio, x_ends=ends, style=r.style))
     svg = charts.forest(rows, band=store.spec.measure.smallest_effect)
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=f"{note} Search figures choose; they prove nothing.")
@@ -68,14 +68,14 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
 
 def history_chart(trials: Sequence[TrialRow]) -> Chart:
     """Ratio of each trial in the order of the search, and the best so far."""
-    points: list[Point] = []
+    points: list[Mark] = []
     best: list[tuple[float, float]] = []
     for r in trials:
         is_failed = r.failure is not None
         if math.isnan(r.ratio) and not is_failed:
             continue
         ratio = math.nan if is_failed else r.ratio
-        points.append(Point(x=r.trial, y=ratio, detail=_detail(r), style=r.style))
+        points.append(Mark(x=r.trial, y=ratio, detail=_detail(r), style=r.style))
         if not is_failed and (not best or ratio < best[-1][1]):
             best.append((r.trial, min(1.0, ratio)))
     svg = charts.scatter(points, x_title="trial", x_format=charts.format_whole, best=best)
@@ -92,7 +92,7 @@ def resource_charts(trials: Sequence[TrialRow]) -> list[Chart]:
             x = getattr(r, column)
             if r.is_measured and r.failure is None and x > 0:
                 detail = f"trial {r.trial}: {format_ratio(r.ratio)}, {show(x)}: {r.settings}"
-                points.append(Point(x=x, y=r.ratio, detail=detail, style=r.style))
+                points.append(Mark(x=x, y=r.ratio, detail=detail, style=r.style))
         if points:
             found.append(Chart(title=title, svg=charts.scatter(points, x_title=x_title, x_format=show)))
     return found
@@ -107,20 +107,13 @@ def front_chart(store: Store, front: Sequence[FrontRow], trials: Sequence[TrialR
             trial_log_ratio(o, r.result, floor.reference) if floor else None for o in (objective, Objective.STEP_TIME)
         )
         if r.trial not in members and x is not None and y is not None:
-            points.append(Point(x=math.exp(x), y=math.exp(y), detail=_detail(r), style="same"))
+            points.append(Mark(x=math.exp(x), y=math.exp(y), detail=_detail(r), style="same"))
     for row in front:
-        (x, *x_ends), (y, *y_ends) = row.ends[objective], row.ends[Objective.STEP_TIME]
-        points.append(
-            Point(
-                x=x,
-                y=y,
-                x_ends=None if math.isnan(x_ends[0]) else (x_ends[0], x_ends[1]),
-                y_ends=None if math.isnan(y_ends[0]) else (y_ends[0], y_ends[1]),
-                label=str(row.trial),
-                detail=f"trial {row.trial}: {row.settings}",
-                style="faster" if row.is_proven else "unresolved",
-            )
-        )
+        across, up = row.ends[objective], row.ends[Objective.STEP_TIME]
+        label, detail = str(row.trial), f"trial {row.trial}: {row.settings}"
+        style = "faster" if row.is_proven else "unresolved"
+        point = Mark(x=across[0], y=up[0], x_ends=across[1:], y_ends=up[1:], label=label, detail=detail, style=style)
+        points.append(point)
     svg = charts.scatter(points, x_title=f"{objective.words} over the default's", x_format=format_ratio)
     return Chart(title=f"Step time and {objective.words}", svg=svg)
 

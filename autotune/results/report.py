@@ -22,21 +22,11 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import analysis, drawings, tables
+from autotune.results import analysis, drawings, tables, words
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.winner import winner_of, workload_name
-from autotune.results.words import (
-    cause_lines,
-    describe_floor,
-    describe_standing,
-    evidence,
-    format_estimate,
-    soak_lines,
-    spaced,
-    warning_lines,
-)
 from autotune.rundir import Store, is_held
 
 LONGEST_TABLE = 300
@@ -89,11 +79,11 @@ def build(store: Store) -> dict[str, Any]:
         "figures": _figures(store, trials, floor),
         "finalists": tables.finalist_table(finalists(store)),
         "objectives": ", ".join(o.words for o in wanted),
-        "soak": soak_lines(store),
+        "soak": words.soak_lines(store),
         "nodes": tables.node_table(store),
         "front": tables.front_cells(front),
         "front_charts": drawings.front_charts(store, front, trials),
-        "floor": describe_floor(floor) if floor else [],
+        "floor": words.describe_floor(floor) if floor else [],
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": drawings.forest_chart(store, drawn) if drawn or floor else None,
         "history": drawings.history_chart(drawn),
@@ -104,11 +94,11 @@ def build(store: Store) -> dict[str, Any]:
         "resources": resources,
         "pareto": tables.pareto_table(trials) if resources else [],
         "failures": _failures(trials),
-        "causes": cause_lines(store),
+        "causes": words.cause_lines(store),
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
         "has_energy": tables.has_energy(trials),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
-        "warnings": warning_lines(store),
+        "warnings": words.warning_lines(store),
         "provenance": _provenance(store, floor),
         "commands": _commands(store),
     }
@@ -124,12 +114,15 @@ def _verdict(store: Store, trials: Sequence[TrialRow]) -> tuple[str, str, str]:
     if conclusion is not None and newest <= conclusion.at_s and not running:
         return "finished", conclusion.sentence, _TONES.get(conclusion.outcome, "default")
     state = "running" if running else "stopped" if store.last(SessionRecord) else "empty"
-    return state, describe_standing(store, state), "none"
+    return state, words.describe_standing(store, state), "none"
 
 
 def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None) -> list[tuple[str, str]]:
-    conclusion = store.last(ConclusionRecord)
-    rows = [
+    conclusion, spans = store.last(ConclusionRecord), store.of(SpanRecord)
+    rows = []
+    if conclusion is not None and conclusion.estimate is not None:
+        rows.append(("step time ratio", words.format_estimate(conclusion.estimate)))
+    rows += [
         ("trials", str(len(trials))),
         ("failed", str(sum(r.failure is not None for r in trials))),
         ("not measured twice", str(sum(r.same_as is not None for r in trials))),
@@ -138,30 +131,19 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
     if (step := next((r.prediction for r in store.of(ScreenRecord) if r.prediction), None)) is not None:
         rows.append((f"default's step, {PREDICTED}", format_seconds(step.step_s)))
         rows.append(("predicted for", f"{step.topology} {step.target}"))
-    if conclusion is not None and conclusion.estimate is not None:
-        rows.insert(0, ("step time ratio", format_estimate(conclusion.estimate)))
     if floor is not None:
-        rows.append(("default's step", format_seconds(floor.comparison.reference_step_s)))
+        w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
+        tokens, flops = w.tokens_per_step, w.flops_per_step
+        rows.append(("default's step", format_seconds(step_s)))
         rows.append(("smallest effect found here", f"about {format_share(floor.floor.detectable)}"))
-        if floor.reference.tokens_per_step:
-            rate = floor.reference.tokens_per_step / floor.comparison.reference_step_s
-            rows.append(("default's tokens/s", format_count(rate)))
-        rows += _energy_figures(floor)
-        if floor.reference.flops_per_step:
-            rate = floor.reference.flops_per_step / floor.comparison.reference_step_s
-            rows.append(("default's model FLOP/s", format_count(rate)))
-    spans = store.of(SpanRecord)
+        rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
+        if energy is not None:
+            rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))
+            rows += [("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else []
+        rows += [("default's model FLOP/s", format_count(flops / step_s))] if flops else []
     if wall_s := sum(s.wall_s for s in spans):
         rows.append(("driver's own share", format_share(1 - sum(s.waited_s for s in spans) / wall_s)))
     return rows
-
-
-def _energy_figures(floor: FloorResult) -> list[tuple[str, str]]:
-    energy, tokens = floor.comparison.energy, floor.reference.tokens_per_step
-    if energy is None:
-        return []
-    rows = [("default's energy of a step", format_joules(energy.reference_step_j))]
-    return [*rows, ("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else rows
 
 
 # ---------------------------------------------------------------------- what went wrong, where from
@@ -179,7 +161,7 @@ def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
             case = cases.setdefault(failure.message, {"trials": [], "message": failure.message})
             case["trials"].append(r.trial)
             case |= {"log": failure.log or "", "last_lines": failure.last_lines}
-        found.append({"kind": spaced(kind), "count": count, "cases": list(cases.values())[:8]})
+        found.append({"kind": words.spaced(kind), "count": count, "cases": list(cases.values())[:8]})
     return found
 
 
@@ -231,5 +213,5 @@ def _commands(store: Store) -> list[str]:
     ]
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
-    lines += [f"# {line}" for line in evidence(winner)]
+    lines += [f"# {line}" for line in words.evidence(winner)]
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from statistics import median
+from typing import Any
 
 from autotune.model import (
     TURNS,
@@ -42,6 +44,11 @@ _NO_ENDS = (math.nan, math.nan, math.nan)
 _RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
 
 
+def _at(path: str, missing: float | None = math.nan) -> Any:
+    """A column that is found at `path` in a trial's record; `missing` stands where a part on the way is not there."""
+    return field(metadata={"path": path, "missing": missing})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
     """One trial; a twin of an earlier program has that program's figures and names it in `same_as`.
@@ -55,35 +62,35 @@ class TrialRow:
     """
 
     result: TrialResult
-    trial: int
-    origin: str
-    status: str
-    verdict: str | None
-    ratio: float
-    low: float
-    high: float
-    pair_count: int
-    reference_step_s: float
-    candidate_step_s: float
-    tokens_per_s: float
-    compile_s: float
-    start_s: float
-    peak_bytes: float
-    mode: str | None
-    step_j: float
-    energy_ratio: float
-    energy_low: float
-    energy_high: float
-    tokens_per_j: float
-    failure: str | None
-    message: str | None
-    same_as: int | None
-    duration_s: float
-    at_s: float
-    by: str | None
-    settings: str
-    predicted_ratio: float
-    predicted_step_s: float
+    trial: int = _at("number", None)
+    origin: str = _at("origin")
+    status: str = _at("status")
+    verdict: str | None = _at("comparison.verdict", None)
+    ratio: float = _at("comparison.estimate.ratio")
+    low: float = _at("comparison.estimate.low")
+    high: float = _at("comparison.estimate.high")
+    pair_count: int = _at("comparison.estimate.pair_count", 0)
+    reference_step_s: float = _at("comparison.reference_step_s")
+    candidate_step_s: float = _at("comparison.candidate_step_s")
+    tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
+    compile_s: float = _at("worker.compile_s")
+    start_s: float = _at("worker.start_s")
+    peak_bytes: float = _at("worker.peak_bytes")
+    mode: str | None = _at("comparison.mode", None)
+    step_j: float = _at("comparison.energy.candidate_step_j")
+    energy_ratio: float = _at("comparison.energy.estimate.ratio")
+    energy_low: float = _at("comparison.energy.estimate.low")
+    energy_high: float = _at("comparison.energy.estimate.high")
+    tokens_per_j: float = _at("tokens_per_j")
+    failure: str | None = _at("failure.kind", None)
+    message: str | None = _at("failure.message", None)
+    same_as: int | None = _at("same_as", None)
+    duration_s: float = _at("duration_s")
+    at_s: float = _at("at_s")
+    by: str | None = _at("by", None)
+    settings: str = _at("settings")
+    predicted_ratio: float = _at("prediction.ratio")
+    predicted_step_s: float = _at("prediction.step_s")
 
     @property
     def is_measured(self) -> bool:
@@ -111,53 +118,27 @@ class TrialRow:
         return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'sandwiches'}" if self.is_measured else ""
 
 
-TRIAL_COLUMNS = tuple(f.name for f in fields(TrialRow) if f.name != "result")
+_FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
+TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
 def trial_row(result: TrialResult) -> TrialRow:
     """The one place where a trial's record becomes columns."""
-    found, worker, step, failure = result.comparison, result.worker, result.prediction, result.failure
-    estimate, energy = (found.estimate, found.energy) if found else (None, None)
-    gain = energy.estimate if energy else None
-    tokens = worker.tokens_per_step if worker else None
-    return TrialRow(
-        result=result,
-        trial=result.number,
-        origin=result.origin,
-        status=str(result.status),
-        verdict=str(found.verdict) if found else None,
-        ratio=1.0 if estimate is None and result.is_the_default else _number(estimate, "ratio"),
-        low=_number(estimate, "low"),
-        high=_number(estimate, "high"),
-        pair_count=estimate.pair_count if estimate else 0,
-        reference_step_s=_number(found, "reference_step_s"),
-        candidate_step_s=_number(found, "candidate_step_s"),
-        tokens_per_s=tokens / found.candidate_step_s if tokens and found else math.nan,
-        compile_s=_number(worker, "compile_s"),
-        start_s=_number(worker, "start_s"),
-        peak_bytes=_number(worker, "peak_bytes"),
-        mode=found.mode if found else None,
-        step_j=_number(energy, "candidate_step_j"),
-        energy_ratio=_number(gain, "ratio"),
-        energy_low=_number(gain, "low"),
-        energy_high=_number(gain, "high"),
-        tokens_per_j=_number(result, "tokens_per_j"),
-        failure=str(failure.kind) if failure else None,
-        message=failure.message if failure else None,
-        same_as=result.same_as,
-        duration_s=result.duration_s,
-        at_s=result.at_s,
-        by=result.by,
-        settings=str(result.settings),
-        predicted_ratio=_number(step, "ratio"),
-        predicted_step_s=_number(step, "step_s"),
-    )
+    columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    columns["tokens_per_s"] /= columns["candidate_step_s"]
+    if result.comparison is None and result.is_the_default:
+        columns["ratio"] = 1.0
+    return TrialRow(result=result, **columns)
 
 
-def _number(part: object, name: str) -> float:
-    """A field of a part of a record; NaN where the part, or the figure in it, is not there."""
-    value = getattr(part, name, None)
-    return math.nan if value is None else float(value)
+def _look_up(record: object, path: str, missing: object) -> Any:
+    for name in path.split("."):
+        record = getattr(record, name, None)
+    if record is None:
+        return missing
+    if isinstance(record, StrEnum | FlagSet):
+        return str(record)
+    return float(record) if isinstance(record, int) and isinstance(missing, float) else record
 
 
 def trial_rows(store: Store) -> list[TrialRow]:

@@ -25,30 +25,19 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
+from autotune.results import words
 from autotune.results.pages import Styled
 from autotune.results.rows import STYLES, EffectRow, FrontRow, TrialRow, finalists, front_rows, pareto_rows, trial_rows
-from autotune.results.words import (
-    STAGE_WORDS,
-    describe_finalist,
-    describe_trial,
-    format_figures,
-    shorten,
-    spaced,
-)
 from autotune.rundir import Store, node_effects
-from autotune.stats import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, str]
 
-_COLOURS = {
-    Verdict.FASTER: "bold green",
-    Verdict.SLOWER: "red",
-    Verdict.NO_DIFFERENCE: "dim",
-    Verdict.UNRESOLVED: "yellow",
-}
+_COLOURS = {"faster": "bold green", "slower": "red", "same": "dim", "unresolved": "yellow", "failed": "magenta"}
+"""Of the classes of the style sheet, on a terminal."""
+
 _LONGEST_SETTINGS = 120
 
 
@@ -85,13 +74,14 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
         joules = [_energy_cell(r)] if energy else []
         table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _verdict_cell(r), *joules)
     for f in finalists(store):
-        stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
-        shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
+        stage, e, c = words.STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
+        ratio, interval, said, style = "-", "", "failed", "failed"
         if e is not None and c is not None:
-            shown = (format_ratio(e.ratio), format_interval(c.low, c.high))
-            verdict = Text(f"{f.verdict} ({stage})", style=_COLOURS[f.verdict])
+            ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
+            said, style = f.verdict, STYLES[f.verdict]
+        verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
         number = str(f.trial) if f.trial else ""  # a recheck is of no trial
-        table.add_row(number, _cut(f), *shown, verdict)
+        table.add_row(number, _cut(f), ratio, interval, verdict)
     return table
 
 
@@ -120,31 +110,25 @@ def _front_table(front: Sequence[FrontRow], wanted: Sequence[Objective]) -> Tabl
     title = "the front: ratios over the default's, proven sets first"
     table = _table(title, ("trial", "settings", *(o.words for o in wanted), ""), right=("trial",))
     for row in front:
-        said = Text("not measured again", style="dim")
-        if row.is_proven:
-            said = Text("proven", style="bold green")
-        cells = [format_figures(*row.ends[o]) for o in wanted]
+        said = Text("proven", style="bold green") if row.is_proven else Text("not measured again", style="dim")
+        cells = [words.format_figures(*row.ends[o]) for o in wanted]
         table.add_row(str(row.trial), row.settings[:_LONGEST_SETTINGS], *cells, said)
     return table
 
 
 def _cut(result: TrialResult | FinalistResult) -> str:
-    return shorten(result.settings, limit=_LONGEST_SETTINGS)
+    return words.shorten(result.settings, limit=_LONGEST_SETTINGS)
 
 
 def _verdict_cell(row: TrialRow) -> Text:
-    if row.failure is not None:
-        return Text(spaced(row.failure), style="magenta")
-    if row.verdict is None:
-        return Text(spaced(row.status), style="dim")
-    how = "" if row.mode == TURNS else f", {row.over}"
-    return Text(f"{row.verdict}{how}", style=_COLOURS[Verdict(row.verdict)])
+    how = "" if row.verdict is None or row.mode == TURNS else f", {row.over}"
+    return Text(words.spaced(row.failure or row.verdict or row.status) + how, style=_COLOURS[row.style])
 
 
 def _energy_cell(row: TrialRow) -> str:
     if math.isnan(row.step_j):
         return ""
-    return f"{format_joules(row.step_j)}, {format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
+    return f"{format_joules(row.step_j)}, {words.format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
 
 
 # ---------------------------------------------------------------------- in a report
@@ -162,7 +146,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
 
 
 def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
-    verdict = r.verdict if r.verdict and r.failure is None else describe_trial(r.result)
+    verdict = r.verdict if r.verdict and r.failure is None else words.describe_trial(r.result)
     row = {
         "trial": str(r.trial),
         "settings": r.settings,
@@ -204,11 +188,11 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
         rows.append(
             {
                 "trial": str(f.trial),
-                "verdict": verdict if f.failure is None else Styled(describe_finalist(f), "failed"),
+                "verdict": verdict if f.failure is None else Styled(words.describe_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
-                "stage": STAGE_WORDS.get(f.stage, f.stage),
+                "stage": words.STAGE_WORDS.get(f.stage, f.stage),
                 "95 % interval": format_interval(e.low, e.high) if e else "",
                 "process pairs": str(f.process_count),
             }
@@ -241,7 +225,7 @@ def front_cells(front: Sequence[FrontRow]) -> list[Row]:
     return [
         {
             "trial": str(row.trial),
-            **{o.words: format_figures(*ends) for o, ends in row.ends.items()},
+            **{o.words: words.format_figures(*ends) for o, ends in row.ends.items()},
             "settings": row.settings,
             "": Styled("proven", "faster") if row.is_proven else Styled("not measured again", "unresolved"),
         }

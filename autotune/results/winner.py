@@ -162,12 +162,8 @@ def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
     return conclusion
 
 
-def favourite(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that predicts, if its model favours a set.
-
-    Raises:
-        AutotuneError: If the run is not finished, or the model favours the default.
-    """
+def _favourite(store: Store) -> ConclusionRecord:
+    """The conclusion of a run that predicts, if its model favours a set."""
     conclusion = store.last(ConclusionRecord)
     if conclusion is None or not conclusion.settings:
         said = conclusion.sentence if conclusion else "it has not ended"
@@ -184,7 +180,9 @@ def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None)
             "a front without a set that is faster than the default has none that stands for it: choose one by what it "
             f"saves ({names}); {conclusion.sentence}"
         )
-    chosen = _member(store, conclusion.trial if trial is None else trial)
+    wanted = conclusion.trial if trial is None else trial
+    # What fresh processes said last of it.
+    chosen = next((f for f in reversed(store.of(FinalistResult)) if (f.stage, f.trial) == ("confirm", wanted)), None)
     if chosen is None or chosen.trial not in members:
         raise AutotuneError(
             f"only a set of the proven front is exported but trial {trial} of {store.path} is not one; try {names}"
@@ -192,12 +190,6 @@ def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None)
     sentence = describe_member(chosen, store.spec.search.objectives)
     update = {"settings": chosen.settings, "trial": chosen.trial, "estimate": chosen.corrected, "sentence": sentence}
     return conclusion.model_copy(update=update)
-
-
-def _member(store: Store, trial: int | None) -> FinalistResult | None:
-    """What fresh processes said last of a set of the front."""
-    found = [f for f in store.of(FinalistResult) if f.stage == "confirm" and f.trial == trial]
-    return found[-1] if found else None
 
 
 def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = False) -> Winner:
@@ -212,7 +204,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
         AutotuneError: If it has none.
     """
     is_predicted = even_predicted and store.spec.is_predicted
-    conclusion = favourite(store) if is_predicted else proven_winner(store, trial)
+    conclusion = _favourite(store) if is_predicted else proven_winner(store, trial)
     assert conclusion.settings is not None
     of_front = conclusion.outcome is Outcome.FRONT
     floor, facts, spec = store.last(FloorResult), conclusion.provenance, store.spec

@@ -192,7 +192,7 @@ def test_a_thousand_trials_stay_one_readable_page(finished: Store, tmp_path: Pat
 
 def test_verdicts_have_shapes_of_their_own() -> None:
     rows = [
-        charts.Interval(label=s, detail=s, ratio=1.0 + i / 100, low=0.9, high=1.1, style=s)
+        charts.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
         for i, s in enumerate(("faster", "slower", "unresolved"))
     ]
     svg = charts.forest(rows, band=0.005)
@@ -201,7 +201,7 @@ def test_verdicts_have_shapes_of_their_own() -> None:
 
 
 def test_forest_axis_is_logarithmic_and_labelled() -> None:
-    rows = [charts.Interval(label="x", detail="x", ratio=1.0, low=0.5, high=2.0, style="same")]
+    rows = [charts.Mark(label="x", detail="x", x=1.0, x_ends=(0.5, 2.0), style="same")]
     svg = charts.forest(rows, band=0.005)
     bar = re.search(r'class="bar same" d="M([\d.]+) [\d.]+L([\d.]+)', svg)
     mark = re.search(r'cx="([\d.]+)"', svg)
@@ -213,8 +213,8 @@ def test_forest_axis_is_logarithmic_and_labelled() -> None:
 
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
-        charts.Interval(label="a", detail="a", ratio=0.9, low=0.0, high=float("inf"), style="unresolved"),
-        charts.Interval(label="b", detail="b", ratio=1.0, low=0.99, high=1.01, style="same"),
+        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="unresolved"),
+        charts.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
     ]
     svg = charts.forest(rows, band=0.005)
     assert "nan" not in svg
