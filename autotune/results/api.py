@@ -118,13 +118,13 @@ class Plots:
         """Ratio and interval of the best `most` trials; the band that does not count is shaded."""
         return drawings.forest_chart(self._store, trial_rows(self._store), most=most)
 
-    def steps(self, trial: int = REFERENCE_NUMBER) -> Chart:
+    def steps(self, trial: int | None = None) -> Chart:
         """Raw step times of a trial, or of the noise floor, in the order of running.
 
         Raises:
             AutotuneError: If it has none.
         """
-        return drawings.steps_chart(self._store, trial)
+        return drawings.steps_chart(self._store, trial or REFERENCE_NUMBER)
 
     def history(self) -> Chart:
         """Ratio of each trial in the order of the search, and the best so far."""

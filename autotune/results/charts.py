@@ -51,9 +51,10 @@ class Chart:
     @property
     def picture(self) -> str:
         """The chart with its colours in it: an SVG document that stands alone."""
+        svg = self.svg or f'<svg viewBox="0 0 {WIDTH} 1"></svg>'
         scope = "svg.autotune"  # nothing else on a notebook's page takes these colours
         style = render("chart.css.j2", root=scope, svg=scope)
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {self.svg.removeprefix("<svg ")}'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
         start, _, body = head.partition(">")
         return f"{start}><style>{style}</style>{body}"
 
@@ -62,7 +63,7 @@ class Chart:
         Path(path).write_text(self.picture, encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        return self.picture
+        return self.picture if self.svg else "<p>nothing to draw yet</p>"
 
 
 class _Scale:

@@ -190,7 +190,7 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
                 "trial": str(f.trial),
                 "verdict": verdict if f.failure is None else Styled(words.describe_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
-                "corrected": format_interval(c.low, c.high) if c else "",
+                "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
                 "stage": words.STAGE_WORDS.get(f.stage, f.stage),
                 "95 % interval": format_interval(e.low, e.high) if e else "",

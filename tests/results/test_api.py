@@ -76,6 +76,8 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     s = autotune.load(tmp_path)
     assert s.winner is None
     assert s.verdict == "not ended yet"
+    assert s.plot.history()._repr_html_() == "<p>nothing to draw yet</p>"
+    assert ElementTree.fromstring(s.plot.importance().picture).tag.endswith("svg")
     assert s.trials.empty
 
 
