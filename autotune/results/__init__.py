@@ -1,15 +1,39 @@
 """What was found: winners, exports, reports, comparisons, and what notebooks see."""
 
-from autotune.results.api import Study, compare, load
-from autotune.results.comparison import compare_stores
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
-from autotune.results.report import render_html, render_markdown
-from autotune.results.t4 import read_t4, render_t4
-from autotune.results.tables import study_tables
 from autotune.results.winner import Difference, Winner, differences, read_winner, this_machine
 from autotune.results.words import (
-    conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor, describe_screen,
-    describe_screen_record, describe_soak, describe_trial, format_estimate, held_lines, predicted_lines,
-    screen_lines, shorten,
+    conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor, describe_soak,
+    describe_trial, format_estimate, shorten,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from autotune.results.api import Study, compare, load
+    from autotune.results.comparison import compare_stores
+    from autotune.results.report import render_html, render_markdown
+    from autotune.results.screen_words import (
+        describe_screen, describe_screen_record, held_lines, predicted_lines, screen_lines,
+    )  # fmt: skip
+    from autotune.results.t4 import read_t4, render_t4
+    from autotune.results.tables import study_tables
+
+# Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
+_LATER = {
+    "api": ("Study", "compare", "load"),
+    "comparison": ("compare_stores",),
+    "report": ("render_html", "render_markdown"),
+    "screen_words": ("describe_screen", "describe_screen_record", "held_lines", "predicted_lines", "screen_lines"),
+    "t4": ("read_t4", "render_t4"),
+    "tables": ("study_tables",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"autotune.results.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

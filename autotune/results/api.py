@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from autotune.model import PREDICTED, AutotuneError, ConclusionRecord, Outcome
-from autotune.results import analysis, comparison
+from autotune.model import PREDICTED, REFERENCE_NUMBER, AutotuneError, ConclusionRecord, Objective, Outcome
+from autotune.results import analysis, comparison, drawings
+from autotune.results.charts import Chart
+from autotune.results.rows import front_rows, trial_rows
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir import Store
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class Study:
@@ -98,7 +97,7 @@ class Study:
 
     @property
     def plot(self) -> Plots:
-        """Plots of this study, with Matplotlib."""
+        """Charts of this study."""
         return Plots(self)
 
     def _repr_html_(self) -> str:
@@ -106,86 +105,47 @@ class Study:
         figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "verdict"]
         columns = ["trial", *figures, "failure", "settings"]
         table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
-        return f"<p><b>{_escape(self.name)}</b>: {_escape(self.verdict)}</p>{table}"
+        return f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}"
 
 
 class Plots:
-    """Plots of one study; each draws into `ax`, or into a new figure, and returns its axes."""
+    """Charts of one study, as its report draws them: each shows itself in a notebook, `.save(path)` writes it."""
 
     def __init__(self, study: Study) -> None:
-        self._study = study
+        self._store = study.store
 
-    def forest(self, ax: Axes | None = None, *, most: int = 40) -> Axes:
+    def forest(self, *, most: int = 40) -> Chart:
         """Ratio and interval of the best `most` trials; the band that does not count is shaded."""
-        frame = self._study.trials.dropna(subset=["ratio"]).query("failure.isna()")
-        frame = frame.sort_values("ratio").head(most).iloc[::-1]
-        ax = _axes(ax, height=1.5 + 0.28 * len(frame))
-        band = self._study.store.spec.measure.smallest_effect
-        ax.axvspan(1 - band, 1 + band, color="0.92")
-        ax.axvline(1, color="0.3", linewidth=0.8, linestyle="--")
-        low, high = frame["low"].fillna(frame["ratio"]), frame["high"].fillna(frame["ratio"])
-        ax.hlines(range(len(frame)), low, high, color="tab:blue", linewidth=1.5)
-        ax.plot(frame["ratio"], range(len(frame)), "o", color="tab:blue", markersize=4)
-        ax.set_yticks(
-            range(len(frame)), [f"{t}  {s[:50]}" for t, s in zip(frame["trial"], frame["settings"], strict=True)]
-        )
-        ax.set_xlabel("step time over the default's")
-        return ax
+        return drawings.forest_chart(self._store, trial_rows(self._store), most=most)
 
-    def steps(self, trial: int | None = None, ax: Axes | None = None) -> Axes:
-        """Raw step times of a trial, or of the noise floor, in the order of running."""
-        steps = self._study.steps
-        stage, number = ("floor", 0) if trial is None else ("trial", trial)
-        mine = steps[(steps["stage"] == stage) & (steps["trial"] == number)]
-        if mine.empty:
-            raise AutotuneError(f"a trial with raw steps must be named but {trial} has none; see `.steps`")
-        mine = mine.sort_values(["pair", "is_first", "step"], ascending=[True, False, True]).reset_index(drop=True)
-        ax = _axes(ax, height=3.0)
-        for arm, colour in (("reference", "0.55"), ("candidate", "tab:blue")):
-            chosen = mine[mine["arm"] == arm]
-            ax.plot(chosen.index, chosen["step_s"] * 1e3, ".", color=colour, label=arm)
-        ax.set_xlabel("step, in the order of running")
-        ax.set_ylabel("step time [ms]")
-        ax.legend()
-        return ax
+    def steps(self, trial: int | None = None) -> Chart:
+        """Raw step times of a trial, or of the noise floor, in the order of running.
 
-    def history(self, ax: Axes | None = None) -> Axes:
+        Raises:
+            AutotuneError: If it has none.
+        """
+        return drawings.steps_chart(self._store, trial or REFERENCE_NUMBER)
+
+    def history(self) -> Chart:
         """Ratio of each trial in the order of the search, and the best so far."""
-        frame = self._study.trials.dropna(subset=["ratio"])
-        ax = _axes(ax, height=3.0)
-        ax.plot(frame["trial"], frame["ratio"], "o", color="tab:blue", markersize=4)
-        ax.step(frame["trial"], frame["ratio"].clip(upper=1.0).cummin(), where="post", color="tab:green")
-        ax.axhline(1, color="0.3", linewidth=0.8, linestyle="--")
-        ax.set_xlabel("trial")
-        ax.set_ylabel("step time over the default's")
-        return ax
+        return drawings.history_chart(trial_rows(self._store))
 
-    def front(self, against: str, ax: Axes | None = None) -> Axes:
-        """The front with its intervals: step time over the objective `against`, proven sets filled."""
-        frame = self._study.front
-        if against not in frame or against == "step_time":
-            wanted = ", ".join(o for o in self._study.store.spec.search.objectives if o != "step_time")
-            raise AutotuneError(f"another objective of the study must be named ({wanted or 'it has none'}): {against}")
-        ax = _axes(ax, height=4.0)
-        for is_proven, part in frame.groupby("is_proven"):
-            x, y = (_with_errors(part, name) for name in (against, "step_time"))
-            face = "tab:blue" if is_proven else "none"
-            ax.errorbar(x[0], y[0], xerr=x[1], yerr=y[1], fmt="o", color="tab:blue", markerfacecolor=face)
-        for row in frame.to_dict("records"):
-            ax.annotate(str(row["trial"]), (row[against], row["step_time"]), (5, 5), textcoords="offset points")
-        ax.axhline(1, color="0.3", linewidth=0.8, linestyle="--")
-        ax.axvline(1, color="0.3", linewidth=0.8, linestyle="--")
-        ax.set_xlabel(f"{against.replace('_', ' ')} over the default's")
-        ax.set_ylabel("step time over the default's")
-        return ax
+    def front(self, against: str) -> Chart:
+        """The front with its intervals among all trials: step time over the objective `against`.
 
-    def importance(self, ax: Axes | None = None) -> Axes:
+        Raises:
+            AutotuneError: If that is not another objective of the study.
+        """
+        others = [o for o in self._store.spec.search.objectives if o is not Objective.STEP_TIME]
+        if against not in others:
+            wanted = ", ".join(others) or "it has none"
+            raise AutotuneError(f"another objective of the study must be named ({wanted}): {against}")
+        rows = front_rows(self._store), trial_rows(self._store)
+        return drawings.front_chart(self._store, *rows, Objective(against))
+
+    def importance(self) -> Chart:
         """How much of the spread of ratios each setting explains."""
-        frame = self._study.importance().head(20).iloc[::-1]
-        ax = _axes(ax, height=1.0 + 0.28 * len(frame))
-        ax.barh(frame["setting"], frame["importance"], color="tab:blue")
-        ax.set_xlabel("share explained")
-        return ax
+        return drawings.importance_chart(analysis.importance_frame(self._store))
 
 
 def load(path: str | Path) -> Study:
@@ -205,26 +165,3 @@ def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) ->
     """
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare_stores(stores, by=by)
-
-
-def _with_errors(frame: pd.DataFrame, name: str) -> tuple[pd.Series[float], list[pd.Series[float]]]:
-    """Values of an objective, and how far their intervals reach down and up; 0 where there is none."""
-    values = frame[name]
-    low, high = (frame[f"{name}{end}"].fillna(values) for end in ("_low", "_high"))
-    return values, [values - low, high - values]
-
-
-def _axes(ax: Axes | None, *, height: float) -> Axes:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise AutotuneError("plots need Matplotlib; install it: pip install 'xla-autotune[notebook]'") from error
-    return plt.subplots(figsize=(8, height), layout="constrained")[1]
-
-
-def _escape(text: Any) -> str:
-    from html import escape
-
-    return escape(str(text))

@@ -1,13 +1,15 @@
-"""Plain SVG charts for the report: no script, no network; colours come from the page's style sheet."""
+"""Plain SVG charts for pages and notebooks: no script, no network; colours come from a style sheet."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from autotune.model import format_ratio
+from autotune.results.pages import render
 
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
@@ -16,44 +18,52 @@ Format = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """One row of a forest plot.
+class Mark:
+    """One figure of a chart, or two against each other.
 
     Attributes:
-        label: Shown at its left.
+        x: On the horizontal axis.
+        y: Upwards, where the chart has such an axis; what has none failed and stands along the upper edge.
+        x_ends: The interval of `x`: may be 0, infinite, or NaN (none).
+        y_ends: Likewise of `y`.
+        label: Shown beside it.
         detail: Shown when pointed at.
-        style: Class of the style sheet: faster, slower, same, unresolved, floor.
-        low: Lower end; may be 0 or NaN (no interval).
-        high: Upper end; may be infinite or NaN.
+        style: Class of the style sheet: faster, slower, same, unresolved, failed, floor.
     """
 
-    label: str
-    detail: str
-    ratio: float
-    low: float
-    high: float
-    style: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One mark of a scatter."""
-
     x: float
-    y: float
+    y: float = math.nan
+    x_ends: tuple[float, float] = (math.nan, math.nan)
+    y_ends: tuple[float, float] = (math.nan, math.nan)
+    label: str = ""
     detail: str
     style: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cross:
-    """One set in a plane of two ratios, each with its interval; NaN where there is none."""
+class Chart:
+    """One chart with its title and what it says in words; a notebook shows it as the report's page does."""
 
-    x: tuple[float, float, float]
-    y: tuple[float, float, float]
-    label: str
-    detail: str
-    style: str
+    title: str
+    svg: str
+    note: str = ""
+
+    @property
+    def picture(self) -> str:
+        """The chart with its colours in it: an SVG document that stands alone."""
+        svg = self.svg or f'<svg viewBox="0 0 {WIDTH} 1"></svg>'
+        scope = "svg.autotune"  # nothing else on a notebook's page takes these colours
+        style = render("chart.css.j2", root=scope, svg=scope)
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
+        start, _, body = head.partition(">")
+        return f"{start}><style>{style}</style>{body}"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture to an SVG file."""
+        Path(path).write_text(self.picture, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return self.picture if self.svg else "<p>nothing to draw yet</p>"
 
 
 class _Scale:
@@ -83,7 +93,7 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(rows: Sequence[Interval], *, band: float) -> str:
+def forest(rows: Sequence[Mark], *, band: float) -> str:
     """Ratios with intervals on a logarithmic axis; the band in which a difference does not count is shaded.
 
     Args:
@@ -95,7 +105,7 @@ def forest(rows: Sequence[Interval], *, band: float) -> str:
     labelled = len(rows) <= 80
     row_px = 19.0 if labelled else max(1.6, 1500.0 / len(rows))
     left, height = (300.0 if labelled else LEFT), TOP + row_px * len(rows) + BOTTOM
-    spread = [x for r in rows for x in (r.ratio, r.low, r.high) if 0.0 < x < math.inf]
+    spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
     x = _Scale(low, high, left, WIDTH - RIGHT, log=True)
     end = height - BOTTOM
@@ -107,73 +117,49 @@ def forest(rows: Sequence[Interval], *, band: float) -> str:
         body = ""
         if labelled:
             body += _text(left - 8, y + 4, _cut(row.label, 46), "label", anchor="end")
-        if not math.isnan(row.low):
-            body += _line(x(max(row.low, low)), y, x(min(row.high, high)), y, f"bar {row.style}")
-        if not math.isnan(row.ratio):
-            body += _mark(x(row.ratio), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
+        body += _arm(x, row.x_ends, row.style, at_y=y)
+        body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
     parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, "step time over the default's (left is faster)", "axis"))
     return _svg(parts, height, "intervals of all trials")
 
 
-def history(points: Sequence[Point], best: Sequence[tuple[float, float]], failed: Sequence[Point]) -> str:
-    """Ratio of each trial in order, with the best so far as a line and failures along the upper edge."""
-    if not points and not failed:
-        return ""
-    height = 260.0
-    low, high = _trimmed([*(p.y for p in points), 0.995, 1.005])
-    last = max(p.x for p in [*points, *failed])
-    x = _Scale(0.5, last + 0.5, LEFT, WIDTH - RIGHT)
-    y = _Scale(low, high, height - BOTTOM, TOP + 16, log=True)
-    parts = _axes(x, y, height, "trial", format_ratio, _count)
-    parts.append(_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"))
-    steps = "".join(f"{'H' if i else 'M'}{x(a):.1f}{' ' if not i else 'V'}{y(b):.1f}" for i, (a, b) in enumerate(best))
-    if best:
-        parts.append(f'<path class="best" d="{steps}H{WIDTH - RIGHT}"/>')
-    parts += [_dot(x(p.x), y(p.y), p) for p in points]
-    parts += [_dot(x(p.x), TOP + 6, p) for p in failed]
-    return _svg(parts, height, "ratio of each trial in the order of the search")
-
-
-def scatter(points: Sequence[Point], *, x_title: str, x_format: Format) -> str:
-    """Ratio (upwards is slower) against another quantity."""
-    if not points:
-        return ""
-    height = 240.0
-    x = _Scale(*_trimmed([p.x for p in points]), LEFT, WIDTH - RIGHT)
-    y = _Scale(*_trimmed([*(p.y for p in points), 0.995, 1.005]), height - BOTTOM, TOP, log=True)
-    parts = _axes(x, y, height, x_title, format_ratio, x_format)
-    parts.append(_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"))
-    parts += [_dot(x(p.x), y(p.y), p) for p in points]
-    return _svg(parts, height, f"ratio against {x_title}")
-
-
-def plane(crosses: Sequence[Cross], others: Sequence[Point], *, x_title: str) -> str:
-    """Step time over another objective, both as ratios over the default's; the lower left is better in both.
+def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
+    """Ratios of step time (upwards is slower) against something else, each with its intervals.
 
     Args:
-        crosses: The front, each a ratio with the ends of its interval.
-        others: All other trials.
-        x_title: Name of the other objective.
+        points: What lies on top comes last.
+        x_title: What `x` is.
+        x_format: Shows an `x`. `format_ratio`: `x` is a ratio, too, so that the lower left is better in both;
+            `format_whole`: it counts.
+        best: Corners of a line of steps: where the best so far changed, and to what.
     """
-    if not crosses:
+    if not points:
         return ""
-    height = 300.0
-    xs, ys = ([v for c in crosses for v in getattr(c, name) if 0.0 < v < math.inf] for name in ("x", "y"))
-    x = _Scale(*_trimmed([*xs, *(p.x for p in others), 0.995, 1.005]), LEFT, WIDTH - RIGHT, log=True)
-    y = _Scale(*_trimmed([*ys, *(p.y for p in others), 0.995, 1.005]), height - BOTTOM, TOP, log=True)
-    parts = _axes(x, y, height, f"{x_title} over the default's", format_ratio, format_ratio)
-    parts += [_line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit"), _line(x(1), TOP, x(1), height - BOTTOM, "unit")]
-    parts += [_dot(x(p.x), y(p.y), p) for p in others]
-    for c in crosses:
-        bars = ""
-        if not math.isnan(c.x[1]):
-            bars += _line(x(c.x[1]), y(c.y[0]), x(min(c.x[2], x.high)), y(c.y[0]), f"bar {c.style}")
-        if not math.isnan(c.y[1]):
-            bars += _line(x(c.x[0]), y(c.y[1]), x(c.x[0]), y(min(c.y[2], y.high)), f"bar {c.style}")
-        label = _text(x(c.x[0]) + 8, y(c.y[0]) - 7, c.label, "label", anchor="start")
-        parts.append(f"<g>{_title(c.detail)}{bars}{_mark(x(c.x[0]), y(c.y[0]), c.style, 4.5)}{label}</g>")
-    return _svg(parts, height, f"front of step time and {x_title}")
+    height, is_ratio, around = 260.0, x_format is format_ratio, (0.995, 1.005)
+    ys = [v for p in points for v in (p.y, *p.y_ends) if 0.0 < v < math.inf]
+    xs = [v for p in points for v in (p.x, *p.x_ends) if v < math.inf]
+    low, high = (0.5, max(xs) + 0.5) if x_format is format_whole else _trimmed([*xs, *(around if is_ratio else ())])
+    x = _Scale(low, high, LEFT, WIDTH - RIGHT, log=is_ratio)
+    failed_px = 16 if any(math.isnan(p.y) for p in points) else 0
+    y = _Scale(*_trimmed([*ys, *around]), height - BOTTOM, TOP + failed_px, log=True)
+    parts = [*_axes(x, y, height, x_title, format_ratio, x_format), _line(LEFT, y(1), WIDTH - RIGHT, y(1), "unit")]
+    if is_ratio:
+        parts.append(_line(x(1), TOP, x(1), height - BOTTOM, "unit"))
+    if best:
+        corners = "".join(f"H{x(at):.1f}V{y(ratio):.1f}" for at, ratio in best[1:])
+        start = f"M{x(best[0][0]):.1f} {y(best[0][1]):.1f}"
+        parts.append(f'<path class="best" d="{start}{corners}H{WIDTH - RIGHT}"/>')
+    parts += [_cross(p, x, y) for p in points]
+    return _svg(parts, height, f"ratio of step time against {x_title}")
+
+
+def _cross(p: Mark, x: _Scale, y: _Scale) -> str:
+    """A mark with the arms of its intervals."""
+    at_x, at_y = x(p.x), TOP + 6 if math.isnan(p.y) else y(p.y)
+    arms = _arm(x, p.x_ends, p.style, at_y=at_y) + _arm(y, p.y_ends, p.style, at_x=at_x)
+    label = _text(at_x + 8, at_y - 7, p.label, "label", anchor="start") if p.label else ""
+    return f"<g>{_title(p.detail)}{arms}{_mark(at_x, at_y, p.style, 4.5 if p.label else 3.6)}{label}</g>"
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Format) -> str:
@@ -195,7 +181,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Format) -
         paths[arm] += [f"M{x(at + i + 0.5):.1f} {y(t):.1f}h0" for i, t in enumerate(block)]
         at += len(block)
     width = 5.0 if len(times) < 400 else 2.5
-    parts = _axes(x, y, height, "step, in the order of running", y_format, _count)
+    parts = _axes(x, y, height, "step, in the order of running", y_format, format_whole)
     parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
     return _svg(parts, height, "step times of reference and candidate in turns")
 
@@ -239,7 +225,7 @@ def _svg(parts: Iterable[str], height: float, description: str) -> str:
 
 
 def _axes(x: _Scale, y: _Scale, height: float, x_title: str, y_format: Format, x_format: Format) -> list[str]:
-    parts = [_vertical(x, t, TOP, height - BOTTOM, x_format(t)) for t in x.ticks(whole=x_format is _count)]
+    parts = [_vertical(x, t, TOP, height - BOTTOM, x_format(t)) for t in x.ticks(whole=x_format is format_whole)]
     for t in y.ticks(5):
         parts.append(_line(LEFT, y(t), WIDTH - RIGHT, y(t), "grid"))
         parts.append(_text(LEFT - 6, y(t) + 4, y_format(t), "tick", anchor="end"))
@@ -247,16 +233,13 @@ def _axes(x: _Scale, y: _Scale, height: float, x_title: str, y_format: Format, x
     return parts
 
 
-def _count(value: float) -> str:
+def format_whole(value: float) -> str:
+    """A number of things that are counted."""
     return f"{value:.0f}"
 
 
 def _vertical(x: _Scale, at: float, top: float, bottom: float, text: str) -> str:
     return _line(x(at), top, x(at), bottom, "grid") + _text(x(at), bottom + 15, text, "tick")
-
-
-def _dot(x: float, y: float, point: Point) -> str:
-    return f"<g>{_title(point.detail)}{_mark(x, y, point.style, 3.6)}</g>"
 
 
 def _mark(x: float, y: float, style: str, radius: float) -> str:
@@ -268,6 +251,15 @@ def _mark(x: float, y: float, style: str, radius: float) -> str:
         cross = f"M{x - r:.1f} {y - r:.1f}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}"
         return f'<path class="mark {style}" d="{cross}"/>'
     return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}"/>'
+
+
+def _arm(scale: _Scale, ends: tuple[float, float], style: str, *, at_x: float | None = None, at_y: float = 0.0) -> str:
+    """The bar of an interval, which may reach beyond what is shown; nothing where there is none."""
+    if math.isnan(ends[0]):
+        return ""
+    low, high = (scale(max(end, scale.low)) for end in ends)
+    across = (low, at_y, high, at_y) if at_x is None else (at_x, low, at_x, high)
+    return _line(*across, f"bar {style}")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:

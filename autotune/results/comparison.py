@@ -29,10 +29,12 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import analysis
-from autotune.results.report import templates
+from autotune.results.pages import Styled, render
+from autotune.results.rows import EffectRow, effect_rows
 from autotune.results.winner import conditions_of, workload_name
+from autotune.results.words import format_figures, spaced
 from autotune.rundir import Store
+from autotune.stats import Estimate, Verdict, judge
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -65,11 +67,11 @@ class ComparisonTable:
 
     def to_markdown(self) -> str:
         """The comparison as Markdown."""
-        return templates().get_template("compare.md.j2").render(c=self, rows=_shown(self))
+        return render("compare.md.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
 
     def to_html(self) -> str:
         """The comparison as one HTML page that loads nothing."""
-        return templates().get_template("compare.html.j2").render(c=self, rows=_shown(self))
+        return render("compare.html.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -145,7 +147,7 @@ def _facts(store: Store) -> dict[str, str]:
     options = json.dumps(spec.workload.options, sort_keys=True) if spec.workload.options else ""
     layout = f"{report.process_count} processes" if report.process_count > 1 else ""
     return {
-        "gpu": c.cpu or "unknown CPU" if c.platform == "cpu" and c.device_kind == "cpu" else str(c.device_kind),
+        "gpu": c.gpu,
         "count": " in ".join(p for p in (str(report.device_count), layout) if p),
         "jaxlib": str(c.jaxlib),
         "plugin": c.plugin or "none",
@@ -169,43 +171,31 @@ def _names(stores: Sequence[Store]) -> list[str]:
 
 
 def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
-    conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
-    results = store.of(TrialResult)
+    conclusion, floor, results = store.last(ConclusionRecord), store.last(FloorResult), store.of(TrialResult)
+    settings = conclusion.settings if conclusion else None
     e = conclusion.estimate if conclusion else None
-    dead = {s for r in results if r.is_the_default for s in r.settings.items()}
+    has_ratio = conclusion is not None and conclusion.outcome is not Outcome.NOTHING_RAN
+    default = floor.comparison.energy if floor else None
+    tokens = floor.reference.tokens_per_step if floor else None
+    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
+    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
     return {
         "study": name,
         **{field: facts[field] for field in by},
         "outcome": str(conclusion.outcome) if conclusion else "not ended",
-        "ratio": e.ratio
-        if e is not None
-        else 1.0
-        if conclusion and conclusion.outcome is not Outcome.NOTHING_RAN
-        else math.nan,
+        "ratio": e.ratio if e is not None else 1.0 if has_ratio else math.nan,
         "low": e.low if e is not None else math.nan,
         "high": e.high if e is not None else math.nan,
         "process_pairs": e.pair_count if e is not None else 0,
         "trials": len(results),
         "failed": sum(r.failure is not None for r in results),
-        "dead": len(dead),
+        "dead": len({s for r in results if r.is_the_default for s in r.settings.items()}),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
-        **_energy_of(store, conclusion, floor),
-        "detectable": floor.floor.detectable if floor else math.nan,
-        "winner": str(conclusion.settings) if conclusion and conclusion.settings else "(default)",
-    }
-
-
-def _energy_of(store: Store, conclusion: ConclusionRecord | None, floor: FloorResult | None) -> dict[str, float]:
-    """Joules of a step, of the default and of the winner in its newest proof."""
-    default = floor.comparison.energy if floor else None
-    settings = conclusion.settings if conclusion else None
-    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
-    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
-    tokens = floor.reference.tokens_per_step if floor else None
-    return {
         "default_step_j": default.reference_step_j if default else math.nan,
         "winner_step_j": winner_j,
         "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
+        "detectable": floor.floor.detectable if floor else math.nan,
+        "winner": str(settings) if settings else "(default)",
     }
 
 
@@ -215,33 +205,29 @@ def _energy_of(store: Store, conclusion: ConclusionRecord | None, floor: FloorRe
 def _states(store: Store) -> dict[str, tuple[str, str]]:
     """For each setting and value that was tried: its state in one word or two, and its figures."""
     conclusion = store.last(ConclusionRecord)
-    winner = dict(conclusion.settings) if conclusion and conclusion.settings else {}
-    sesoi = store.spec.measure.smallest_effect
+    winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
-    for row in analysis.effects_frame(store).to_dict("records"):
+    for row in effect_rows(store):
         figures = ""
-        if not pd.isna(row["low"]):
-            figures = f"{format_ratio(row['ratio'])} {format_interval(row['low'], row['high'])}"
-        elif row["how"] == "among others":
-            figures = f"about {format_ratio(row['ratio'])}"
-        is_in = winner.get(row["setting"]) == row["value"]
-        state = "in the winner" if is_in else _state(row, sesoi)
-        found[f"{row['setting']}={row['value']}"] = (state, figures)
+        if not math.isnan(row.low):
+            figures = format_figures(row.ratio, row.low, row.high)
+        elif row.how == "among others":
+            figures = f"about {format_ratio(row.ratio)}"
+        is_in = winner.get(row.setting) == row.value
+        state = "in the winner" if is_in else _state(row, store.spec.measure.smallest_effect)
+        found[f"{row.setting}={row.value}"] = (state, figures)
     return found
 
 
-def _state(row: Mapping[Any, Any], sesoi: float) -> str:
-    if row["is_dead"] or row["how"] == "same program":
+def _state(row: EffectRow, sesoi: float) -> str:
+    if row.is_dead or row.how == "same program":
         return "dead"
-    if row["trials"] and row["failed"] == row["trials"]:
+    if row.trials and row.failed == row.trials:
         return "failed"
-    if pd.isna(row["low"]):
+    if math.isnan(row.low):
         return "unclear"
-    if row["high"] < 1 - sesoi:
-        return "faster"
-    if row["low"] > 1 + sesoi:
-        return "slower"
-    return "no difference" if 1 - sesoi < row["low"] and row["high"] < 1 + sesoi else "unclear"
+    verdict = judge(Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0), sesoi=sesoi)
+    return "unclear" if verdict is Verdict.UNRESOLVED else str(verdict)
 
 
 def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:
@@ -284,25 +270,37 @@ def _changes(
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
     """The rows of `frame` as text; energy only where a study knows it."""
     has_energy = table.frame["default_step_j"].notna().any()
+    rows = []
+    for row in table.frame.to_dict("records"):
+        joules = f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}"
+        energy = {"energy of a step": joules, "winner's tokens/J": format_count(row["winner_tokens_per_j"])}
+        rows.append(
+            {
+                **{k: str(row[k]) for k in ("study", *table.by, "winner")},
+                "outcome": spaced(row["outcome"]),
+                "ratio": format_ratio(row["ratio"]),
+                "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
+                "process pairs": str(row["process_pairs"]),
+                "trials": f"{row['trials']} ({row['failed']} failed)",
+                "dead settings": str(row["dead"]),
+                "default's step": format_seconds(row["default_step_s"]),
+                **(energy if has_energy else {}),
+                "smallest effect found": format_share(row["detectable"]),
+            }
+        )
+    return rows
+
+
+def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
+    """The rows of `settings` as text."""
     return [
         {
-            **{k: str(row[k]) for k in ("study", *table.by, "winner")},
-            "outcome": str(row["outcome"]).replace("_", " "),
-            "ratio": format_ratio(row["ratio"]),
-            "interval": format_interval(row["low"], row["high"]) if not pd.isna(row["low"]) else "",
-            "process pairs": str(row["process_pairs"]),
-            "trials": f"{row['trials']} ({row['failed']} failed)",
-            "dead settings": str(row["dead"]),
-            "default's step": format_seconds(row["default_step_s"]),
-            **(_energy_words(row) if has_energy else {}),
-            "smallest effect found": format_share(row["detectable"]),
+            **{str(k): str(v) for k, v in row.items()},
+            "agreement": Styled(row["agreement"], "slower" if row["agreement"] == "differ" else ""),
         }
-        for row in table.frame.to_dict("records")
+        for row in table.settings.reset_index().to_dict("records")
     ]
 
 
-def _energy_words(row: Mapping[Any, Any]) -> dict[str, str]:
-    return {
-        "energy of a step": f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}",
-        "winner's tokens/J": format_count(row["winner_tokens_per_j"]),
-    }
+def _agreement_cell(said: str) -> Styled:
+    return Styled(said, "slower" if said == "differ" else "")

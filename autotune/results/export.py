@@ -12,7 +12,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from autotune.model import PREDICTED, AutotuneError
-from autotune.results.winner import Winner, comment_line, evidence, winner_of
+from autotune.results.winner import Winner, comment_line, winner_of
+from autotune.results.words import evidence
 from autotune.rundir import Store
 
 

@@ -27,9 +27,8 @@ class Entry:
 
     @property
     def gpu(self) -> str:
-        """Name of the device, or of the processor where the workload ran on that."""
-        c = self.winner.conditions
-        return c.cpu or "unknown CPU" if c.platform == "cpu" and c.device_kind == "cpu" else str(c.device_kind)
+        """See `Conditions.gpu`."""
+        return self.winner.conditions.gpu
 
     @property
     def count(self) -> int:

@@ -2,325 +2,167 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import jinja2
-import pandas as pd
 
 from autotune.model import (
     PREDICTED,
-    AblationResult,
     AutotuneError,
     ConclusionRecord,
-    FinalistResult,
     FloorResult,
-    IncidentRecord,
     Outcome,
     ScreenRecord,
     SessionRecord,
     SpanRecord,
-    TrialResult,
-    TrialStatus,
     format_bytes,
     format_count,
-    format_interval,
     format_joules,
-    format_ratio,
     format_seconds,
     format_share,
 )
-from autotune.results import analysis, charts
-from autotune.results.report_front import front_charts, front_rows
-from autotune.results.report_parts import (
-    STYLES,
-    Chart,
-    cause_lines,
-    effect_row,
-    forest_rows,
-    history,
-    node_rows,
-    pareto_row,
-    rank,
-    resource_charts,
-    soak_lines,
-    traces,
-    trial_row,
-)
-from autotune.results.winner import evidence, winner_of, workload_name
-from autotune.results.words import STAGE_WORDS, describe_finalist, describe_floor, describe_screen_record
+from autotune.results import analysis, drawings, tables, words
+from autotune.results.pages import render
+from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
+from autotune.results.screen_words import describe_screen_record
+from autotune.results.winner import winner_of, workload_name
 from autotune.rundir import Store, is_held
 
 LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All that a page shows, in words and rows; the templates only lay it out.
-
-    Attributes:
-        state: finished, running, stopped or empty.
-        verdict: The one sentence.
-        tone: winner, default or none: how the sentence is coloured.
-        figures: Name and value of the few numbers on top.
-        finalists: Rows of the table of finalists.
-        objectives: Names of the study's objectives; `front` is shown where there are several.
-        has_energy: Whether any trial's energy is known.
-        failures: Kind, count, trials, one message and last lines of each kind.
-    """
-
-    name: str
-    description: str
-    state: str
-    verdict: str
-    tone: str
-    figures: Sequence[tuple[str, str]]
-    finalists: Sequence[dict[str, str]]
-    objectives: Sequence[str]
-    soak: Sequence[str]
-    nodes: Sequence[dict[str, str]]
-    front: Sequence[dict[str, Any]]
-    front_charts: Sequence[Chart]
-    floor: Sequence[str]
-    screen: Sequence[str]
-    forest: str
-    history: str
-    traces: Sequence[Chart]
-    effects: Sequence[dict[str, str]]
-    importance: str
-    importance_method: str
-    interactions: Sequence[tuple[str, str, str]]
-    resources: Sequence[Chart]
-    pareto: Sequence[dict[str, str]]
-    failures: Sequence[dict[str, Any]]
-    causes: Sequence[str]
-    trials: Sequence[dict[str, str]]
-    has_energy: bool
-    trials_left_out: int
-    warnings: Sequence[str]
-    provenance: Sequence[tuple[str, str]]
-    commands: Sequence[str]
+_TONES = {
+    Outcome.PREDICTED: "none",
+    Outcome.WINNER: "winner",
+    Outcome.FRONT: "winner",
+    Outcome.NOTHING_RAN: "none",
+}
 
 
 def render_html(store: Store) -> str:
     """A study as one HTML page that loads nothing."""
-    return templates().get_template("report.html.j2").render(r=build(store))
+    return render("report.html.j2", r=build(store))
 
 
 def render_markdown(store: Store) -> str:
     """A study as Markdown: the same, less the charts."""
-    return templates().get_template("report.md.j2").render(r=build(store))
+    return render("report.md.j2", r=build(store))
 
 
-@functools.cache
-def templates() -> jinja2.Environment:
-    """The page templates; HTML is escaped, Markdown tables have the filter `cell`."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data/report"),
-        autoescape=lambda name: name is not None and ".html" in name,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    env.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
-    return env
+def build(store: Store) -> dict[str, Any]:
+    """All that a page shows of a run directory, in whatever state it is; the templates only lay it out.
 
-
-def build(store: Store) -> Report:
-    """Gathers what a report shows of a run directory, in whatever state it is.
+    Returns:
+        state (finished, running, stopped or empty), verdict (the one sentence), tone (winner, default or none: how that
+        is coloured), figures (name and value of the few numbers on top), tables (lists of rows, each a text under the
+        heading of its column), charts, and lines of words.
 
     Raises:
         RunDirectoryError: If its records are damaged.
     """
-    results = store.of(TrialResult)
-    is_predicted, sesoi = store.spec.is_predicted, store.spec.measure.smallest_effect
-    state, verdict, tone = _verdict(store, results)
+    trials, wanted = trial_rows(store), store.spec.search.objectives
+    state, verdict, tone = _verdict(store, trials)
     floor = store.last(FloorResult)
-    importance = analysis.importance_frame(store)
-    interactions = analysis.interactions_frame(store)
-    ordered = sorted(results, key=rank)
-    resources = resource_charts(results)
-    wanted = store.spec.search.objectives
-    front = analysis.front_frame(store) if len(wanted) > 1 else pd.DataFrame()
-    return Report(
-        name=store.spec.name,
-        description=store.spec.description,
-        state=state,
-        verdict=verdict,
-        tone=tone,
-        figures=_figures(store, results, floor),
-        finalists=[_finalist_row(f) for f in analysis.finalists(store)],
-        objectives=[o.words for o in wanted],
-        soak=soak_lines(store),
-        nodes=node_rows(store),
-        front=front_rows(store, front),
-        front_charts=front_charts(store, front, results),
-        floor=describe_floor(floor) if floor else [],
-        screen=[line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
-        # The charts are of measurements: a model's figures stand in the table, where each is marked.
-        forest="" if is_predicted else charts.forest(forest_rows(store, ordered), band=sesoi),
-        history="" if is_predicted else history(results),
-        traces=traces(store, results),
-        effects=[effect_row(row) for row in analysis.effects_frame(store).to_dict("records")],
-        importance=charts.bars(
-            [(r["setting"], r["importance"]) for r in importance.head(20).to_dict("records")],
-            value_format=format_share,
-        ),
-        importance_method=importance["method"].iloc[0] if len(importance) else "",
-        interactions=[
-            (r["first"], r["second"], format_share(r["interaction"]))
-            for r in interactions.head(8).to_dict("records")
-            if r["interaction"] >= 0.01
-        ],
-        resources=resources,
-        pareto=[pareto_row(r) for r in analysis.pareto_frame(store).to_dict("records")] if resources else [],
-        failures=_failures(results),
-        causes=cause_lines(store),
-        trials=[trial_row(r) for r in ordered[:LONGEST_TABLE]],
-        has_energy=any(r.comparison is not None and r.comparison.energy is not None for r in results),
-        trials_left_out=max(0, len(ordered) - LONGEST_TABLE),
-        warnings=_warnings(store, results, floor),
-        provenance=_provenance(store, floor),
-        commands=_commands(store),
-    )
+    importance, interactions = analysis.importance_frame(store), analysis.interactions_frame(store)
+    ordered = sorted(trials, key=lambda r: r.rank)
+    resources = drawings.resource_charts(trials)
+    front = front_rows(store) if len(wanted) > 1 else []
+    # The charts are of measurements: a model's figures stand in the table, where each is marked.
+    drawn = [] if store.spec.is_predicted else trials
+    return {
+        "name": store.spec.name,
+        "description": store.spec.description,
+        "state": state,
+        "verdict": verdict,
+        "tone": tone,
+        "figures": _figures(store, trials, floor),
+        "finalists": tables.finalist_table(finalists(store)),
+        "objectives": ", ".join(o.words for o in wanted),
+        "soak": words.soak_lines(store),
+        "nodes": tables.node_table(store),
+        "front": tables.front_cells(front),
+        "front_charts": drawings.front_charts(store, front, trials),
+        "floor": words.describe_floor(floor) if floor else [],
+        "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
+        "forest": drawings.forest_chart(store, drawn) if drawn or floor else None,
+        "history": drawings.history_chart(drawn),
+        "traces": drawings.trace_charts(store, trials),
+        "effects": tables.effect_table(effect_rows(store)),
+        "importance": drawings.importance_chart(importance),
+        "interactions": tables.interaction_table(interactions),
+        "resources": resources,
+        "pareto": tables.pareto_table(trials) if resources else [],
+        "failures": _failures(trials),
+        "causes": words.cause_lines(store),
+        "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
+        "has_energy": tables.has_energy(trials),
+        "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
+        "warnings": words.warning_lines(store),
+        "provenance": _provenance(store, floor),
+        "commands": _commands(store),
+    }
 
 
 # ---------------------------------------------------------------------- verdict and figures
 
 
-def _verdict(store: Store, results: Sequence[TrialResult]) -> tuple[str, str, str]:
+def _verdict(store: Store, trials: Sequence[TrialRow]) -> tuple[str, str, str]:
     """State, the one sentence, and its tone."""
-    conclusion = store.last(ConclusionRecord)
-    newest = max((r.at_s for r in results), default=0.0)
-    running = is_held(store.path)
+    conclusion, running = store.last(ConclusionRecord), is_held(store.path)
+    newest = max((r.at_s for r in trials), default=0.0)
     if conclusion is not None and newest <= conclusion.at_s and not running:
-        tone = {
-            Outcome.PREDICTED: "none",
-            Outcome.WINNER: "winner",
-            Outcome.FRONT: "winner",
-            Outcome.NOTHING_RAN: "none",
-        }.get(conclusion.outcome, "default")
-        return "finished", conclusion.sentence, tone
-    session = store.last(SessionRecord)
-    asked = session.asked_trials if session else store.spec.search.trials
-    state = "running" if running else "stopped" if session else "empty"
-    if not results:
-        what = "no trial has ended yet" if session else "it was never started"
-        return state, f"nothing is known yet: {what}", "none"
-    if store.spec.is_predicted:
-        return state, f"{state} after {len(results)} of {asked} trials: {PREDICTED}", "none"
-    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
-    best = min(found, key=lambda e: e.ratio, default=None)
-    sofar = "nothing beats the default so far"
-    if best is not None and best.ratio < 1:
-        figures = f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}"
-        sofar = f"the best so far has ratio {figures}, not yet proven"
-    return state, f"{state} after {len(results)} of {asked} trials: {sofar}", "none"
+        return "finished", conclusion.sentence, _TONES.get(conclusion.outcome, "default")
+    state = "running" if running else "stopped" if store.last(SessionRecord) else "empty"
+    return state, words.describe_standing(store, state), "none"
 
 
-def _figures(store: Store, results: Sequence[TrialResult], floor: FloorResult | None) -> list[tuple[str, str]]:
-    conclusion = store.last(ConclusionRecord)
-    rows = [
-        ("trials", str(len(results))),
-        ("failed", str(sum(r.failure is not None for r in results))),
-        ("not measured twice", str(sum(r.same_as is not None for r in results))),
+def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None) -> list[tuple[str, str]]:
+    conclusion, spans = store.last(ConclusionRecord), store.of(SpanRecord)
+    rows = []
+    if conclusion is not None and conclusion.estimate is not None:
+        rows.append(("step time ratio", words.format_estimate(conclusion.estimate)))
+    rows += [
+        ("trials", str(len(trials))),
+        ("failed", str(sum(r.failure is not None for r in trials))),
+        ("not measured twice", str(sum(r.same_as is not None for r in trials))),
         ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
     ]
     if (step := next((r.prediction for r in store.of(ScreenRecord) if r.prediction), None)) is not None:
         rows.append((f"default's step, {PREDICTED}", format_seconds(step.step_s)))
         rows.append(("predicted for", f"{step.topology} {step.target}"))
-    if conclusion is not None and conclusion.estimate is not None:
-        e = conclusion.estimate
-        rows.insert(0, ("step time ratio", f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"))
     if floor is not None:
-        rows.append(("default's step", format_seconds(floor.comparison.reference_step_s)))
+        w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
+        tokens, flops = w.tokens_per_step, w.flops_per_step
+        rows.append(("default's step", format_seconds(step_s)))
         rows.append(("smallest effect found here", f"about {format_share(floor.floor.detectable)}"))
-        if floor.reference.tokens_per_step:
-            rate = floor.reference.tokens_per_step / floor.comparison.reference_step_s
-            rows.append(("default's tokens/s", format_count(rate)))
-        rows += _energy_figures(floor)
-        if floor.reference.flops_per_step:
-            rate = floor.reference.flops_per_step / floor.comparison.reference_step_s
-            rows.append(("default's model FLOP/s", format_count(rate)))
-    spans = store.of(SpanRecord)
+        rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
+        if energy is not None:
+            rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))
+            rows += [("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else []
+        rows += [("default's model FLOP/s", format_count(flops / step_s))] if flops else []
     if wall_s := sum(s.wall_s for s in spans):
         rows.append(("driver's own share", format_share(1 - sum(s.waited_s for s in spans) / wall_s)))
     return rows
 
 
-def _energy_figures(floor: FloorResult) -> list[tuple[str, str]]:
-    energy, tokens = floor.comparison.energy, floor.reference.tokens_per_step
-    if energy is None:
-        return []
-    rows = [("default's energy of a step", format_joules(energy.reference_step_j))]
-    return [*rows, ("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else rows
-
-
-def _finalist_row(f: FinalistResult) -> dict[str, str]:
-    e, c = f.estimate, f.corrected
-    return {
-        "trial": str(f.trial),
-        "stage": STAGE_WORDS.get(f.stage, f.stage),
-        "settings": str(f.settings),
-        "ratio": format_ratio(e.ratio) if e else "-",
-        "interval": format_interval(e.low, e.high) if e else "",
-        "corrected": format_interval(c.low, c.high) if c else "",
-        "processes": str(f.process_count),
-        "verdict": str(f.verdict) if f.failure is None else describe_finalist(f),
-        "style": STYLES[f.verdict] if f.failure is None else "failed",
-    }
-
-
 # ---------------------------------------------------------------------- what went wrong, where from
 
 
-def _failures(results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
     """Failures by kind, most frequent first; equal messages are shown once."""
-    failed = [r for r in results if r.failure is not None]
     found = []
-    for kind, count in Counter(str(r.failure.kind) for r in failed if r.failure).most_common():
+    for kind, count in Counter(r.failure for r in trials if r.failure is not None).most_common():
         cases: dict[str, dict[str, Any]] = {}
-        for r in failed:
-            if r.failure is None or r.failure.kind != kind:
+        for r in trials:
+            failure = r.result.failure
+            if failure is None or failure.kind != kind:
                 continue
-            fresh = {"trials": [], "settings": str(r.settings), "message": r.failure.message}
-            case = cases.setdefault(r.failure.message, fresh)
-            case["trials"].append(r.number)
-            case["log"] = r.failure.log or ""
-            case["last_lines"] = list(r.failure.last_lines)
-        found.append({"kind": kind.replace("_", " "), "count": count, "cases": list(cases.values())[:8]})
+            case = cases.setdefault(failure.message, {"trials": [], "message": failure.message})
+            case["trials"].append(r.trial)
+            case |= {"log": failure.log or "", "last_lines": failure.last_lines}
+        found.append({"kind": words.spaced(kind), "count": count, "cases": list(cases.values())[:8]})
     return found
-
-
-def _warnings(store: Store, results: Sequence[TrialResult], floor: FloorResult | None) -> list[str]:
-    """What a reader should know before believing a figure: each once."""
-    found = [r.what for r in store.of(IncidentRecord)]
-    if store.spec.is_predicted:
-        found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
-    if floor is not None:
-        found += [*floor.reference.warnings, *floor.comparison.warnings]
-        if floor.comparison.mode != "turns":
-            found.append(
-                "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
-            )
-        if not floor.floor.is_honest:
-            found.append("two equal processes differ here by more than their interval says: believe proofs only")
-        load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
-        if load and cpus and load > cpus:
-            found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
-    if store.spec.replay is not None:
-        found.append("this study was replayed from a formula: it says nothing about any machine")
-    for r in results:
-        said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
-        found += [f"trial {r.number}: {w}" for w in said]
-    for a in store.of(AblationResult):
-        found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
-    return list(dict.fromkeys(found))
 
 
 def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]]:
@@ -371,5 +213,5 @@ def _commands(store: Store) -> list[str]:
     ]
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
-    lines += [f"# {line}" for line in evidence(winner)]
+    lines += [f"# {line}" for line in words.evidence(winner)]
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

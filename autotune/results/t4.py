@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autotune.model import PREDICTED, AutotuneError, FailureKind, FloorResult, SessionRecord, TrialResult
+from autotune.model import PREDICTED, AutotuneError, FailureKind, FloorResult, SessionRecord
 from autotune.results.analysis import ABSENT, settings_frame
+from autotune.results.rows import TrialRow, trial_rows
 from autotune.results.winner import workload_name
 from autotune.rundir import Store
 
@@ -138,13 +140,12 @@ def render_t4(store: Store) -> str:
     """
     if store.spec.is_predicted:
         raise AutotuneError(f"a T4 file must hold measurements but {store.path} is {PREDICTED}")
-    results = store.of(TrialResult)
-    if not results:
+    rows = trial_rows(store)
+    if not rows:
         raise AutotuneError(f"a run must have trials to be exported but {store.path} has none yet")
-    parameters = settings_frame(store).columns
-    metadata = _metadata(store)
-    rows = (_result(store, r, list(parameters), metadata["started"]) for r in results)
-    file = T4File(metadata=metadata, results=tuple(rows))
+    names, metadata = list(settings_frame(store).columns), _metadata(store)
+    results = tuple(_result(store, row, names, metadata["started"]) for row in rows)
+    file = T4File(metadata=metadata, results=results)
     return json.dumps(json.loads(file.model_dump_json(exclude_none=True)), indent=1) + "\n"
 
 
@@ -167,40 +168,34 @@ def _metadata(store: Store) -> dict[str, Any]:
     }
 
 
-def _result(store: Store, r: TrialResult, parameters: list[str], started: str) -> Result:
-    failed, worker, found = r.failure, r.worker, r.comparison
-    steps = [t for p in store.pairs(r.directory) for t in p.candidate_s] if r.directory else []
-    ratio: float | str = found.estimate.ratio if found and failed is None else 1.0 if r.is_the_default else "none"
-    if failed is not None:
-        ratio = str(failed.kind)
-    measurements = [Measurement(name=OBJECTIVE, value=ratio)]
-    if found is not None and failed is None:
-        e = found.estimate
-        measurements += [
-            Measurement(name=f"{OBJECTIVE}_low", value=e.low),
-            Measurement(name=f"{OBJECTIVE}_high", value=e.high if math.isfinite(e.high) else "unbounded"),
-            Measurement(name="step_time", value=found.candidate_step_s * 1e3, unit="ms"),
-            Measurement(name="reference_step_time", value=found.reference_step_s * 1e3, unit="ms"),
-        ]
-    if worker is not None and worker.peak_bytes is not None:
-        measurements.append(Measurement(name="peak_memory", value=worker.peak_bytes, unit="B"))
-    if found is not None and found.energy is not None and failed is None:
-        measurements.append(Measurement(name="step_energy", value=found.energy.candidate_step_j, unit="J"))
-    invalidity = Invalidity.CORRECT if failed is None else _INVALIDITY.get(failed.kind, Invalidity.RUNTIME)
+def _result(store: Store, r: TrialRow, parameters: Sequence[str], started: str) -> Result:
+    directory, failed = r.result.directory, r.result.failure
+    steps = [t for p in store.pairs(directory) for t in p.candidate_s] if directory else []
+    ratio: float | str = str(failed.kind) if failed else "none" if math.isnan(r.ratio) else r.ratio
+    high = "unbounded" if r.high == math.inf else r.high
+    measurements = [  # NaN, which equals nothing, is left out below
+        Measurement(name=OBJECTIVE, value=ratio),
+        Measurement(name=f"{OBJECTIVE}_low", value=r.low),
+        Measurement(name=f"{OBJECTIVE}_high", value=high),
+        Measurement(name="step_time", value=r.candidate_step_s * 1e3, unit="ms"),
+        Measurement(name="reference_step_time", value=r.reference_step_s * 1e3, unit="ms"),
+        Measurement(name="peak_memory", value=r.peak_bytes, unit="B"),
+        Measurement(name="step_energy", value=r.step_j, unit="J"),
+    ]
     return Result(
         timestamp=_when(started, r.at_s),
-        configuration={name: r.settings.get(name, ABSENT) for name in parameters},
+        configuration={name: r.result.settings.get(name, ABSENT) for name in parameters},
         objectives=(OBJECTIVE,),
         times=Times(
-            compilation_time=(worker.compile_s or 0.0) * 1e3 if worker else 0.0,
+            compilation_time=0.0 if math.isnan(r.compile_s) else r.compile_s * 1e3,
             runtimes=tuple(t * 1e3 for t in steps),
             framework=max(0.0, r.duration_s - sum(steps)) * 1e3,
             search_algorithm=0.0,
             validation=0.0,
         ),
-        invalidity=invalidity,
+        invalidity=Invalidity.CORRECT if failed is None else _INVALIDITY.get(failed.kind, Invalidity.RUNTIME),
         correctness=1.0 if failed is None else 0.0,
-        measurements=tuple(measurements),
+        measurements=tuple(m for m in measurements if m.value == m.value),
     )
 
 

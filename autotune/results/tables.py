@@ -1,149 +1,275 @@
-"""The tables of a study on a terminal: every trial, and the front of a study by several objectives."""
+"""The tables of a study: on a terminal, and the rows that its report shows, each under the heading of its column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
     PREDICTED,
+    REFERENCE_NUMBER,
     TURNS,
-    Comparison,
     FinalistResult,
     FloorResult,
     Objective,
     TrialResult,
     format_bytes,
+    format_change,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
+    format_share,
 )
-from autotune.results.words import STAGE_WORDS, shorten
-from autotune.rundir import Store
-from autotune.stats import Estimate, Verdict
+from autotune.results import words
+from autotune.results.pages import Styled
+from autotune.results.rows import STYLES, EffectRow, FrontRow, TrialRow, finalists, front_rows, pareto_rows, trial_rows
+from autotune.rundir import Store, node_effects
 
-_STYLES = {
-    Verdict.FASTER: "bold green",
-    Verdict.SLOWER: "red",
-    Verdict.NO_DIFFERENCE: "dim",
-    Verdict.UNRESOLVED: "yellow",
-}
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, str]
+
+_COLOURS = {"faster": "bold green", "slower": "red", "same": "dim", "unresolved": "yellow", "failed": "magenta"}
+"""Of the classes of the style sheet, on a terminal."""
+
 _LONGEST_SETTINGS = 120
 
 
+# ---------------------------------------------------------------------- on a terminal
+
+
 def study_tables(store: Store) -> list[Table]:
-    """The table of all trials, and of a study by several objectives its front."""
-    newest = {(f.stage, f.settings): f for f in store.of(FinalistResult)}  # a study that went on judges anew
-    tables = [results_table(store.last(FloorResult), store.of(TrialResult), list(newest.values()))]
-    wanted = store.spec.search.objectives
-    if len(wanted) > 1:
-        from autotune.results.analysis import front_frame  # pandas: only where it is needed
-
-        tables.append(front_table(front_frame(store).to_dict("records"), wanted))
-    return tables
+    """The table of all trials, best first, and of a study by several objectives its front."""
+    trials, wanted = sorted(trial_rows(store), key=lambda r: r.rank), store.spec.search.objectives
+    is_predicted = any(r.result.prediction is not None for r in trials)
+    tables = [_predicted_table(trials) if is_predicted else _results_table(store, trials)]
+    return [*tables, _front_table(front_rows(store), wanted)] if len(wanted) > 1 else tables
 
 
-def results_table(
-    floor: FloorResult | None, results: Sequence[TrialResult], finalists: Sequence[FinalistResult]
-) -> Table:
-    """Every trial's ratio with interval and verdict, best first, the reference on top; energy where it is known."""
-    if any(r.prediction is not None for r in results):
-        return _predicted_table(results)
-    has_energy = any(r.comparison is not None and r.comparison.energy is not None for r in results)
-    columns = ["trial", "settings", "ratio", "95 % interval", "verdict", *(["energy of a step"] if has_energy else [])]
-    table = Table(title="step time over the default's (below 1 is faster)", title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("trial", "ratio") else "left", overflow="fold")
-    if floor is not None:
-        step = format_seconds(floor.comparison.reference_step_s)
-        energy = floor.comparison.energy
-        joules = [format_joules(energy.reference_step_j) if energy else ""] if has_energy else []
-        settings = f"(default), {step} a step; against itself:"
-        table.add_row("ref", settings, *_figures(floor.floor.estimate), "noise floor", *joules)
-    for r in sorted(results, key=_rank):
-        cells = _figures(r.comparison.estimate) if r.comparison else ("-", "")
-        joules = [_energy(r.comparison)] if has_energy else []
-        table.add_row(str(r.number), shorten(r.settings, limit=_LONGEST_SETTINGS), *cells, _verdict(r), *joules)
-    for f in finalists:
-        stage = STAGE_WORDS.get(f.stage, f.stage)
-        shown, verdict = ("-", ""), Text(f"failed ({stage})", style="magenta")
-        if f.estimate is not None and f.corrected is not None:
-            shown = (format_ratio(f.estimate.ratio), format_interval(f.corrected.low, f.corrected.high))
-            verdict = Text(f"{f.verdict} ({stage})", style=_STYLES[f.verdict])
-        number = str(f.trial) if f.trial else ""  # a recheck is of no trial
-        table.add_row(number, shorten(f.settings, limit=_LONGEST_SETTINGS), *shown, verdict)
+def _table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 
-def _predicted_table(results: Sequence[TrialResult]) -> Table:
-    """Every trial with what a model says of it, best first."""
-    steps = [r.prediction for r in results if r.prediction is not None]
-    place = f"{steps[0].topology} {steps[0].target}"
-    table = Table(title=f"{PREDICTED}: a model's step time over the default's on {place}", title_justify="left")
-    for name in ("trial", "settings", "predicted ratio", "predicted step", "exposed", "peak memory", ""):
-        table.add_column(name, justify="left" if name in ("settings", "") else "right", overflow="fold")
+def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
+    """Every trial's ratio with interval and verdict, the reference on top; energy where it is known."""
+    energy = ["energy of a step"] if has_energy(trials) else []
+    columns = ["trial", "settings", "ratio", "95 % interval", "verdict", *energy]
+    table = _table("step time over the default's (below 1 is faster)", columns, right=("trial", "ratio"))
+    if (floor := store.last(FloorResult)) is not None:
+        found, noise = floor.comparison, floor.floor.estimate
+        settings = f"(default), {format_seconds(found.reference_step_s)} a step; against itself:"
+        joules = [format_joules(found.energy.reference_step_j) if found.energy else ""] if energy else []
+        cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
+        table.add_row("ref", settings, *cells, *joules)
+    for r in trials:
+        joules = [_energy_cell(r)] if energy else []
+        table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _verdict_cell(r), *joules)
+    for f in finalists(store):
+        stage, e, c = words.STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
+        ratio, interval, said, style = "-", "", "failed", "failed"
+        if e is not None and c is not None:
+            ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
+            said, style = f.verdict, STYLES[f.verdict]
+        verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
+        number = str(f.trial) if f.trial else ""  # a recheck is of no trial
+        table.add_row(number, _cut(f), ratio, interval, verdict)
+    return table
 
-    def key(result: TrialResult) -> tuple[bool, float]:
-        return (result.prediction is None, result.prediction.ratio if result.prediction else result.number)
 
-    for r in sorted(results, key=key):
-        p = r.prediction
-        figures = ["-"] * 4
+def _predicted_table(trials: Sequence[TrialRow]) -> Table:
+    """Every trial with what a model says of it."""
+    steps = [r.result.prediction for r in trials if r.result.prediction is not None]
+    title = f"{PREDICTED}: a model's step time over the default's on {steps[0].topology} {steps[0].target}"
+    figures = ("predicted ratio", "predicted step", "exposed", "peak memory")
+    table = _table(title, ("trial", "settings", *figures, ""), right=("trial", *figures))
+    for r in trials:
+        p, cells = r.result.prediction, ["-"] * 4
         if p is not None:
-            exposed, peak = format_seconds(p.exposed_s), format_bytes(p.peak_bytes)
-            figures = [format_ratio(p.ratio), format_seconds(p.step_s), exposed, peak]
+            cells = [format_ratio(p.ratio), *map(format_seconds, (p.step_s, p.exposed_s)), format_bytes(p.peak_bytes)]
         said = Text("predicted", style="cyan")
         if r.failure is not None:
-            said = Text(str(r.failure.kind).replace("_", " "), style="magenta")
+            said = _verdict_cell(r)
         elif r.same_as is not None:
-            said = Text("same program as " + (f"trial {r.same_as}" if r.same_as else "the default"), style="dim")
-        table.add_row(str(r.number), shorten(r.settings, limit=_LONGEST_SETTINGS), *figures, said)
+            twin = "the default" if r.same_as == REFERENCE_NUMBER else f"trial {r.same_as}"
+            said = Text(f"same program as {twin}", style="dim")
+        table.add_row(str(r.trial), _cut(r.result), *cells, said)
     return table
 
 
-def front_table(rows: Sequence[Mapping[Any, Any]], wanted: Sequence[Objective]) -> Table:
-    """The sets that no other beats in all objectives, from rows of `analysis.front_frame`."""
-    table = Table(title="the front: ratios over the default's, proven sets first", title_justify="left")
-    for name in ("trial", "settings", *(o.words for o in wanted), ""):
-        table.add_column(name, justify="right" if name == "trial" else "left", overflow="fold")
-    for row in rows:
-        cells = []
-        for o in wanted:
-            low, high = row[f"{o}_low"], row[f"{o}_high"]
-            cells.append(format_ratio(row[o]) + ("" if math.isnan(low) else f" {format_interval(low, high)}"))
-        proven = Text("proven", style="bold green") if row["is_proven"] else Text("not measured again", style="dim")
-        table.add_row(str(row["trial"]), row["settings"][:_LONGEST_SETTINGS], *cells, proven)
+def _front_table(front: Sequence[FrontRow], wanted: Sequence[Objective]) -> Table:
+    """The sets that no other beats in all objectives."""
+    title = "the front: ratios over the default's, proven sets first"
+    table = _table(title, ("trial", "settings", *(o.words for o in wanted), ""), right=("trial",))
+    for row in front:
+        said = Text("proven", style="bold green") if row.is_proven else Text("not measured again", style="dim")
+        cells = [words.format_figures(*row.ends[o]) for o in wanted]
+        table.add_row(str(row.trial), row.settings[:_LONGEST_SETTINGS], *cells, said)
     return table
 
 
-def _rank(result: TrialResult) -> tuple[int, float]:
-    if result.failure is not None:
-        return (2, result.number)
-    return (0, result.comparison.estimate.ratio) if result.comparison else (1, result.number)
+def _cut(result: TrialResult | FinalistResult) -> str:
+    return words.shorten(result.settings, limit=_LONGEST_SETTINGS)
 
 
-def _figures(estimate: Estimate) -> tuple[str, str]:
-    return format_ratio(estimate.ratio), format_interval(estimate.low, estimate.high)
+def _verdict_cell(row: TrialRow) -> Text:
+    how = "" if row.verdict is None or row.mode == TURNS else f", {row.over}"
+    return Text(words.spaced(row.failure or row.verdict or row.status) + how, style=_COLOURS[row.style])
 
 
-def _verdict(result: TrialResult) -> Text:
-    if result.failure is not None:
-        return Text(str(result.failure.kind).replace("_", " "), style="magenta")
-    if result.comparison is None:
-        return Text(str(result.status).replace("_", " "), style="dim")
-    found = result.comparison
-    how = "" if found.mode == TURNS else f", {found.estimate.pair_count} sandwiches"
-    return Text(f"{found.verdict}{how}", style=_STYLES[found.verdict])
-
-
-def _energy(found: Comparison | None) -> str:
-    if found is None or found.energy is None:
+def _energy_cell(row: TrialRow) -> str:
+    if math.isnan(row.step_j):
         return ""
-    e = found.energy
-    interval = format_interval(e.estimate.low, e.estimate.high)
-    return f"{format_joules(e.candidate_step_j)}, {format_ratio(e.estimate.ratio)} {interval}"
+    return f"{format_joules(row.step_j)}, {words.format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
+
+
+# ---------------------------------------------------------------------- in a report
+
+
+def has_energy(trials: Sequence[TrialRow]) -> bool:
+    """Whether any trial's energy is known: else no table has a column for it."""
+    return any(not math.isnan(r.step_j) for r in trials)
+
+
+def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
+    """Every trial; a model's figures carry their mark in the cell."""
+    energy = has_energy(trials)
+    return [_trial_cells(r, has_energy=energy) for r in trials]
+
+
+def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
+    verdict = r.verdict if r.verdict and r.failure is None else words.describe_trial(r.result)
+    row = {
+        "trial": str(r.trial),
+        "settings": r.settings,
+        "by": r.origin,
+        "ratio": _ratio_cell(r),
+        "interval": _interval_cell(r),
+        "verdict": Styled(verdict, r.style),
+        "over": r.over,
+        "step": format_seconds(r.candidate_step_s),
+        "compile": format_seconds(r.compile_s),
+        "memory": format_bytes(r.peak_bytes),
+        **({"energy": format_joules(r.step_j)} if has_energy else {}),
+    }
+    if (p := r.result.prediction) is not None and r.failure is None:
+        row |= {
+            "ratio": f"{format_ratio(p.ratio)} (predicted)",
+            "verdict": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
+            "step": f"{format_seconds(p.step_s)} (predicted)",
+            "compile": format_seconds(p.compile_s),
+            "memory": format_bytes(p.peak_bytes),
+        }
+    return row
+
+
+def _ratio_cell(row: TrialRow) -> str:
+    return format_ratio(row.ratio) if row.is_measured else "-"
+
+
+def _interval_cell(row: TrialRow) -> str:
+    return format_interval(row.low, row.high) if row.is_measured else ""
+
+
+def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
+    """Every finalist, in each stage; the corrected interval decides."""
+    rows = []
+    for f in found:
+        e, c = f.estimate, f.corrected
+        verdict = Styled(str(f.verdict), STYLES[f.verdict])
+        rows.append(
+            {
+                "trial": str(f.trial),
+                "verdict": verdict if f.failure is None else Styled(words.describe_finalist(f), "failed"),
+                "ratio": format_ratio(e.ratio) if e else "-",
+                "corrected interval": format_interval(c.low, c.high) if c else "",
+                "settings": str(f.settings),
+                "stage": words.STAGE_WORDS.get(f.stage, f.stage),
+                "95 % interval": format_interval(e.low, e.high) if e else "",
+                "process pairs": str(f.process_count),
+            }
+        )
+    return rows
+
+
+def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
+    """Every value of every setting with the best evidence of what it does."""
+    rows = []
+    for r in effects:
+        style = "faster" if r.high < 1 else "slower" if r.low > 1 else "same"
+        is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
+        rows.append(
+            {
+                "setting": f"{r.setting}={r.value}",
+                "ratio": Styled(format_ratio(r.ratio), style),
+                "interval": format_interval(r.low, r.high) if has_interval else "",
+                "change": format_change(r.ratio) if is_known and r.ratio != 1.0 else "",
+                "seen": r.how,
+                "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
+                "": r.reason or ("changes nothing in the program" if r.is_dead else ""),
+            }
+        )
+    return rows
+
+
+def front_cells(front: Sequence[FrontRow]) -> list[Row]:
+    """Every set of the front with all objectives."""
+    return [
+        {
+            "trial": str(row.trial),
+            **{o.words: words.format_figures(*ends) for o, ends in row.ends.items()},
+            "settings": row.settings,
+            "": Styled("proven", "faster") if row.is_proven else Styled("not measured again", "unresolved"),
+        }
+        for row in front
+    ]
+
+
+def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:
+    """The trials that no other beats in all that they cost."""
+    energy = has_energy(trials)
+    return [
+        {
+            "trial": str(r.trial),
+            "ratio": format_ratio(r.ratio),
+            "peak memory": format_bytes(r.peak_bytes),
+            "compile": format_seconds(r.compile_s),
+            **({"energy ratio": format_ratio(r.energy_ratio)} if energy else {}),
+            "settings": r.settings,
+        }
+        for r in pareto_rows(trials)
+    ]
+
+
+def node_table(store: Store) -> list[Row]:
+    """The reference on each node of a study by several workers, slowest first."""
+    trials = store.of(TrialResult)
+    return [
+        {
+            "worker": n.worker,
+            "host": n.host,
+            "step": format_seconds(n.step_s),
+            "over the median node's": format_ratio(n.ratio),
+            "80 % of its measurements": format_interval(n.low, n.high),
+            "trials": str(sum(t.by == n.worker for t in trials)),
+            "": Styled("slow" if n.is_slow else "", "slower"),
+        }
+        for n in node_effects(store.of(FloorResult), trials)
+    ]
+
+
+def interaction_table(interactions: pd.DataFrame) -> list[Row]:
+    """The strongest pairs of settings that do not simply add up, from `analysis.interactions_frame`."""
+    strongest = interactions[interactions["interaction"] >= 0.01].head(8)
+    return [
+        {"settings": r["first"], "and": r["second"], "explain together": format_share(r["interaction"])}
+        for r in strongest.to_dict("records")
+    ]

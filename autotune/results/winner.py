@@ -30,10 +30,6 @@ from autotune.model import (
     Settings,
     StudySpec,
     describe_member,
-    format_change,
-    format_interval,
-    format_ratio,
-    format_seconds,
 )
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -71,6 +67,13 @@ class Conditions(Record):
     cpu: str | None = None
     cpus_usable: int | None = None
     workload: str | None = None
+
+    @property
+    def gpu(self) -> str:
+        """Name of the device, or of the processor where the workload ran on that."""
+        if self.platform == "cpu" and self.device_kind == "cpu":
+            return self.cpu or "unknown CPU"
+        return str(self.device_kind)
 
 
 class Winner(Record):
@@ -155,12 +158,8 @@ def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
     return conclusion
 
 
-def favourite(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that predicts, if its model favours a set.
-
-    Raises:
-        AutotuneError: If the run is not finished, or the model favours the default.
-    """
+def _favourite(store: Store) -> ConclusionRecord:
+    """The conclusion of a run that predicts, if its model favours a set."""
     conclusion = store.last(ConclusionRecord)
     if conclusion is None or not conclusion.settings:
         said = conclusion.sentence if conclusion else "it has not ended"
@@ -177,7 +176,9 @@ def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None)
             "a front without a set that is faster than the default has none that stands for it: choose one by what it "
             f"saves ({names}); {conclusion.sentence}"
         )
-    chosen = _member(store, conclusion.trial if trial is None else trial)
+    wanted = conclusion.trial if trial is None else trial
+    # What fresh processes said last of it.
+    chosen = next((f for f in reversed(store.of(FinalistResult)) if (f.stage, f.trial) == ("confirm", wanted)), None)
     if chosen is None or chosen.trial not in members:
         raise AutotuneError(
             f"only a set of the proven front is exported but trial {trial} of {store.path} is not one; try {names}"
@@ -185,12 +186,6 @@ def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None)
     sentence = describe_member(chosen, store.spec.search.objectives)
     update = {"settings": chosen.settings, "trial": chosen.trial, "estimate": chosen.corrected, "sentence": sentence}
     return conclusion.model_copy(update=update)
-
-
-def _member(store: Store, trial: int | None) -> FinalistResult | None:
-    """What fresh processes said last of a set of the front."""
-    found = [f for f in store.of(FinalistResult) if f.stage == "confirm" and f.trial == trial]
-    return found[-1] if found else None
 
 
 def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = False) -> Winner:
@@ -205,7 +200,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
         AutotuneError: If it has none.
     """
     is_predicted = even_predicted and store.spec.is_predicted
-    conclusion = favourite(store) if is_predicted else proven_winner(store, trial)
+    conclusion = _favourite(store) if is_predicted else proven_winner(store, trial)
     assert conclusion.settings is not None
     of_front = conclusion.outcome is Outcome.FRONT
     floor, facts, spec = store.last(FloorResult), conclusion.provenance, store.spec
@@ -362,47 +357,3 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
             continue
         found.append(Difference(field=field, proven=str(wanted), here="none" if got is None else str(got)))
     return found
-
-
-# ---------------------------------------------------------------------- words
-
-
-def evidence(winner: Winner) -> list[str]:
-    """What was proven, where, with what and when, one fact a line."""
-    c, estimate = winner.conditions, winner.estimate
-    lines = [f"autotune study {winner.study}, {winner.ended}"]
-    if winner.is_predicted:
-        lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
-    if estimate is not None:
-        lines.append(
-            f"step time over the default's: {format_ratio(estimate.ratio)} "
-            f"{format_interval(estimate.low, estimate.high)} ({format_change(estimate.ratio)}, "
-            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
-        )
-    for objective, e in (winner.others or {}).items():
-        lines.append(f"{objective.words} over the default's: {format_ratio(e.ratio)} {format_interval(e.low, e.high)}")
-    if winner.step_s is not None:
-        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    if c.driver_major is not None:
-        lines.append(f"NVIDIA driver: {c.driver_major}.x")
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
-    lines.append(f"machine: {winner.machine}")
-    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
-    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
-    lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
-        + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
-        + " (autotune recheck)"
-    )
-    return [one_line(line) for line in lines]
-
-
-def one_line(text: str) -> str:
-    """Text that cannot end a comment line."""
-    return "".join(c if c.isprintable() else " " for c in text)

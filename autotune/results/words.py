@@ -1,22 +1,28 @@
-"""How results read: the one place where records become words, for the live view, tables, reports and notebooks."""
+"""How results read: the one place where records become sentences, in the order in which a study makes them.
+
+For the live view, tables, reports, notebooks and exported files. What compiling alone found is in `screen_words`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from typing import TYPE_CHECKING
 
-from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport
 from autotune.model import (
     PREDICTED,
     TURNS,
+    AblationResult,
+    BlameRecord,
     ConclusionRecord,
-    FailureKind,
+    Failure,
     FinalistResult,
     FlagSet,
     FloorResult,
+    IncidentRecord,
     Outcome,
     PredictedStep,
     ScreenRecord,
+    SessionRecord,
     SoakRecord,
     TrialResult,
     TrialStatus,
@@ -30,6 +36,9 @@ from autotune.model import (
 )
 from autotune.rundir import Store
 from autotune.stats import Estimate
+
+if TYPE_CHECKING:
+    from autotune.results.winner import Winner
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -46,8 +55,28 @@ def shorten(settings: FlagSet, *, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def spaced(name: str) -> str:
+    """A name of a record in words: ``out of memory``."""
+    return name.replace("_", " ")
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """A ratio with its interval: ``0.950 [0.940, 0.960]``."""
+    return format_figures(estimate.ratio, estimate.low, estimate.high)
+
+
+def format_figures(ratio: float, low: float, high: float) -> str:
+    """A ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or ``0.950``."""
+    return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
+
+
+# ---------------------------------------------------------------------- before the first trial
+
+
 def describe_begin(store: Store) -> list[str]:
     """What was found before the first trial: the noise floor, or what a model says of the reference; the screen."""
+    from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
+
     floor, lines = store.last(FloorResult), []
     if floor is not None:
         lines += describe_floor(floor)
@@ -90,10 +119,13 @@ def describe_floor(result: FloorResult) -> list[str]:
     return lines
 
 
+# ---------------------------------------------------------------------- trials
+
+
 def describe_trial(result: TrialResult) -> str:
     """A trial's result in words."""
     if result.failure is not None:
-        return f"{_words(result.failure.kind)} in phase {result.failure.phase}: {result.failure.message}"[:300]
+        return _describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
         return "the same program as the default: changes nothing here"
     suffix = ""
@@ -103,9 +135,13 @@ def describe_trial(result: TrialResult) -> str:
     if result.prediction is not None:
         return f"{describe_prediction(result.prediction)}{suffix.replace(', not measured again', '')}"
     if result.comparison is None:
-        return f"{str(result.status).replace('_', ' ')}: no number{suffix}"
+        return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
     return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
+
+
+def _describe_failure(failure: Failure, where: str) -> str:
+    return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
 
 
 def describe_prediction(step: PredictedStep) -> str:
@@ -128,10 +164,13 @@ def describe_energy(result: TrialResult) -> str:
     )
 
 
+# ---------------------------------------------------------------------- proof
+
+
 def describe_finalist(result: FinalistResult) -> str:
     """A finalist's verdict in words."""
     if result.failure is not None:
-        return f"{_words(result.failure.kind)} in a fresh process: {result.failure.message}"[:300]
+        return _describe_failure(result.failure, "in a fresh process")
     if result.estimate is None or result.corrected is None:
         return "no number"
     others = "".join(f"; {o.words} {format_estimate(e)}" for o, e in (result.others or {}).items())
@@ -139,20 +178,6 @@ def describe_finalist(result: FinalistResult) -> str:
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
         f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}{others}"
     )
-
-
-def _words(kind: FailureKind) -> str:
-    return str(kind).replace("_", " ")
-
-
-def format_estimate(estimate: Estimate) -> str:
-    """A ratio with its interval: ``0.950 [0.940, 0.960]``."""
-    return f"{format_ratio(estimate.ratio)} {format_interval(estimate.low, estimate.high)}"
-
-
-def conclusion_style(conclusion: ConclusionRecord) -> str:
-    """How the one sentence is coloured."""
-    return "bold green" if conclusion.outcome is Outcome.WINNER else "bold"
 
 
 SOAK_SLOWER = 1.1
@@ -163,137 +188,121 @@ def describe_soak(record: SoakRecord) -> str:
     """A soak in words."""
     if record.failure is not None:
         after = f"after {record.step_count} steps" if record.step_count else "at its start"
-        return f"failed {after}: {str(record.failure.kind).replace('_', ' ')}: {record.failure.message}"
+        return f"failed {after}: {spaced(record.failure.kind)}: {record.failure.message}"
     slower = ""
     if record.drift is not None and record.drift > SOAK_SLOWER:
         slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
     return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}"
 
 
-def describe_screen(report: ScreenReport) -> list[str]:
-    """A report in a few lines."""
-    place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
-    counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
-    lines = [f"screen for {place}: {counts}"]
-    if dead := report.of_effect(Effect.DEAD):
-        lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
-    lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
-    lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]
-    peak, limit = report.reference.peak_bytes, report.limit_bytes
-    if peak is not None and limit:
-        lines.append(f"the reference takes {format_bytes(peak)}, {format_share(peak / limit)} of {format_bytes(limit)}")
-    if report.skipped:
-        lines.append(f"not screened, for the time was up: {', '.join(report.skipped)}")
-    return lines
+def soak_lines(store: Store) -> list[str]:
+    """What became of the winner's long runs."""
+    return [f"soak of {s.settings}: {describe_soak(s)}" for s in store.of(SoakRecord)]
 
 
-_EFFECTS = {
-    Effect.LIVE: "settings change the program",
-    Effect.DEAD: "do not",
-    Effect.MEASURE: "only a measurement can judge",
-    Effect.FAILS: "do not compile",
-}
-
-
-def describe_screen_record(record: ScreenRecord) -> list[str]:
-    """A screen's record in a few lines."""
-    if record.report is None:
-        return [f"not screened: {record.reason}"] if record.reason else []
-    return describe_screen(ScreenReport.model_validate(record.report))
-
-
-def held_lines(held: PredictionCheck) -> Iterator[str]:
-    """What the predictions were calibrated by, and how far they may be trusted."""
-    c, a = held.calibration, held.agreement
-    yield (
-        f"calibrated by {c.source}: kernels x {c.compute_scale:.3g}, exposed communication x {c.exposed_scale:.3g}, "
-        f"gaps x {c.idle_scale:.3g}"
-        + (f"; median error of programs left out {format_share(a.error)}" if a.error is not None else "")
-    )
-    if a.spearman is None or a.low is None or a.high is None or a.kendall is None:
-        yield f"no rank correlation can be given: {a.count} programs that differ are too few"
-    else:
-        yield (
-            f"rank correlation of predicted with measured over {a.count} programs: Spearman {a.spearman:.2f} "
-            f"[{a.low:.2f}, {a.high:.2f}], Kendall {a.kendall:.2f}"
-        )
-
-
-def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A table of predicted steps."""
-    first = rows[0].get("step_s")
-    for row in rows:
-        name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
-        if "failure" in row:
-            yield f"{name}: does not compile: {row['failure']}"
-            continue
-        against = f", {format_change(row['step_s'] / first)}" if first and row is not rows[0] else ""
-        mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
-        yield (
-            f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
-            f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
-            f"idle {format_seconds(row['idle_s'])}{mfu})"
-        )
-    yield PREDICTED
-
-
-def screen_lines(report: ScreenReport) -> list[str]:
-    """The report in words."""
-    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
-    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}"]
-    peak, limit = report.reference.peak_bytes, report.limit_bytes
-    if peak is not None:
-        share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""
-        verdict = "" if report.reference.fits is not False else ": DOES NOT FIT"
-        lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
-    titles = {
-        Effect.LIVE: "live: these change the program",
-        Effect.DEAD: "dead here: no value changes the program, alone or among the live ones",
-        Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
-        Effect.FAILS: "do not compile",
-    }
-    for effect, title in titles.items():
-        members = report.of_effect(effect)
-        if members:
-            lines += ["", f"{title} ({len(members)})"]
-            lines += [line for member in members for line in _setting_lines(member)]
-    if report.sets:
-        lines += ["", f"sets ({len(report.sets)})", *_set_lines(report)]
-    lines += [
-        "",
-        f"{report.compiled_count} compiled in {format_seconds(report.duration_s)}, "
-        f"{report.cached_count} taken from the cache",
+def cause_lines(store: Store) -> list[str]:
+    """The smallest parts of sets that crashed or hung, as far as they were found."""
+    return [
+        f"trial {b.trial}: the {'cause' if b.is_minimal else 'smallest failing part found'} of the "
+        f"{spaced(b.failure_kind)} is {b.smallest} ({b.starts} starts to find it)"
+        for b in store.of(BlameRecord)
     ]
-    return lines
 
 
-def _setting_lines(setting: SettingReport) -> list[str]:
-
-    if setting.effect in (Effect.DEAD, Effect.MEASURE):
-        return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
-    lines = [f"  {setting.name}" + (" (only together with others)" if setting.together else "")]
-    for value in setting.values:
-        if value.message:
-            lines.append(f"    {value.value}: {value.message}")
-        elif not value.is_live:
-            lines.append(f"    {value.value}: same program")
-        else:
-            fit = " DOES NOT FIT;" if value.fits is False else ""
-            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:6])}")
-    return lines
+# ---------------------------------------------------------------------- the whole study
 
 
-def _set_lines(report: ScreenReport) -> list[str]:
-    lines = []
-    for found in report.sets:
-        if found.message:
-            said = f"does not compile: {found.message}"
-        elif found.same_as is not None:
-            said = f"same program as {found.same_as}"
-        else:
-            said = "; ".join(found.changes[:6]) or "same program as reference"
-        if found.fits is False:
-            said = f"DOES NOT FIT; {said}"
-        rest = f" (to be measured: {', '.join(found.to_measure)})" if found.to_measure else ""
-        lines.append(f"  {found.name}: {said}{rest}")
-    return lines
+def describe_standing(store: Store, state: str) -> str:
+    """The one sentence of a study that has not ended: how far it is, and the best so far.
+
+    Args:
+        store: The run directory.
+        state: running, stopped or empty.
+    """
+    results, session = store.of(TrialResult), store.last(SessionRecord)
+    if not results:
+        return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
+    so_far = PREDICTED
+    if not store.spec.is_predicted:
+        found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+        best = min(found, key=lambda e: e.ratio, default=None)
+        so_far = "nothing beats the default so far"
+        if best is not None and best.ratio < 1:
+            so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
+    asked = session.asked_trials if session else store.spec.search.trials
+    return f"{state} after {len(results)} of {asked} trials: {so_far}"
+
+
+def conclusion_style(conclusion: ConclusionRecord) -> str:
+    """How the one sentence is coloured."""
+    return "bold green" if conclusion.outcome is Outcome.WINNER else "bold"
+
+
+def warning_lines(store: Store) -> list[str]:
+    """What a reader should know before believing a figure: each once."""
+    floor = store.last(FloorResult)
+    found = [r.what for r in store.of(IncidentRecord)]
+    if store.spec.is_predicted:
+        found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
+    if floor is not None:
+        found += [*floor.reference.warnings, *floor.comparison.warnings]
+        if floor.comparison.mode != TURNS:
+            found.append(
+                "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
+            )
+        if not floor.floor.is_honest:
+            found.append("two equal processes differ here by more than their interval says: believe proofs only")
+        load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
+        if load and cpus and load > cpus:
+            found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
+    if store.spec.replay is not None:
+        found.append("this study was replayed from a formula: it says nothing about any machine")
+    for r in store.of(TrialResult):
+        said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
+        found += [f"trial {r.number}: {w}" for w in said]
+    for a in store.of(AblationResult):
+        found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
+    return list(dict.fromkeys(found))
+
+
+# ---------------------------------------------------------------------- a winner that is handed on
+
+
+def evidence(winner: Winner) -> list[str]:
+    """What was proven, where, with what and when, one fact a line."""
+    c, estimate = winner.conditions, winner.estimate
+    lines = [f"autotune study {winner.study}, {winner.ended}"]
+    if winner.is_predicted:
+        lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
+    if estimate is not None:
+        lines.append(
+            f"step time over the default's: {format_estimate(estimate)} ({format_change(estimate.ratio)}, "
+            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
+        )
+    for objective, e in (winner.others or {}).items():
+        lines.append(f"{objective.words} over the default's: {format_estimate(e)}")
+    if winner.step_s is not None:
+        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
+    lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
+    if c.driver_major is not None:
+        lines.append(f"NVIDIA driver: {c.driver_major}.x")
+    if c.device_kind is not None:
+        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
+        lines.append(
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
+        )
+    lines.append(f"machine: {winner.machine}")
+    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
+    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
+    lines.append(
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
+        + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
+        + " (autotune recheck)"
+    )
+    return [one_line(line) for line in lines]
+
+
+def one_line(text: str) -> str:
+    """Text that cannot end a comment line."""
+    return "".join(c if c.isprintable() else " " for c in text)

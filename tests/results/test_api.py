@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 import autotune
+from autotune import results
 from autotune.model.errors import AutotuneError, RunDirectoryError
+from autotune.results.report import render_html
 from autotune.rundir.store import Store
 from tests.runs import replay_study
 
@@ -23,11 +26,28 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_loading_and_comparing_do_not_need_jax_or_a_plotting_library() -> None:
-    heavy = "[m for m in ('jax', 'matplotlib') if m in sys.modules]"
-    code = f"import sys, autotune; autotune.load, autotune.compare; print({heavy})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+@pytest.mark.parametrize("face", ["autotune.results", "autotune.results.words, autotune.results.winner"])
+def test_what_a_driver_needs_of_results_brings_no_page_table_or_frame(face: str) -> None:
+    heavy = "[m for m in ('pandas', 'jinja2', 'rich', 'scipy', 'jax') if m in sys.modules]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {face}; print({heavy})"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
     assert done.stdout == "[]\n"
+
+
+def test_loading_and_comparing_do_not_need_jax() -> None:
+    code = "import sys, autotune; autotune.load, autotune.compare; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+def test_every_name_of_the_face_is_there() -> None:
+    for names in results._LATER.values():
+        for name in names:
+            assert callable(getattr(results, name))
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = results.lode
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -56,6 +76,8 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     s = autotune.load(tmp_path)
     assert s.winner is None
     assert s.verdict == "not ended yet"
+    assert s.plot.history()._repr_html_() == "<p>nothing to draw yet</p>"
+    assert ElementTree.fromstring(s.plot.importance().picture).tag.endswith("svg")
     assert s.trials.empty
 
 
@@ -64,22 +86,36 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         autotune.load(tmp_path)
 
 
-def test_plots_draw_what_the_frames_hold(finished: Store) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="plots need Matplotlib")
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> None:
     s = autotune.load(finished.path)
     shown = s.trials[s.trials["ratio"].notna() & s.trials["failure"].isna()]
-    ax = s.plot.forest()
-    assert len(ax.get_yticks()) == len(shown)
-    assert np.max(np.asarray(ax.lines[-1].get_xdata(), dtype=float)) == shown["ratio"].max()
-    assert len(s.plot.forest(most=3).get_yticks()) == 3
+    forest = s.plot.forest()
+    drawn = set(map(int, re.findall(r"<title>trial (\d+):", forest.svg)))
+    assert drawn == set(shown["trial"])
+    best = set(map(int, re.findall(r"<title>trial (\d+):", s.plot.forest(most=3).svg)))
+    assert best <= set(shown.sort_values("ratio")["trial"].head(4))
+    assert len(best) == 3
     measured = int(s.trials.query("status == 'measured'")["trial"].iloc[0])
-    drawn = s.plot.steps(measured).lines
-    assert sum(np.size(x.get_xdata()) for x in drawn) == len(s.steps.query("stage == 'trial' and trial == @measured"))
-    assert s.plot.history().lines
-    assert s.plot.importance().patches
+    dots = s.plot.steps(measured).svg.count("h0")
+    assert dots == len(s.steps.query("stage == 'trial' and trial == @measured"))
+    assert s.plot.steps().svg.count("h0") == len(s.steps.query("stage == 'floor'"))
+    assert 'class="best"' in s.plot.history().svg
+    assert s.plot.history().svg.count("<title>") == len(s.trials)
+    assert s.plot.importance().svg.count('class="column"') == len(s.importance())
     with pytest.raises(AutotuneError, match="99 has none"):
         s.plot.steps(99)
-    plt.close("all")
+
+
+def test_a_chart_is_a_picture_of_its_own_and_the_one_of_the_report(finished: Store, tmp_path: Path) -> None:
+    s = autotune.load(finished.path)
+    chart = s.plot.forest(most=400)
+    assert chart.svg in render_html(finished)
+    chart.save(tmp_path / "forest.svg")
+    root = ElementTree.parse(tmp_path / "forest.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert chart._repr_html_() == (tmp_path / "forest.svg").read_text()
+    # On a notebook's page nothing else takes its colours.
+    style = root[0].text or ""
+    selectors = re.findall(r"^\s*([^{}@\n]+) \{", style, re.MULTILINE)
+    assert selectors
+    assert {part.split()[0] for part in selectors} == {"svg.autotune"}

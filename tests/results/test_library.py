@@ -115,7 +115,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert store.of(TrialResult) == []
     assert len(store.of(FloorResult)) == 1
     assert winner_of(store).settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
-    assert build(store).finalists[0]["stage"] == "recheck"
+    assert build(store)["finalists"][0]["stage"] == "recheck"
 
 
 @pytest.mark.parametrize(

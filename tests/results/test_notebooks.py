@@ -21,13 +21,15 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
     pytest.importorskip("ipykernel", reason="notebooks need ipykernel")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUDIES.parent), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(STUDIES)}})
     client.execute()
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
     assert not [o for o in outputs if o.output_type == "error"]
     assert len(outputs) >= 5
+    # What a cell draws ends up on the page: the charts of the report, each with its colours in it.
+    drawn = [o for o in outputs if "<svg " in "".join(o.get("data", {}).get("text/html", ""))]
+    assert len(drawn) == sum(".plot." in cell.source for cell in notebook.cells)
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.ipynb")), ids=lambda p: p.stem)

@@ -95,7 +95,7 @@ def test_an_empty_study(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
     store.close()
     assert "nothing is known yet: it was never started" in checked(store).text
-    assert build(store).state == "empty"
+    assert build(store)["state"] == "empty"
     assert "never started" in render_markdown(store)
 
 
@@ -104,10 +104,10 @@ def test_a_running_study(finished: Store, tmp_path: Path) -> None:
     for r in finished.records()[:8]:
         store.append(r)
     report = build(Store.open(tmp_path))
-    assert report.state == "running"
+    assert report["state"] == "running"
     assert "not yet proven" in checked(store).text
     store.close()
-    assert build(Store.open(tmp_path)).state == "stopped"
+    assert build(Store.open(tmp_path))["state"] == "stopped"
 
 
 def test_a_study_in_which_everything_failed(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
     command = ("/usr/bin/autotune", "run", "my study.toml", "--seed", "7")
     store.append(SessionRecord(started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command))
     store.close()
-    assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store).commands
+    assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store)["commands"]
 
 
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Sto
     doubtful = Measured(comparison=measured.outcome.comparison.model_copy(update=warned))
     store.append(measured.model_copy(update={"outcome": doubtful}))
     store.close()
-    assert f"trial {measured.number}: GPU 3 was held back by heat in 2 of 5 looks" in build(store).warnings
+    assert f"trial {measured.number}: GPU 3 was held back by heat in 2 of 5 looks" in build(store)["warnings"]
 
 
 def big_study(folder: Path, source: Store, trials: int) -> Store:
@@ -192,7 +192,7 @@ def test_a_thousand_trials_stay_one_readable_page(finished: Store, tmp_path: Pat
 
 def test_verdicts_have_shapes_of_their_own() -> None:
     rows = [
-        charts.Interval(label=s, detail=s, ratio=1.0 + i / 100, low=0.9, high=1.1, style=s)
+        charts.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
         for i, s in enumerate(("faster", "slower", "unresolved"))
     ]
     svg = charts.forest(rows, band=0.005)
@@ -201,7 +201,7 @@ def test_verdicts_have_shapes_of_their_own() -> None:
 
 
 def test_forest_axis_is_logarithmic_and_labelled() -> None:
-    rows = [charts.Interval(label="x", detail="x", ratio=1.0, low=0.5, high=2.0, style="same")]
+    rows = [charts.Mark(label="x", detail="x", x=1.0, x_ends=(0.5, 2.0), style="same")]
     svg = charts.forest(rows, band=0.005)
     bar = re.search(r'class="bar same" d="M([\d.]+) [\d.]+L([\d.]+)', svg)
     mark = re.search(r'cx="([\d.]+)"', svg)
@@ -213,8 +213,8 @@ def test_forest_axis_is_logarithmic_and_labelled() -> None:
 
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
-        charts.Interval(label="a", detail="a", ratio=0.9, low=0.0, high=float("inf"), style="unresolved"),
-        charts.Interval(label="b", detail="b", ratio=1.0, low=0.99, high=1.01, style="same"),
+        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="unresolved"),
+        charts.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
     ]
     svg = charts.forest(rows, band=0.005)
     assert "nan" not in svg
@@ -253,7 +253,7 @@ def test_the_page_in_a_browser_is_no_wider_than_its_window(finished: Store, tmp_
 
 
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
-    stages = {f["stage"] for f in build(finished).finalists}
+    stages = {f["stage"] for f in build(finished)["finalists"]}
     assert stages == {"fresh processes", "final proof"}
 
 
@@ -271,10 +271,11 @@ def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
     lines = "".join(f.model_dump_json(exclude_none=True) + "\n" for f in (floor.model_copy(update={"by": "n1"}), third))
     (store.path / "records" / "n1.jsonl").write_text(lines)
     (store.path / "records" / "n2.jsonl").write_text(slow.model_dump_json(exclude_none=True) + "\n")
-    report = build(Store.open(store.path))
-    assert [(n["worker"], n["state"]) for n in report.nodes] == [("n2", "slow"), ("n1", ""), ("n3", "")]
-    assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report.soak)
-    assert any("the cause of the crash is xla_b=2 (" in line for line in report.causes)
+    store = Store.open(store.path)
+    report = build(store)
+    assert [(n["worker"], n[""]) for n in report["nodes"]] == [("n2", "slow"), ("n1", ""), ("n3", "")]
+    assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report["soak"])
+    assert any("the cause of the crash is xla_b=2 (" in line for line in report["causes"])
     for page in (render_html(store), render_markdown(store)):
         assert "soak of xla_a=1" in page
         assert "the cause of the crash is xla_b=2" in page

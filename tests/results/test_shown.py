@@ -91,8 +91,8 @@ def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
     assert any("in sandwiches of fresh runs" in line for line in describe_floor(floor))
     assert "faster, 3 sandwiches" in terminal(alone)
     assert "sandwich" not in terminal(metered)
-    measured = {row["measured"] for row in build(alone).trials}
+    measured = {row["over"] for row in build(alone)["trials"]}
     assert "3 sandwiches" in measured
-    assert all(not m or m.endswith(" pairs") for m in {row["measured"] for row in build(metered).trials})
-    assert any("intervals are over sandwiches" in w for w in build(alone).warnings)
+    assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
+    assert any("intervals are over sandwiches" in w for w in build(alone)["warnings"])
     assert set(analysis.trials_frame(alone)["mode"].dropna()) == {"sandwich"}

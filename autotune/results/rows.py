@@ -1,0 +1,293 @@
+"""What was found as typed rows: one a trial, one a setting and value, one a set of the front.
+
+Tables, reports, frames, comparisons, charts and exchanged files take their columns from here. Times are in seconds,
+sizes in bytes, ratios are candidate over reference (below 1 is faster); a number that is not known is NaN, a text None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from autotune.model import (
+    TURNS,
+    AblationResult,
+    FinalistResult,
+    FlagSet,
+    FloorResult,
+    Objective,
+    TrialResult,
+    TrialStatus,
+    front_estimates,
+    front_points,
+    proven_front,
+)
+from autotune.rundir import Store
+from autotune.stats import Estimate, Verdict
+
+STYLES = {
+    Verdict.FASTER: "faster",
+    Verdict.SLOWER: "slower",
+    Verdict.NO_DIFFERENCE: "same",
+    Verdict.UNRESOLVED: "unresolved",
+}
+"""Classes of the style sheet."""
+
+Ends = tuple[float, float, float]
+"""A ratio with the lower and the upper end of its interval, NaN where it has none."""
+
+_NO_ENDS = (math.nan, math.nan, math.nan)
+_RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
+
+
+def _at(path: str, missing: float | None = math.nan) -> Any:
+    """A column that is found at `path` in a trial's record; `missing` stands where a part on the way is not there."""
+    return field(metadata={"path": path, "missing": missing})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One trial; a twin of an earlier program has that program's figures and names it in `same_as`.
+
+    Attributes:
+        result: The record that it is made of; not a column.
+        ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
+        step_j: Energy of a step of the candidate, joules.
+        by: The worker, where several share the study.
+        predicted_ratio: A model's; then nothing in the other columns is of a step.
+    """
+
+    result: TrialResult
+    trial: int = _at("number", None)
+    origin: str = _at("origin")
+    status: str = _at("status")
+    verdict: str | None = _at("comparison.verdict", None)
+    ratio: float = _at("comparison.estimate.ratio")
+    low: float = _at("comparison.estimate.low")
+    high: float = _at("comparison.estimate.high")
+    pair_count: int = _at("comparison.estimate.pair_count", 0)
+    reference_step_s: float = _at("comparison.reference_step_s")
+    candidate_step_s: float = _at("comparison.candidate_step_s")
+    tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
+    compile_s: float = _at("worker.compile_s")
+    start_s: float = _at("worker.start_s")
+    peak_bytes: float = _at("worker.peak_bytes")
+    mode: str | None = _at("comparison.mode", None)
+    step_j: float = _at("comparison.energy.candidate_step_j")
+    energy_ratio: float = _at("comparison.energy.estimate.ratio")
+    energy_low: float = _at("comparison.energy.estimate.low")
+    energy_high: float = _at("comparison.energy.estimate.high")
+    tokens_per_j: float = _at("tokens_per_j")
+    failure: str | None = _at("failure.kind", None)
+    message: str | None = _at("failure.message", None)
+    same_as: int | None = _at("same_as", None)
+    duration_s: float = _at("duration_s")
+    at_s: float = _at("at_s")
+    by: str | None = _at("by", None)
+    settings: str = _at("settings")
+    predicted_ratio: float = _at("prediction.ratio")
+    predicted_step_s: float = _at("prediction.step_s")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a ratio with an interval."""
+        return not math.isnan(self.low)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorts the best first; then what changes nothing, then failures."""
+        if self.failure is not None:
+            return (2, self.trial)
+        ratio = self.ratio if self.is_measured else self.predicted_ratio
+        return (1, self.trial) if math.isnan(ratio) else (0, ratio)
+
+    @property
+    def style(self) -> str:
+        """Class of the style sheet."""
+        if self.failure is not None:
+            return "failed"
+        return STYLES[Verdict(self.verdict)] if self.verdict else "same"
+
+    @property
+    def over(self) -> str:
+        """How often it was compared, in its own unit: one sandwich is worth several pairs of blocks, and lasts so."""
+        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'sandwiches'}" if self.is_measured else ""
+
+
+_FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
+TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
+
+
+def trial_row(result: TrialResult) -> TrialRow:
+    """The one place where a trial's record becomes columns."""
+    columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    columns["tokens_per_s"] /= columns["candidate_step_s"]
+    if result.comparison is None and result.is_the_default:
+        columns["ratio"] = 1.0
+    return TrialRow(result=result, **columns)
+
+
+def _look_up(record: object, path: str, missing: object) -> Any:
+    for name in path.split("."):
+        record = getattr(record, name, None)
+    if record is None:
+        return missing
+    if isinstance(record, StrEnum | FlagSet):
+        return str(record)
+    return float(record) if isinstance(record, int) and isinstance(missing, float) else record
+
+
+def trial_rows(store: Store) -> list[TrialRow]:
+    """Every trial, in the order of their ends."""
+    return [trial_row(r) for r in store.of(TrialResult)]
+
+
+def finalists(store: Store) -> list[FinalistResult]:
+    """The newest verdict of each stage and set: a study that went on judges its finalists anew."""
+    return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
+
+
+def pareto_rows(trials: Sequence[TrialRow]) -> list[TrialRow]:
+    """The measured trials that no other beats in step time, memory, compile time and energy at once, fastest first.
+
+    What no trial recorded is left out; a trial that alone lacks a figure counts as the worst in it.
+    """
+    measured = [r for r in trials if r.status == TrialStatus.MEASURED]
+    known = [c for c in _RESOURCES if any(not math.isnan(getattr(r, c)) for r in measured)]
+    points = [[math.inf if math.isnan(x := getattr(r, c)) else x for c in known] for r in measured]
+
+    def is_beaten(mine: Sequence[float]) -> bool:
+        return any(p != mine and all(a <= b for a, b in zip(p, mine, strict=True)) for p in points)
+
+    return sorted((r for r, p in zip(measured, points, strict=True) if not is_beaten(p)), key=lambda r: r.ratio)
+
+
+# ---------------------------------------------------------------------- effect of each setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectRow:
+    """What one value of one setting does, from the best evidence there is.
+
+    Attributes:
+        how: The evidence. Best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
+            setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
+            ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
+            program: it changes nothing), ``among others`` (median ratio of the trials with it over the median of
+            those without: other settings are mixed in, no interval).
+        trials: How many had it.
+        failed: How many of those have no number.
+        is_dead: Whether a trial that had it was the reference's own program.
+    """
+
+    setting: str
+    value: str
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    how: str = ""
+    trials: int
+    failed: int
+    is_dead: bool
+    reason: str = ""
+
+
+EFFECT_COLUMNS = tuple(f.name for f in fields(EffectRow))
+
+
+def effect_rows(store: Store) -> list[EffectRow]:
+    """Every value of every setting that was tried, by name."""
+    results = store.of(TrialResult)
+    pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
+    ablations = {a.left_out: a for a in store.of(AblationResult)}
+    proven = {f.settings: f.corrected for f in finalists(store) if f.corrected is not None}
+    return [_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs]
+
+
+def _effect(
+    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: Estimate | None
+) -> EffectRow:
+    having = [r for r in results if r.settings.get(name) == value]
+    failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
+    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
+    if ablation is not None and ablation.settings.get(name) == value:
+        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
+        if ablation.comparison is not None:
+            e = ablation.comparison.estimate
+            high = 1 / e.low if e.low > 0 else math.inf
+            return replace(row, ratio=1 / e.ratio, low=1 / e.high, high=high, how="left out")
+        if not ablation.kept:
+            return replace(row, ratio=1.0, how="same program")
+    alone = next((r for r in having if len(r.settings) == 1), None)
+    how = "fresh processes" if proof is not None else "alone"
+    if proof is None and alone is not None and alone.comparison is not None:
+        proof = alone.comparison.estimate
+    if proof is not None:
+        return replace(row, ratio=proof.ratio, low=proof.low, high=proof.high, how=how)
+    if alone is not None and alone.failure is not None:
+        return replace(row, how=how, reason=f"failed: {alone.failure.kind}")
+    if row.is_dead:
+        return replace(row, ratio=1.0, how="same program")
+    mine = [x for r in having if (x := log_ratio_of(r)) is not None]
+    others = [x for r in results if r.settings.get(name) != value and (x := log_ratio_of(r)) is not None]
+    if mine and others:
+        return replace(row, ratio=math.exp(median(mine) - median(others)), how="among others")
+    return row
+
+
+def log_ratio_of(result: TrialResult) -> float | None:
+    """Log of a trial's step-time ratio; 0 for the reference's own program, None without a figure."""
+    if result.is_the_default:
+        return 0.0
+    return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
+
+
+# ---------------------------------------------------------------------- several objectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontRow:
+    """A set that betters the default in one of the study's objectives and that no other beats in all.
+
+    Attributes:
+        is_proven: Fresh processes proved it: its intervals are widened for all that were proven together. The others
+            are figures of the search: they were not measured again (yet).
+        ends: Each objective as a ratio over the default's.
+    """
+
+    trial: int
+    settings: str
+    is_proven: bool
+    ends: Mapping[Objective, Ends]
+
+
+def front_rows(store: Store) -> list[FrontRow]:
+    """The front of a study, proven sets first, then fastest first; empty before its reference ran."""
+    wanted, sesoi = store.spec.search.objectives, store.spec.measure.smallest_effect
+    floor = store.last(FloorResult)
+    if floor is None:
+        return []
+    judged = [f for f in finalists(store) if f.stage == "confirm"]
+    rows = []
+    for member in proven_front(judged, wanted, sesoi=sesoi):
+        proven = {o: (e.ratio, e.low, e.high) for o, e in (front_estimates(member, wanted) or {}).items()}
+        rows.append(FrontRow(trial=member.trial, settings=str(member.settings), is_proven=True, ends=proven))
+    tried = {f.trial for f in judged}
+    for point in front_points(store.of(TrialResult), wanted, floor.reference, tolerance=sesoi):
+        row = trial_row(point.result)
+        if row.trial in tried:
+            continue
+        known = {
+            Objective.STEP_TIME: (row.ratio, row.low, row.high),
+            Objective.ENERGY: (row.energy_ratio, row.energy_low, row.energy_high),
+        }
+        ends = {}
+        for objective, log_ratio in zip(wanted, point.values, strict=True):
+            ratio, low, high = known.get(objective, _NO_ENDS)
+            ends[objective] = (math.exp(log_ratio) if math.isnan(ratio) else ratio, low, high)
+        rows.append(FrontRow(trial=row.trial, settings=row.settings, is_proven=False, ends=ends))
+    return sorted(rows, key=lambda r: (not r.is_proven, r.ends[Objective.STEP_TIME][0]))

@@ -1,0 +1,138 @@
+"""How the results of compiling alone read: screens, predictions, and how far those may be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport
+from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_change, format_seconds, format_share
+
+
+def describe_screen(report: ScreenReport) -> list[str]:
+    """A report in a few lines."""
+    place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
+    counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
+    lines = [f"screen for {place}: {counts}"]
+    if dead := report.of_effect(Effect.DEAD):
+        lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
+    lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
+    lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]
+    peak, limit = report.reference.peak_bytes, report.limit_bytes
+    if peak is not None and limit:
+        lines.append(f"the reference takes {format_bytes(peak)}, {format_share(peak / limit)} of {format_bytes(limit)}")
+    if report.skipped:
+        lines.append(f"not screened, for the time was up: {', '.join(report.skipped)}")
+    return lines
+
+
+_EFFECTS = {
+    Effect.LIVE: "settings change the program",
+    Effect.DEAD: "do not",
+    Effect.MEASURE: "only a measurement can judge",
+    Effect.FAILS: "do not compile",
+}
+
+
+def describe_screen_record(record: ScreenRecord) -> list[str]:
+    """A screen's record in a few lines."""
+    if record.report is None:
+        return [f"not screened: {record.reason}"] if record.reason else []
+    return describe_screen(ScreenReport.model_validate(record.report))
+
+
+def held_lines(held: PredictionCheck) -> Iterator[str]:
+    """What the predictions were calibrated by, and how far they may be trusted."""
+    c, a = held.calibration, held.agreement
+    yield (
+        f"calibrated by {c.source}: kernels x {c.compute_scale:.3g}, exposed communication x {c.exposed_scale:.3g}, "
+        f"gaps x {c.idle_scale:.3g}"
+        + (f"; median error of programs left out {format_share(a.error)}" if a.error is not None else "")
+    )
+    if a.spearman is None or a.low is None or a.high is None or a.kendall is None:
+        yield f"no rank correlation can be given: {a.count} programs that differ are too few"
+    else:
+        yield (
+            f"rank correlation of predicted with measured over {a.count} programs: Spearman {a.spearman:.2f} "
+            f"[{a.low:.2f}, {a.high:.2f}], Kendall {a.kendall:.2f}"
+        )
+
+
+def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A table of predicted steps."""
+    first = rows[0].get("step_s")
+    for row in rows:
+        name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
+        if "failure" in row:
+            yield f"{name}: does not compile: {row['failure']}"
+            continue
+        against = f", {format_change(row['step_s'] / first)}" if first and row is not rows[0] else ""
+        mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
+        yield (
+            f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
+            f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
+            f"idle {format_seconds(row['idle_s'])}{mfu})"
+        )
+    yield PREDICTED
+
+
+def screen_lines(report: ScreenReport) -> list[str]:
+    """The report in words."""
+    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
+    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}"]
+    peak, limit = report.reference.peak_bytes, report.limit_bytes
+    if peak is not None:
+        share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""
+        verdict = "" if report.reference.fits is not False else ": DOES NOT FIT"
+        lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
+    titles = {
+        Effect.LIVE: "live: these change the program",
+        Effect.DEAD: "dead here: no value changes the program, alone or among the live ones",
+        Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
+        Effect.FAILS: "do not compile",
+    }
+    for effect, title in titles.items():
+        members = report.of_effect(effect)
+        if members:
+            lines += ["", f"{title} ({len(members)})"]
+            lines += [line for member in members for line in _setting_lines(member)]
+    if report.sets:
+        lines += ["", f"sets ({len(report.sets)})", *_set_lines(report)]
+    lines += [
+        "",
+        f"{report.compiled_count} compiled in {format_seconds(report.duration_s)}, "
+        f"{report.cached_count} taken from the cache",
+    ]
+    return lines
+
+
+def _setting_lines(setting: SettingReport) -> list[str]:
+
+    if setting.effect in (Effect.DEAD, Effect.MEASURE):
+        return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
+    lines = [f"  {setting.name}" + (" (only together with others)" if setting.together else "")]
+    for value in setting.values:
+        if value.message:
+            lines.append(f"    {value.value}: {value.message}")
+        elif not value.is_live:
+            lines.append(f"    {value.value}: same program")
+        else:
+            fit = " DOES NOT FIT;" if value.fits is False else ""
+            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:6])}")
+    return lines
+
+
+def _set_lines(report: ScreenReport) -> list[str]:
+    lines = []
+    for found in report.sets:
+        if found.message:
+            said = f"does not compile: {found.message}"
+        elif found.same_as is not None:
+            said = f"same program as {found.same_as}"
+        else:
+            said = "; ".join(found.changes[:6]) or "same program as reference"
+        if found.fits is False:
+            said = f"DOES NOT FIT; {said}"
+        rest = f" (to be measured: {', '.join(found.to_measure)})" if found.to_measure else ""
+        lines.append(f"  {found.name}: {said}{rest}")
+    return lines
