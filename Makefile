@@ -32,6 +32,7 @@ lint: $(VENV)/.linted
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/draw_architecture.py --check
 
 env: $(VENV)/.installed
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.model import objectives
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import EnergyUse, Objective, WorkerReport
 from autotune.model.records import FinalistResult

@@ -1,16 +1,16 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
 from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
-from autotune.settings.catalog import Catalog, Scope, Setting, Stage, load_catalog, read_data
+from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, read_data
 from autotune.settings.check import (
-    SettingCheck, SettingVerdict, check_settings, check_xla_flags, for_build, would_start,
+    SettingCheck, SettingVerdict, check_settings, for_build, would_start,
 )  # fmt: skip
-from autotune.settings.doctor import Diagnosis, diagnose, find_steering
+from autotune.settings.doctor import Diagnosis, diagnose
 from autotune.settings.known import KnownSettings
 from autotune.settings.lookup import (
     check_given, named_sets, probe_named, read_script, replace_script, select_settings,
 )  # fmt: skip
-from autotune.settings.migrate import Migration, check_found, find_settings, migrate_text
+from autotune.settings.migrate import Migration, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms

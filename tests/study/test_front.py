@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from autotune.model import objectives
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Objective
-from autotune.model.objectives import proven_front
+from autotune.model.measurement import EnergyUse, Objective, WorkerReport
+from autotune.model.objectives import proven_front, told_log_ratio
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
@@ -140,6 +140,20 @@ def trial(number: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- a whole study
+
+
+def test_every_objective_is_told_and_has_words() -> None:
+    worker = WorkerReport(
+        fingerprint="f", platform="cuda", device_kind="H200", device_count=1, compile_s=2.0, peak_bytes=1 << 30,
+        start_s=0.0, losses=(), grad_norms=(), warmup_step_times_s=(),
+    )  # fmt: skip
+    half = Estimate(ratio=0.5, low=0.4, high=0.6, level=0.95, pair_count=5)
+    energy = EnergyUse(estimate=half, reference_step_j=2.0, candidate_step_j=1.0, source="a counter")
+    less = worker.model_copy(update={"compile_s": 1.0, "peak_bytes": 1 << 29})
+    for objective in Objective:
+        assert objective.words
+        if objective is not Objective.STEP_TIME:
+            assert told_log_ratio(objective, less, worker, energy) == pytest.approx(math.log(0.5))
 
 
 def test_the_front_is_found_and_proven(front_run: Store) -> None:

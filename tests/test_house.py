@@ -1,0 +1,82 @@
+"""The house rules that no linter knows; see docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = sorted(p.parent.name for p in ROOT.glob("autotune/*/__init__.py"))
+DOC = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CODE = [p for folder in ("autotune", "harness", "benchmarks") for p in ROOT.glob(f"{folder}/**/*.py")]
+
+
+def imported(file: Path) -> set[tuple[str, str]]:
+    """Module and name of each `from ... import ...` of a file, wherever in it."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return {(n.module or "", alias.name) for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+
+
+def test_nothing_but_rooms_lies_at_the_top() -> None:
+    files = {p.name for p in (ROOT / "autotune").iterdir() if p.is_file()}
+    assert files == {"__init__.py", "__main__.py", "hook.py", "py.typed"}
+
+
+@pytest.mark.parametrize("folder", ["autotune", "workloads", "harness", "benchmarks"])
+def test_no_file_is_past_400_lines(folder: str) -> None:
+    lengths = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in ROOT.glob(f"{folder}/**/*.py")}
+    assert {p: n for p, n in lengths.items() if n > 400} == {}
+
+
+def test_the_rooms_in_the_documentation_are_those_of_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers" and "containers" in c)
+    flat = [name.strip() for layer in layers for name in layer.split("|")]
+    told = re.findall(r"^\| `(\w+)` \|", DOC, re.MULTILINE)
+    assert told == [name for name in flat if name not in ("__main__", "hook")]
+    assert sorted(told) == ROOMS
+    closed = {c["allowed_importers"][0] for c in contracts if c["type"] == "protected"}
+    assert closed >= {f"autotune.{room}" for room in ROOMS if room != "child"}
+
+
+def test_every_test_of_a_room_lies_in_the_folder_of_its_name() -> None:
+    folders = {p.parent.name for p in ROOT.glob("tests/*/test_*.py")}
+    assert folders <= {*ROOMS, "workloads"}
+
+
+def test_tests_and_benchmarks_do_not_import_each_other() -> None:
+    benchmarks = {m for p in ROOT.glob("benchmarks/*.py") for m, _ in imported(p)}
+    tests = {m for p in ROOT.glob("tests/**/*.py") for m, _ in imported(p)}
+    assert not [m for m in benchmarks if m.split(".")[0] == "tests"]
+    assert not [m for m in tests if m.split(".")[0] == "benchmarks"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_face_hands_on_only_what_somebody_else_needs(room: str) -> None:
+    face = ROOT / "autotune" / room / "__init__.py"
+    handed_on = {name for module, name in imported(face) if module.startswith("autotune.")}
+    needed: set[str] = set()
+    for file in (*CODE, *ROOT.glob("tests/**/*.py")):
+        names = imported(file) if file.parent != face.parent else set()
+        needed |= {name for module, name in names if module == f"autotune.{room}"}
+        if ("autotune", room) in names:  # the room as a whole
+            needed |= set(re.findall(rf"\b{room}\.(\w+)", file.read_text(encoding="utf-8")))
+    assert handed_on - needed - {"main"} == set()
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names = re.findall(r"`([\w./-]+\.(?:py|toml|md|jsonl)(?:::\w+)?|[\w.-]+/[\w./-]*)`", text)
+    assert names
+    for name in names:
+        path, _, test = name.partition("::")
+        found = [p for p in (ROOT / path, ROOT / "autotune" / path, *ROOT.glob(f"autotune/*/{path}")) if p.exists()]
+        if path != "pairs.jsonl" and "ROOM" not in path:
+            assert found, f"{page} names {path}"
+        if test:
+            assert f"def {test}(" in found[0].read_text(encoding="utf-8"), f"{page} names {name}"
