@@ -132,9 +132,9 @@ class Machine:
             last_set < 0, 0, np.take_along_axis(changes, np.maximum(last_set, 0), axis=0)
         )
         start = np.where(last_set < 0, self._in_burst, leave < enter)
-        on = start ^ (since % 2 == 1)
+        on: npt.NDArray[np.bool_] = start ^ (since % 2 == 1)
         self._in_burst = on[-1]
-        return np.moveaxis(on, 0, -1).astype(float)
+        return np.moveaxis(on, 0, -1).astype(np.float64)
 
 
 class Process:
