@@ -1,7 +1,8 @@
 """What packages a Python has: imported by this one, run as a program by another.
 
-Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``; answers with one JSON object: ``python`` (its version), ``versions`` and
-``folders`` by name, without what is missing. Standard library only, for nothing else need be installed there.
+Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``; answers with one JSON object:
+``python`` (its version), ``versions`` and ``folders`` by name, without what is missing. Standard library only, for
+nothing else need be installed there.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def child_environment(
 
 
 def let_import_packages(env: dict[str, str]) -> None:
-    """Lets a child with this environment import these packages from a checkout; installed, its Python must have them."""
+    """Lets a child with this environment import these packages from a checkout; if installed, its Python has them."""
     root = Path(__file__).resolve().parents[2]
     if root.name != "site-packages":
         env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
