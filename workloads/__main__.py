@@ -120,8 +120,7 @@ def run(workload: Workload, *, steps: int, warmup: int, as_json: bool) -> None:
         numbers = {name: float(value) for name, value in metrics.items()}
         if as_json:
             print(
-                json.dumps({"step": index, "is_warmup": index < warmup, "step_time_s": seconds, **numbers}),
-                flush=True,
+                json.dumps({"step": index, "is_warmup": index < warmup, "step_time_s": seconds, **numbers}), flush=True
             )
         else:
             values = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())

@@ -54,6 +54,17 @@ class Workload:
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What is known of the cost of a step, as plain numbers; of the mesh, its axes."""
+        return {
+            "tokens_per_step": self.tokens_per_step,
+            "flops_per_step": self.flops_per_step,
+            "param_count": self.param_count,
+            "layer_bytes": dict(self.layer_bytes or {}),
+            "mesh": {str(k): int(v) for k, v in self.mesh.shape.items()} if self.mesh is not None else {},
+        }
+
 
 def jit_step(workload: Workload) -> Any:
     """The jitted step, its state donated and returned with the shardings it came with.

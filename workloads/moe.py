@@ -64,13 +64,7 @@ class Experts(nnx.Module):
         # tokens go to their experts and come back: an all-to-all over the expert axis each way
         taken = hold(taken, "batch_of_expert", "expert", None, None)
         y = jax.nn.silu(matmul("becd,edf->becf", taken, self.gate[...], c.dtype))
-        y = hold(
-            y * matmul("becd,edf->becf", taken, self.up[...], c.dtype),
-            "batch_of_expert",
-            "expert",
-            None,
-            "ffw",
-        )
+        y = hold(y * matmul("becd,edf->becf", taken, self.up[...], c.dtype), "batch_of_expert", "expert", None, "ffw")
         y = hold(matmul("becf,efd->becd", y, self.down[...], c.dtype), "batch_of_expert", "expert", None, None)
         y = hold(y, "batch", None, None, None).reshape(rows, c.experts * capacity, -1)
         y = jax.vmap(lambda out, i: out[i])(jnp.pad(y, ((0, 0), (0, 1), (0, 0))), slot)  # [B, T*K, D]
@@ -91,20 +85,11 @@ class Experts(nnx.Module):
         into = layout.spec(("expert", None, "ffw"))
         out = layout.spec(("expert", "ffw", None))
         return jax.shard_map(
-            self._local_experts,
-            mesh=layout.mesh,
-            in_specs=(rows, rows, rows, into, into, out),
-            out_specs=rows,
+            self._local_experts, mesh=layout.mesh, in_specs=(rows, rows, rows, into, into, out), out_specs=rows
         )(x, experts, shares, *weights)
 
     def _local_experts(
-        self,
-        x: jax.Array,
-        experts: jax.Array,
-        shares: jax.Array,
-        gate: jax.Array,
-        up: jax.Array,
-        down: jax.Array,
+        self, x: jax.Array, experts: jax.Array, shares: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
     ) -> jax.Array:
         """One device's part of `_dropless`."""
         c, shape = self.config, x.shape

@@ -91,16 +91,7 @@ def _dreamer(size: int) -> Options:
 
 
 _RSSM: Mapping[str, Options] = {
-    "tiny": {
-        **_TINY,
-        "deter": 64,
-        "hidden": 16,
-        "classes": 4,
-        "units": 16,
-        "stoch": 4,
-        "horizon": 5,
-        "seq": 8,
-    },
+    "tiny": {**_TINY, "deter": 64, "hidden": 16, "classes": 4, "units": 16, "stoch": 4, "horizon": 5, "seq": 8},
     "small": {**_SMALL, "deter": 256, "hidden": 32, "classes": 4, "units": 32, "stoch": 8, "seq": 16},
     "dreamerv3-12m": _dreamer(256),
     "dreamerv3-50m": _dreamer(512),

@@ -83,10 +83,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
 
     def lower(devices: Sequence[Any]) -> Any:
         workload = load(job["entry"], job["options"], devices)
-        facts.update(flops_per_step=workload.flops_per_step, tokens_per_step=workload.tokens_per_step)
-        mesh = getattr(workload, "mesh", None)
-        facts["mesh"] = {str(k): int(v) for k, v in mesh.shape.items()} if mesh is not None else {}
-        facts["layer_bytes"] = dict(getattr(workload, "layer_bytes", None) or {})
+        facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
     facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"])}

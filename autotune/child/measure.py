@@ -82,10 +82,10 @@ class Job:
             "start_s": self._since_exec_s + time.perf_counter() - started,
             "losses": losses,
             "grad_norms": norms,
-            "dtype": str(getattr(workload, "config", {}).get("dtype", "float32")),
+            "dtype": str(workload.config.get("dtype", "float32")),
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
-            **_figures(workload),
+            **workload.figures,
             "versions": {**installed_versions(["jax", "jaxlib"]), "python": platform.python_version()},
         }
         # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
@@ -175,18 +175,6 @@ def _own_gpus(job: dict[str, Any]) -> list[int] | None:
     each = job["device_count"] // job["process_count"]
     first = job["local_rank"] * each
     return list(range(first, first + each))
-
-
-def _figures(workload: Any) -> dict[str, Any]:
-    """What a workload knows of itself; every figure is optional for a user's own."""
-    mesh = getattr(workload, "mesh", None)
-    return {
-        "tokens_per_step": getattr(workload, "tokens_per_step", None),
-        "flops_per_step": getattr(workload, "flops_per_step", None),
-        "param_count": getattr(workload, "param_count", None),
-        "layer_bytes": dict(getattr(workload, "layer_bytes", None) or {}),
-        "mesh": {str(k): int(v) for k, v in mesh.shape.items()} if mesh is not None else {},
-    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What packages a Python has: imported by this one, run as a program by another.
 
-Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``; answers with one JSON object as
-`describe_packages` gives it. Standard library only, for nothing else need be installed there.
+Run as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``; answers with one JSON object:
+``python`` (its version), ``versions`` and ``folders`` by name, without what is missing. Standard library only, for
+nothing else need be installed there.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 PACKAGES_PROGRAM = __file__
 
@@ -28,16 +28,6 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def describe_packages(asked: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """Version of this Python, versions of some distributions, folders of some packages; what is missing is left out."""
-    folders = {name: folder for name in asked["folders"] if (folder := _folder(name)) is not None}
-    return {
-        "python": platform.python_version(),
-        "versions": installed_versions(asked["versions"]),
-        "folders": folders,
-    }
-
-
 def _folder(name: str) -> str | None:
     import importlib.util
 
@@ -49,5 +39,13 @@ def _folder(name: str) -> str | None:
     return next(iter(places), None) if places else None
 
 
+def main() -> None:
+    """Answers the question of the command line."""
+    asked = json.loads(sys.argv[1])
+    folders = {name: folder for name in asked["folders"] if (folder := _folder(name)) is not None}
+    versions = installed_versions(asked["versions"])
+    print(json.dumps({"python": platform.python_version(), "versions": versions, "folders": folders}))
+
+
 if __name__ == "__main__":
-    print(json.dumps(describe_packages(json.loads(sys.argv[1]))))
+    main()

@@ -30,10 +30,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "loss": r"\b(?:train_)?loss=(?P<loss>[-+.\deEnaif]+)",
     },
     # tqdm shows a smoothed rate: only its counter is used, with the time at which the line came
-    "tqdm": {
-        "pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[",
-        "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)",
-    },
+    "tqdm": {"pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[", "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)"},
 }
 """Lines of known trainers. Where one prints no duration, the time between its lines counts."""
 

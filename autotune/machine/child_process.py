@@ -102,6 +102,7 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self.is_over = True
         self._out.close()
 
 

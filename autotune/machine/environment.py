@@ -90,9 +90,10 @@ def child_environment(
 
 
 def let_import_packages(env: dict[str, str]) -> None:
-    """Lets a child with this environment import these packages, when they run from a checkout."""
-    root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+    """Lets a child with this environment import these packages from a checkout; if installed, its Python has them."""
+    root = Path(__file__).resolve().parents[2]
+    if root.name != "site-packages":
+        env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
 
 
 def data_dir() -> Path:

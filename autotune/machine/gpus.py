@@ -93,12 +93,7 @@ def load_nvml() -> Any:
 
 
 def nvml_handles(nvml: Any, visible: str | None) -> dict[int, Any]:
-    """NVML's handles of the GPUs that a process sees, by index and in its order; none where NVML does not answer.
-
-    Args:
-        nvml: As `load_nvml` gives it.
-        visible: The value of CUDA_VISIBLE_DEVICES, or None.
-    """
+    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES (None: unset) shows, by index; none where NVML is silent."""
     if nvml is None:
         return {}
     try:

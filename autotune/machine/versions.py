@@ -33,13 +33,7 @@ class Packages:
 def packages_of(
     python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
-    """Asks another Python for its packages.
-
-    Args:
-        python: The interpreter.
-        names: Distributions whose versions are wanted.
-        folders: Packages whose folders are wanted.
-        run: Runs it.
+    """Asks another Python for its own version, versions of distributions, and folders of packages.
 
     Raises:
         ValueError: If it gives no answer.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import driver_python, let_import_packages, variables_of
-from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport, kind_of
+from autotune.machine import driver_python, let_import_packages
+from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport
 from autotune.workers.base import Progress
 from autotune.workers.guarded import GuardedProcess
-from autotune.workers.local import LocalLauncher, LocalWorker
+from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -31,45 +31,31 @@ class CommandLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until its warm-up is over; see `base.Launcher`."""
+        env, command = self._environment(settings), self._command(folder)
+        kind: type[LocalWorker] = HookWorker
         if self._spec.workload.hook:
-            worker: LocalWorker = HookWorker([self._hooked(settings, folder)], self._spec, self._watch, settings)
-        else:
-            worker = ReadWorker([self._read(settings, folder)], self._spec, self._watch, settings)
-        return self._begin(worker, self._jobs(settings, folder), progress)
-
-    def _hooked(self, settings: FlagSet, folder: Path) -> GuardedProcess:
-        env = self._environment(settings)
-        if _ROOT.name != "site-packages":  # a checkout: else the program's own interpreter must have the package
             let_import_packages(env)
-        return self._guarded(self._command(folder), env, folder)
-
-    def _read(self, settings: FlagSet, folder: Path) -> GuardedProcess:
-        command = [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
-        return self._guarded(command, self._environment(settings), folder)
-
-    def _guarded(self, command: list[str], env: dict[str, str], folder: Path) -> GuardedProcess:
-        log_bytes = self._spec.measure.log_bytes
-        return GuardedProcess(command, env, folder / "worker.log", log_bytes, cwd=self._study_dir)
+        else:
+            kind, command = ReadWorker, [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
+        log = folder / log_name(0)
+        process = GuardedProcess(command, env, log, self._spec.measure.log_bytes, cwd=self._study_dir)
+        worker = kind([process], self._spec, self._watch, settings)
+        return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _command(self, folder: Path) -> list[str]:
         return [part.replace("{folder}", str(folder)) for part in self._spec.workload.command or ()]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         workload, measure = self._spec.workload, self._spec.measure
-        return [
-            {
-                "type": "job",
-                "command": self._command(folder),
-                "cwd": self._study_dir,
-                "rules": workload.read.rules() if workload.read else {},
-                "check_steps": measure.check_steps,
-                "warmup_steps": measure.warmup_steps,
-                "run_steps": measure.run_steps,
-                "limit_s": READY_SHARE * measure.start_limit_s,
-                "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
-                "jax_options": [n for n in settings if kind_of(n) == "jax"],
-            }
-        ]
+        job = self._job(
+            settings,
+            command=self._command(folder),
+            cwd=self._study_dir,
+            rules=workload.read.rules() if workload.read else {},
+            run_steps=measure.run_steps,
+            limit_s=READY_SHARE * measure.start_limit_s,
+        )
+        return [job]
 
 
 class HookWorker(LocalWorker):

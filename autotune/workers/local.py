@@ -82,28 +82,35 @@ class LocalLauncher:
         ]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        device, measure = self._spec.device, self._spec.measure
+        device = self._spec.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
         return [
-            {
-                "type": "job",
-                "entry": self._spec.workload.entry,
-                "options": self._spec.workload.options,
-                "seed": self._spec.seed,
-                "check_steps": measure.check_steps,
-                "warmup_steps": measure.warmup_steps,
-                "paths": [self._study_dir],
-                "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
-                "jax_options": [n for n in settings if kind_of(n) == "jax"],
-                "device_count": device.count,
-                "process_index": rank,
-                "process_count": device.rank_count,
-                "local_rank": rank,
-                "coordinator": coordinator,
-                "coordinator_bind": coordinator,  # loopback only: all ranks are here
-            }
+            self._job(
+                settings,
+                entry=self._spec.workload.entry,
+                options=self._spec.workload.options,
+                seed=self._spec.seed,
+                paths=[self._study_dir],
+                device_count=device.count,
+                process_index=rank,
+                process_count=device.rank_count,
+                local_rank=rank,
+                coordinator=coordinator,
+                coordinator_bind=coordinator,  # loopback only: all ranks are here
+            )
             for rank in range(device.rank_count)
         ]
+
+    def _job(self, settings: FlagSet, **fields: Any) -> dict[str, Any]:
+        """The first message to a process: what every kind of worker is told, and what its own kind needs besides."""
+        return {
+            "type": "job",
+            "check_steps": self._spec.measure.check_steps,
+            "warmup_steps": self._spec.measure.warmup_steps,
+            "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+            "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            **fields,
+        }
 
 
 class LocalWorker:

@@ -42,13 +42,12 @@ class ReplayLauncher:
         entries = [f"{n}={v}" for n, v in settings.items()]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in self._replay.failures.items():
-            if all(e in entries for e in entry.split()):
-                if kind is FailureKind.WRONG_LOSS:
-                    losses = tuple(x * 1.5 for x in LOSSES)
-                    continue
-                raise WorkerFailed(
-                    Failure(kind=kind, message=f"replayed failure of {entry}", phase="compile", log=str(log))
-                )
+            if not all(e in entries for e in entry.split()):
+                continue
+            if kind is not FailureKind.WRONG_LOSS:
+                message = f"replayed failure of {entry}"
+                raise WorkerFailed(Failure(kind=kind, message=message, phase="compile", log=str(log)))
+            losses = tuple(x * 1.5 for x in LOSSES)
         step_s = self._replay.step_s
         for entry in entries:
             step_s *= self._replay.effects.get(entry, 1.0)
