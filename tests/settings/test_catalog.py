@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from autotune.model.errors import SettingError
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older
+from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older, read_entries
 from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.recipes import load_symptoms
 
@@ -194,6 +195,22 @@ def test_a_name_is_found_with_dashes_value_and_in_upper_case() -> None:
     assert catalog.find("JAX_ENABLE_PGLE").name == "jax_enable_pgle"
     with pytest.raises(SettingError, match="xla_gpu_autotune_level"):
         catalog.find("xla_gpu_autotun_level")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('tier = "tuna"', r"mine\.toml: `xla_x\.tier`: .*'tune'.* but got 'tuna'"),
+        ("summary = 7", r"mine\.toml: `xla_x\.summary`: Input should be a valid string but got 7"),
+        ("colour = 1", r"mine\.toml: `xla_x\.colour`: Unexpected keyword argument but got 1"),
+    ],
+)
+def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path, line: str, said: str) -> None:
+    keys = {"summary": '"x."', "group": '"gemm"', "tier": '"tune"', "platform": '"cuda"', "type": '"bool"'}
+    text = "\n".join(f"{k} = {v}" for k, v in keys.items() if not line.startswith(k))
+    (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
+    with pytest.raises(SettingError, match=said):
+        read_entries(tmp_path / "mine.toml", Setting)
 
 
 def test_symptoms_name_groups_that_can_be_searched() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.model.measurement import Record
 from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
@@ -26,7 +27,7 @@ from autotune.stats.estimates import (
     processes_to_settle,
 )
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
-from autotune.stats.noise_floor import read_noise_floor
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -193,6 +194,16 @@ def test_noise_floor_scales_with_the_pairs() -> None:
     assert (large.detectable - 0.005) / (small.detectable - 0.005) == pytest.approx(
         0.5 * powers[1] / powers[0], rel=1e-4
     )
+
+
+def test_a_recorded_noise_floor_may_hold_figures_of_earlier_versions() -> None:
+    class Holder(Record):
+        floor: NoiseFloor
+
+    floor = read_noise_floor([0.01 * (i % 5 - 2) for i in range(20)], plan=SequentialPlan(cap=40))
+    data = Holder(floor=floor).model_dump(mode="json")
+    data["floor"] |= {"autocorrelation": 0.1, "half_width": 0.02, "pairs_for_sesoi": 7, "order_effect": {"ratio": 1.0}}
+    assert Holder.model_validate(data).floor == floor
 
 
 def test_noise_floor_admits_when_equal_processes_differ() -> None:
