@@ -23,13 +23,7 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import (
-    describe_finalist,
-    describe_floor,
-    describe_trial,
-    format_estimate,
-    shorten,
-)
+from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 from autotune.stats import Verdict
 
 STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
