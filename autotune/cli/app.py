@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -32,21 +34,30 @@ for _command in (
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"autotune {importlib.metadata.version('xla-autotune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
-    from autotune.model import STOPPED, AutotuneError, NodeLostError
-
     try:
         app(standalone_mode=True)
-    except NodeLostError as error:
-        print(f"autotune: {error}", file=sys.stderr)
-        sys.exit(STOPPED)
-    except AutotuneError as error:
-        print(f"autotune: {error}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:
         sys.exit(141)
+    except Exception as error:
+        from autotune.model import STOPPED, AutotuneError, NodeLostError  # `--help` needs none of it
 
-
-if __name__ == "__main__":
-    main()
+        if not isinstance(error, AutotuneError):
+            raise
+        print(f"autotune: {error}", file=sys.stderr)
+        sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)

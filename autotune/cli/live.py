@@ -23,13 +23,7 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import (
-    describe_finalist,
-    describe_floor,
-    describe_trial,
-    format_estimate,
-    shorten,
-)
+from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 from autotune.stats import Verdict
 
 STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
@@ -186,12 +180,11 @@ class LiveView(LineView):
 
     def _panel(self) -> Group:
         steps = Text("  ".join(f"[{s}]" if s == self._stage else s for s in STAGES), style="cyan")
-        left = ""
+        left = []
         if self._stage == "search" and self._durations and self._left is not None:
-            left = f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left"
+            left.append(f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left")
         if self._budget_s is not None:
-            rest = f"budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left"
-            left = f"{left}, {rest}" if left else rest
+            left.append(f"budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left")
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
         table.add_column()
@@ -202,7 +195,7 @@ class LiveView(LineView):
             ("", self._doing),
             ("best", self._best),
             ("noise", self._floor),
-            ("time", left),
+            ("time", ", ".join(left)),
         ):
             if text:
                 table.add_row(name, Text(text))

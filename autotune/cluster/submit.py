@@ -70,12 +70,8 @@ class JobRequest:
     @property
     def srun_arguments(self) -> list[str]:
         """More arguments for every srun, those for containers included."""
-        image, mounts = self.container_image, self.container_mounts
-        return [
-            *([f"--container-image={image}"] if image else []),
-            *([f"--container-mounts={mounts}"] if mounts else []),
-            *self.srun,
-        ]
+        container = {"--container-image": self.container_image, "--container-mounts": self.container_mounts}
+        return [*(f"{name}={value}" for name, value in container.items() if value), *self.srun]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

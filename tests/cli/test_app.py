@@ -118,11 +118,19 @@ def test_repro_prints_lines_that_a_shell_takes(finished: Path) -> None:
     assert shlex.split(command)[:4] == ["python", "-m", "workloads", "llama"]
 
 
-def test_help_starts_fast_because_it_imports_nothing_heavy() -> None:
-    code = "import sys, autotune.cli; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    heavy = {"jax", "jaxlib", "flax", "optax", "optuna", "pandas", "scipy", "pydantic", "numpy", "sqlalchemy"}
-    assert heavy.isdisjoint(shown.split())
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_start_fast_because_they_import_nothing_heavy(argument: str) -> None:
+    code = (
+        "import atexit, sys; from autotune.cli import main; sys.argv[0] = 'autotune'; "
+        "atexit.register(lambda: print('imported:', *{m.partition('.')[0] for m in sys.modules})); main()"
+    )
+    command = [sys.executable, "-c", code, argument]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    said, _, imported = shown.partition("imported:")
+    assert "autotune" in said.lower()
+    heavy = {"jax", "jaxlib", "flax", "optax", "optuna", "pandas", "scipy", "pydantic", "numpy", "sqlalchemy", "yaml"}
+    assert "typer" in imported
+    assert heavy.isdisjoint(imported.split())
 
 
 # ---------------------------------------------------------------------- bad input
