@@ -136,7 +136,7 @@ def proven_front(found: Sequence[FinalistResult], wanted: Sequence[Objective], *
     able = [(f, figures) for f in found if (figures := front_estimates(f, wanted)) is not None]
     able = [(f, e) for f, e in able if any(x.high < 1 - sesoi for x in e.values())]
     able.sort(key=lambda fe: fe[1][Objective.STEP_TIME].ratio)
-    kept = objectives.unbeaten([[math.log(x.ratio) for x in e.values()] for _, e in able], tolerance=sesoi)
+    kept = unbeaten([[math.log(x.ratio) for x in e.values()] for _, e in able], tolerance=sesoi)
     return [f for (f, _), is_kept in zip(able, kept, strict=True) if is_kept]
 
 
