@@ -37,9 +37,11 @@ FAILURE_PENALTY = 0.1
 """Added to the worst log ratios seen, for sets that have none: worse than anything, yet on the same scale."""
 
 BEST, NEWEST = 25, 100
-"""Trials that TPE is shown of a longer study: those that it tells apart as good (25 is Optuna's own bound), and the
-newest of the rest. Both are fitted anew at each question; whole, that was four fifths of a long study's processor
-time, for trials that Optuna weighs the less the older they are (`benchmarks/rereading.py`)."""
+"""Trials that TPE is shown of a longer study: the best, and the newest of the rest.
+
+It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time
+(`benchmarks/rereading.py`), for trials that it weighs the less the older they are. A tenth of them counts as good.
+"""
 
 
 class Proposer:
@@ -187,7 +189,7 @@ class Proposer:
         """TPE as the trials told so far have taught it."""
         # A study keeps what it has read for its samplers: a new one sees what was told since.
         study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
-        return _Tpe(study, _seed(f"{self._spec.seed}/{number}"), told=self._told)
+        return _Tpe(study, _seed(f"{self._spec.seed}/{number}"))
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
         """A random point with about so many settings changed from the default.
@@ -268,10 +270,9 @@ class _Tpe:
     Args:
         study: Opened since it was last told, for a study keeps what it has read for its samplers.
         seed: Of the draws.
-        told: Finished trials, shown or not; of a study by one objective a tenth of them counts as good.
     """
 
-    def __init__(self, study: optuna.Study, seed: int, *, told: int) -> None:
+    def __init__(self, study: optuna.Study, seed: int) -> None:
         self._study = study
         self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
         with warnings.catch_warnings():
@@ -281,7 +282,6 @@ class _Tpe:
             self._sampler = optuna.samplers.TPESampler(
                 n_startup_trials=1,  # the start is ours, see `Proposer._random`
                 n_ei_candidates=24,
-                gamma=(lambda shown: min(math.ceil(told / 10), BEST)) if len(study.directions) == 1 else None,
                 multivariate=True,
                 group=True,
                 constant_liar=False,
