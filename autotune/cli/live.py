@@ -25,8 +25,8 @@ from autotune.model import (
 )
 from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 from autotune.stats import Verdict
+from autotune.study import STAGES
 
-STAGES = ("floor", "screen", "search", "confirm", "minimise", "final", "soak")
 _PHASE_WORDS = {
     "import": "importing jax",
     "build": "building the workload",
@@ -179,7 +179,7 @@ class LiveView(LineView):
             self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"
 
     def _panel(self) -> Group:
-        steps = Text("  ".join(f"[{s}]" if s == self._stage else s for s in STAGES), style="cyan")
+        steps = Text("  ".join(f"[{s.name}]" if s.name == self._stage else s.name for s in STAGES), style="cyan")
         left = []
         if self._stage == "search" and self._durations and self._left is not None:
             left.append(f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left")

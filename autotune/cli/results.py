@@ -173,8 +173,7 @@ def library_add(
 @library_app.command("list")
 def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
-    from autotune.model import format_interval, format_ratio
-    from autotune.results import library_entries
+    from autotune.results import format_estimate, library_entries
 
     known = library_entries(library)
     if as_json:
@@ -182,7 +181,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
         return
     for e in known:
         c, found = e.winner.conditions, e.winner.estimate
-        ratio = f"{format_ratio(found.ratio)} {format_interval(found.low, found.high)}" if found else "-"
+        ratio = format_estimate(found) if found else "-"
         print(f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}")
 
 

@@ -300,7 +300,3 @@ def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
         }
         for row in table.settings.reset_index().to_dict("records")
     ]
-
-
-def _agreement_cell(said: str) -> Styled:
-    return Styled(said, "slower" if said == "differ" else "")

@@ -15,13 +15,12 @@ from autotune.model import (
     SoakRecord,
     TrialResult,
     format_change,
-    format_interval,
     format_ratio,
     format_seconds,
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak
+from autotune.results import describe_soak, format_estimate
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -47,7 +46,7 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
-            f"step time ratio {format_ratio(ratio.ratio)} {format_interval(ratio.low, ratio.high)} over "
+            f"step time ratio {format_estimate(ratio)} over "
             f"{proven.process_count} fresh pairs of processes",
             "settings": proven.settings,
             "trial": proven.trial,
@@ -79,8 +78,7 @@ def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, se
         surely = [(f[objective].ratio, trial, f[objective]) for trial, f in known if f[objective].high < 1 - sesoi]
         if surely:
             _, trial, e = min(surely, key=lambda s: s[:2])
-            ratio = f"{format_ratio(e.ratio)} {format_interval(e.low, e.high)}"
-            ends.append(f"{objective.words} down to ratio {ratio} (trial {trial})")
+            ends.append(f"{objective.words} down to ratio {format_estimate(e)} (trial {trial})")
     names = ", ".join(o.words for o in wanted)
     found: dict[str, object] = {
         "outcome": Outcome.FRONT,

@@ -26,7 +26,7 @@ def measured_floor(run: StudyRun) -> FloorResult:
             refuse_upgraded(floor, measured_versions())
         _go_on_in(floor.comparison.mode, run)
     else:
-        run.view.stage("floor", "the reference is measured against itself: what can be resolved on this machine?")
+        run.view.stage("noise floor", "the reference is measured against itself: what can be resolved on this machine?")
         floor = _measure(run)
         refuse_strangers(floor, run.store.of(FloorResult))
         run.store.append(floor)

@@ -18,11 +18,9 @@ from autotune.model import (
     Outcome,
     StudySpec,
     WorkloadFacts,
-    format_interval,
-    format_ratio,
     load_study,
 )
-from autotune.results import Winner, describe_finalist
+from autotune.results import Winner, describe_finalist, format_estimate
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -123,7 +121,7 @@ def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | N
     if estimate is None:
         return "not measured"
     named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
-    return ", ".join(f"{name}{format_ratio(e.ratio)} {format_interval(e.low, e.high)}" for name, e in named)
+    return ", ".join(f"{name}{format_estimate(e)}" for name, e in named)
 
 
 def recheck_directory(runs: Path, name: str) -> Path:

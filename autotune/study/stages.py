@@ -119,7 +119,8 @@ def final_proof(run: StudyRun) -> None:
     while run.candidates and run.proven is None:
         stage, trial, settings = run.candidates.pop(0)
         what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
-        run.view.stage("final", f"{what}, proven once more in {run.spec.confirm.processes} fresh pairs of processes")
+        processes = run.spec.confirm.processes
+        run.view.stage("final proof", f"{what}, proven once more in {processes} fresh pairs of processes")
         result = prove(run, [(trial, settings)], stage=stage)[0]
         run.proven = result if result.verdict is Verdict.FASTER else None
 

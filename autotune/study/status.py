@@ -13,11 +13,10 @@ from autotune.model import (
     SessionRecord,
     TrialResult,
     format_change,
-    format_interval,
     format_ratio,
     format_seconds,
 )
-from autotune.results import describe_screen_record
+from autotune.results import describe_screen_record, format_estimate
 from autotune.rundir import Store, is_held, list_workers, node_effects
 from autotune.study.trial import incumbent
 
@@ -123,7 +122,7 @@ def study_status(path: Path) -> StudyStatus:
 
 def _best_measured(results: list[TrialResult]) -> str:
     best = incumbent(results)
-    return f"{format_ratio(best.ratio)} {format_interval(best.low, best.high)}" if best.ratio < 1 else "the default"
+    return format_estimate(best) if best.ratio < 1 else "the default"
 
 
 def _best_predicted(results: list[TrialResult]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from autotune.machine import NO_METER, EnergyMeter
@@ -49,7 +49,7 @@ class InTurns(Comparer):
             return self._run(reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager
-    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path):  # type: ignore[no-untyped-def]
+    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path) -> Iterator[tuple[Worker, Worker]]:
         first, second = self.bench.start_both(one, other, folder)
         with contextlib.closing(first), contextlib.closing(second):
             yield first, second

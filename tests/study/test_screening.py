@@ -97,7 +97,7 @@ def test_dead_settings_are_never_proposed_and_the_winner_is_found(run: Run) -> N
     conclusion, store, diary, launcher = run(study(), Rules())
     assert conclusion.settings == FlagSet({COMBINE: 11})
     assert not any(SLOP in s for s in launcher.started)
-    assert diary.stages[:3] == ["floor", "screen", "search"]
+    assert diary.stages[:3] == ["noise floor", "screen", "search"]
     record = store.last(ScreenRecord)
     assert record is not None
     assert record.report is not None
