@@ -1,4 +1,4 @@
-"""Programs that run in processes of their own, and what they share with the driver: standard library and jax."""
+"""Programs in processes of their own, and what the driver shares with them: standard library and jax only."""
 
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.packages import PACKAGES_PROGRAM, installed_versions
