@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ DOC = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CODE = [p for folder in ("autotune", "harness", "benchmarks") for p in ROOT.glob(f"{folder}/**/*.py")]
 
 
+@functools.cache
 def imported(file: Path) -> set[tuple[str, str]]:
     """Module and name of each `from ... import ...` of a file, wherever in it."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
