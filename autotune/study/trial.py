@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from autotune.machine import reproduction_environment
 from autotune.model import (
@@ -102,12 +103,7 @@ def find_twin(
         return Twin(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
     for earlier in known:
         if key_of(earlier) == key and earlier.status in (TrialStatus.MEASURED, TrialStatus.PREDICTED):
-            return Twin(
-                status=TrialStatus.SAME_PROGRAM,
-                same_as=earlier.number,
-                comparison=earlier.comparison,
-                prediction=earlier.prediction,
-            )
+            return _twin_of(earlier, TrialStatus.SAME_PROGRAM)
     return None
 
 
@@ -115,14 +111,13 @@ def same_set(settings: FlagSet, known: Sequence[TrialResult]) -> Twin | None:
     """The trial that had this very set, if one did."""
     for earlier in known:
         if earlier.settings == settings and earlier.status is not TrialStatus.SAME_SET:
-            return Twin(
-                status=TrialStatus.SAME_SET,
-                same_as=earlier.number,
-                comparison=earlier.comparison,
-                prediction=earlier.prediction,
-                failure=earlier.failure,
-            )
+            return _twin_of(earlier, TrialStatus.SAME_SET)
     return None
+
+
+def _twin_of(earlier: TrialResult, status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]) -> Twin:
+    figures = {n: getattr(earlier, n) for n in ("comparison", "prediction", "failure")}
+    return Twin(status=status, same_as=earlier.number, **figures)
 
 
 def incumbent(results: Sequence[TrialResult]) -> Estimate:
