@@ -136,9 +136,8 @@ def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Pat
     code = f"""
         import os, time
         from pathlib import Path
-        from autotune.flags import FlagSet
+        from autotune.model import FlagSet, Stopwatch
         from autotune.workers.srun import SrunLauncher
-        from autotune.store import Stopwatch
         from tests.cluster.test_srun import PROGRAMS, two_nodes
         launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())
         worker = launcher.start(FlagSet(), Path({str(tmp_path)!r}), progress=lambda phase: None)
