@@ -100,7 +100,7 @@ class GpuWatch:
     def warnings(self) -> tuple[str, ...]:
         """What was doubtful since the last call, in words."""
         samples, self._samples, self._next_s = self._samples, [], 0.0
-        return describe(samples)
+        return warnings_of(samples)
 
     def _sample(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
@@ -136,7 +136,7 @@ def open_watch(environment: Mapping[str, str]) -> GpuWatch:
     return GpuWatch(load_nvml(), environment.get(VISIBLE))
 
 
-def describe(samples: Sequence[GpuSample]) -> tuple[str, ...]:
+def warnings_of(samples: Sequence[GpuSample]) -> tuple[str, ...]:
     """What in some samples makes a measurement doubtful, one sentence for each GPU and reason."""
     found: list[str] = []
     for index in sorted({s.index for s in samples}):

@@ -82,7 +82,7 @@ def cluster_of(spec: StudySpec) -> tuple[Target, Topology]:
     return target, on_cluster(spec, target, asked)[1]
 
 
-def moved(spec: StudySpec) -> StudySpec:
+def on_its_cluster(spec: StudySpec) -> StudySpec:
     """The study as it would be on the cluster that it predicts for.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.model import Effort, Stopwatch, StudySpec, View, load_study, parse_study
 from autotune.rundir import Store
 from autotune.study.measured import Measuring
-from autotune.study.predicted import Predicting, moved
+from autotune.study.predicted import Predicting, on_its_cluster
 from autotune.study.preflight import prepare
 from autotune.study.recheck import NothingToSearch
 from autotune.study.run import StudyRun
@@ -44,7 +44,7 @@ def new_run(
     Raises:
         StudyFileError: If the study predicts and its cluster is not named or does not fit the workload.
     """
-    spec = moved(spec) if spec.is_predicted else spec
+    spec = on_its_cluster(spec) if spec.is_predicted else spec
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,

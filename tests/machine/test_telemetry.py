@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.machine.telemetry import FILE, GpuWatch, describe, open_watch
+from autotune.machine.telemetry import FILE, GpuWatch, open_watch, warnings_of
 
 
 class NvmlError(Exception):
@@ -135,4 +135,4 @@ def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
     for watch in (GpuWatch(Nvml(driver=False), None), GpuWatch(None, None), open_watch({})):
         watch.look(tmp_path)
         assert watch.warnings() == ()
-    assert describe([]) == ()
+    assert warnings_of([]) == ()

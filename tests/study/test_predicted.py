@@ -269,7 +269,7 @@ def test_how_a_measured_study_is_screened_does_not_make_it_another_study() -> No
 
 def test_cluster_of_a_study_for_64_gpus() -> None:
     spec = parse_study({**STUDY, "screen": {"target": "h100-sxm", "topology": "8x8"}})
-    moved = predicted.moved(spec)
+    moved = predicted.on_its_cluster(spec)
     assert (moved.device.platform, moved.device.count, moved.device.node_count) == ("cuda", 64, 8)
 
 
