@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.compiler import plugin
-from autotune.compiler.targets import Topology, load_target, parse_topology, proto_text, target_names
+from autotune.compiler.targets import Topology, load_target, parse_topology, proto_text, target_names, target_of
 from autotune.model.errors import StudyFileError
 
 
@@ -95,3 +95,25 @@ WHOLE = {"jax": "0.10.2", "jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", "ja
 def test_plugin_must_be_whole_and_of_jaxlibs_version(versions: dict[str, str], said: str | None) -> None:
     found = plugin.compiler_problem(versions)
     assert found is None if said is None else found is not None and said in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA H100", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("cpu", None),
+    ],
+)
+def test_target_of_a_device_kind(kind: str, name: str | None) -> None:
+    found = target_of(kind)
+    assert (found.name if found else None) == name

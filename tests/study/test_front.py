@@ -1,15 +1,11 @@
-"""Studies by several objectives: dominance, the proven front, what is shown of it, and what is exported from it."""
+"""Studies by several objectives: dominance, and the proven front."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,53 +16,16 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import EnergyUse, Objective, WorkerReport
 from autotune.model.objectives import proven_front, told_log_ratio
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult
-from autotune.results import analysis, api
-from autotune.results.export import ExportFormat, render_export
-from autotune.results.library import add_to_library
-from autotune.results.report import render_html, render_markdown
-from autotune.results.tables import study_tables
-from autotune.results.winner import parse_winner, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.mirror import NUMBER_KEY
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
 from autotune.study.conclude import _front
-from autotune.study.recheck import recheck_winner
-from autotune.study.stages import run_study
-from autotune.workers.replay import ReplayLauncher
-from harness.simulated import GivenSetup, given_run
-from tests.runs import SPACE, Diary, asking, replay_study
-
-TIME, MEMORY = Objective.STEP_TIME, Objective.MEMORY
-
-
-def pareto_study(*wanted: str, **replay: Any) -> StudySpec:
-    """`xla_a` trades memory for time, `xla_b` time for memory, `xla_d=2` harms both."""
-    formula = {
-        "effects": {"xla_a=1": 0.90, "xla_b=1": 1.05, "xla_d=2": 1.10},
-        "memory_effects": {"xla_a=1": 1.25, "xla_b=1": 0.70, "xla_d=2": 1.10},
-        "noise": {"white_sd": 1e-4},
-        **replay,
-    }
-    study = {"search": {"objectives": ["step_time", *(wanted or ("memory",))]}, "confirm": {"finalists": 4}}
-    return replay_study(**formula, study=study)
-
-
-def run(path: Path, spec: StudySpec, *, trials: int, storage: str | None = None) -> tuple[Store, Diary]:
-    assert spec.replay is not None
-    diary = Diary()
-    study = given_run(asking(spec, trials), path, GivenSetup(given_space=SPACE), diary, storage=storage)
-    run_study(study)
-    return study.store, diary
-
-
-@pytest.fixture(scope="module")
-def front_run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished study by step time and memory; to be read only."""
-    return run(tmp_path_factory.mktemp("front") / "run", pareto_study(), trials=45)[0]
-
+from tests.fronts import MEMORY, TIME, pareto_study, run
+from tests.runs import replay_study
 
 # ---------------------------------------------------------------------- dominance
 
@@ -301,128 +260,3 @@ def test_one_objective_leaves_the_identity_of_earlier_runs_alone() -> None:
     one, two = replay_study(), pareto_study()
     assert "objectives" not in one.lasting()["search"]
     assert two.lasting()["search"]["objectives"] == ["step_time", "memory"]
-
-
-# ---------------------------------------------------------------------- shown and exported
-
-
-def test_the_front_frame_has_the_proven_sets_first(front_run: Store) -> None:
-    frame = analysis.front_frame(front_run)
-    conclusion = front_run.last(ConclusionRecord)
-    assert conclusion is not None
-    assert tuple(frame[frame["is_proven"]]["trial"]) == conclusion.front
-    assert np.all(frame["memory_low"] <= frame["memory"])
-    assert api.load(front_run.path).front.equals(frame)
-
-
-def test_a_study_that_runs_still_shows_the_front_of_its_search(front_run: Store, tmp_path: Path) -> None:
-    store = Store.create_or_resume(tmp_path, front_run.spec, study_dir=tmp_path)
-    for record in itertools.takewhile(lambda r: not isinstance(r, ConfirmRun), front_run.records()):
-        store.append(record)
-    store.close()
-    frame = analysis.front_frame(store)
-    assert len(frame) >= 3
-    assert not frame["is_proven"].any()
-    assert frame["memory_low"].isna().all()
-    assert not frame["step_time_low"].isna().any()
-    assert "not measured again" in render_markdown(store)
-
-
-def test_the_report_shows_the_front_with_intervals(front_run: Store) -> None:
-    page, text = render_html(front_run), render_markdown(front_run)
-    assert "The front: step time, memory" in page
-    assert "Step time and memory" in page
-    assert page.count("proven in fresh processes") == 1
-    for number in analysis.front_frame(front_run)["trial"]:
-        assert f"autotune export {front_run.path} --trial {number} -o trial-{number}.env" in page
-    rows = text.split("## The front: step time, memory\n")[1].strip().split("\n\n")[0].splitlines()
-    assert len(rows) == 2 + len(analysis.front_frame(front_run))
-    assert "| proven |" in rows[2]
-    assert "[" in rows[2]
-
-
-def test_the_terminal_shows_the_front(front_run: Store) -> None:
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    for table in study_tables(front_run):
-        console.print(table)
-    text = console.export_text()
-    assert "the front: ratios over the default's" in text
-    assert text.count("proven") >= 4
-
-
-def test_export_gives_the_fastest_or_the_set_that_is_named(front_run: Store) -> None:
-    conclusion = front_run.last(ConclusionRecord)
-    assert conclusion is not None
-    fastest, _, smallest = conclusion.front or ()
-    text = render_export(front_run, ExportFormat.ENV)
-    assert parse_winner(text, source="").settings["xla_a"] == "1"
-    assert "# memory over the default's: 1.250 [" in text
-    chosen = parse_winner(render_export(front_run, ExportFormat.JSON, trial=smallest), source="")
-    assert chosen.settings["xla_b"] == "1"
-    assert chosen.others is not None
-    assert chosen.others[MEMORY].ratio == pytest.approx(0.7)
-    assert chosen.sentence.startswith(f"trial {smallest} (")
-    assert chosen.step_s is not None
-    with pytest.raises(AutotuneError, match=rf"trial 999 .* try autotune export .* --trial {fastest}\|"):
-        render_export(front_run, ExportFormat.ENV, trial=999)
-
-
-def test_a_library_keeps_the_fastest_of_a_front_and_no_slower_set(front_run: Store, tmp_path: Path) -> None:
-    conclusion = front_run.last(ConclusionRecord)
-    assert conclusion is not None
-    add_to_library(winner_of(front_run), tmp_path)
-    with pytest.raises(AutotuneError, match="a library keeps what is proven faster than the default"):
-        add_to_library(winner_of(front_run, (conclusion.front or ())[-1]), tmp_path)
-
-
-def test_a_front_without_a_faster_set_must_be_chosen_from(tmp_path: Path) -> None:
-    store, _ = run(tmp_path, pareto_study(effects={"xla_b=1": 1.05}), trials=20)
-    with pytest.raises(AutotuneError, match=r"choose one by what it saves \(autotune export .* --trial \d+\)"):
-        winner_of(store)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
-    assert winner_of(store, (conclusion.front or ())[0]).others is not None
-    assert api.load(store.path).winner is None
-
-
-def test_a_single_winner_may_be_named_by_its_own_number_only(finished: Store) -> None:
-    conclusion = finished.last(ConclusionRecord)
-    assert conclusion is not None
-    assert winner_of(finished, conclusion.trial) == winner_of(finished)
-    with pytest.raises(AutotuneError, match="only a proven set is exported but trial 999"):
-        winner_of(finished, 999)
-
-
-@pytest.mark.parametrize(("memory", "holds"), [(0.70, True), (1.0, False)])
-def test_recheck_holds_if_all_that_was_better_is_better_still(
-    front_run: Store, tmp_path: Path, memory: float, holds: bool
-) -> None:
-    conclusion = front_run.last(ConclusionRecord)
-    assert conclusion is not None
-    saver = winner_of(front_run, (conclusion.front or ())[-1])
-    spec = pareto_study(memory_effects={"xla_b=1": memory, "xla_a=1": 1.25})
-    assert spec.replay is not None
-    launcher = ReplayLauncher(spec.replay, seed=1, platform="cpu")
-    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
-    study = given_run(spec, tmp_path, setup, Diary())
-    found, store = recheck_winner(study, saver), study.store
-    assert (found.outcome is Outcome.WINNER) == holds
-    assert ("still holds" in found.sentence) == holds
-    assert f"memory {memory:.3f}" in found.sentence
-    if holds:
-        assert json.loads(render_export(store, ExportFormat.JSON))["winner"]["others"]["memory"][
-            "ratio"
-        ] == pytest.approx(0.7)
-
-
-def test_the_front_can_be_plotted(front_run: Store) -> None:
-    study = api.load(front_run.path)
-    chart = study.plot.front("memory")
-    assert chart.title == "Step time and memory"
-    assert ">memory over the default&apos;s<" in chart.svg or ">memory over the default's<" in chart.svg
-    for number in study.front["trial"]:
-        assert f">{number}</text>" in chart.svg
-    with pytest.raises(AutotuneError, match=r"another objective of the study must be named \(memory\): energy"):
-        study.plot.front("energy")

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from autotune.cli.app import app
-from autotune.compiler.compiler import Compiler
-from autotune.compiler.scratch import PREFIX, Scratch, sweep
-from autotune.compiler.targets import target_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -308,104 +303,6 @@ def domains_of(rules: Rules) -> list[FlagSet]:
     return fresh.compiled
 
 
-# ---------------------------------------------------------------------- as a user runs it
-
-FAST = """
-[measure]
-pairs_cap = 12
-[confirm]
-processes = 3
-finalists = 1
-pairs = 6
-"""
-ON_CPU = f"""
-name = "screened-cpu"
-[workload]
-entry = "workloads.example:build"
-[search]
-trials = 4
-use_environment = false
-[search.settings]
-xla_cpu_parallel_codegen_split_count = [1]
-xla_cpu_max_isa = ["SSE4_2"]
-{FAST}
-"""
-ON_GPUS = f"""
-name = "screened-gpus"
-[workload]
-entry = "toy_workload:make"
-[device]
-platform = "cuda"
-count = 8
-[search]
-trials = 4
-use_environment = false
-[search.settings]
-xla_gpu_enable_while_loop_double_buffering = [false, true]
-xla_gpu_memory_limit_slop_factor = [95, 80]
-CUDA_MODULE_LOADING = ["EAGER"]
-[[search.first]]
-name = "dead"
-settings = {{ xla_gpu_memory_limit_slop_factor = 80 }}
-[screen]
-enabled = true
-target = "h100-sxm"
-topology = "8"
-[replay]
-noise = "quiet"
-effects = {{ "xla_gpu_enable_while_loop_double_buffering=true" = 0.9 }}
-{FAST}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    source = (Path(__file__).parents[1] / "compiler/toy_workload.py").read_text(encoding="utf-8")
-    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run_command(folder: Path, text: str, *options: str) -> Store:
-    """Types `autotune run`; gives the run."""
-    (folder / "study.toml").write_text(text, encoding="utf-8")
-    done = CliRunner().invoke(app, ["run", "study.toml", "--run-dir", "run", *options])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return Store.open(Path("run"))
-
-
-@pytest.mark.slow
-def test_cpu_study_with_real_programs(folder: Path) -> None:
-    store = run_command(folder, ON_CPU, "--screen")
-    results = store.of(TrialResult)
-    record = store.last(ScreenRecord)
-    assert record is not None
-    assert record.report is not None
-    found = {s["name"]: s["effect"] for s in record.report["settings"]}
-    assert found == {"xla_cpu_parallel_codegen_split_count": "dead", "xla_cpu_max_isa": "live"}
-    # What is left of the space is one setting with one value besides the default.
-    assert [dict(r.settings) for r in results] == [{"xla_cpu_max_isa": "SSE4_2"}]
-    assert results[0].worker is not None
-    assert results[0].compiled_key is not None
-
-
-@pytest.mark.aot
-@pytest.mark.slow
-def test_gpu_study_with_programs_compiled_for_gpus_that_are_not_here(folder: Path) -> None:
-    store = run_command(folder, ON_GPUS)
-    results = store.of(TrialResult)
-    assert (results[0].status, results[0].same_as) == (TrialStatus.SAME_PROGRAM, 0)
-    assert results[0].worker is None
-    assert not any("xla_gpu_memory_limit_slop_factor" in r.settings for r in results[1:])
-    assert any("CUDA_MODULE_LOADING" in r.settings for r in results)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
-    assert conclusion.settings == FlagSet({"xla_gpu_enable_while_loop_double_buffering": True})
-    again = run_command(folder, ON_GPUS, "--trials", "4")
-    assert len(again.of(ScreenRecord)) == 1
-
-
 # ---------------------------------------------------------------------- whether, and for what
 
 
@@ -437,69 +334,3 @@ def test_gpu_study_without_a_fitting_plugin_says_what_to_install(
     is_on, why_not = is_wanted(spec)
     assert not is_on
     assert "pip install" in why_not
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA GB200", "gb200"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA H100", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA A100-PCIE-40GB", None),
-        ("cpu", None),
-    ],
-)
-def test_target_of_a_device_kind(kind: str, name: str | None) -> None:
-    found = target_of(kind)
-    assert (found.name if found else None) == name
-
-
-# ---------------------------------------------------------------------- stopping, and what is left behind
-
-
-def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any) -> None:
-    compiler = Compiler(toy_job(topology="1", target=None))
-    thread_error: list[BaseException] = []
-
-    def compile_many() -> None:
-        try:
-            for level in range(1000):
-                list(compiler.compile([FlagSet({"xla_cpu_parallel_codegen_split_count": str(level + 1)})]))
-        except LaunchError as error:
-            thread_error.append(error)
-
-    thread = threading.Thread(target=compile_many)
-    thread.start()
-    while (worker := compiler._worker) is None or not hasattr(worker, "broken"):
-        time.sleep(0.05)
-    folder = worker._folder
-    compiler.abort()
-    thread.join(timeout=60)
-    compiler.close()
-    assert not thread.is_alive()
-    assert "stopped" in str(thread_error[0])
-    assert not folder.exists()
-
-
-def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    living = Scratch(tmp_path)
-    dead, young, foreign = (tmp_path / name for name in (f"{PREFIX}dead", f"{PREFIX}young", "other"))
-    for folder in (dead, young, foreign):
-        folder.mkdir()
-        (folder / "dump").write_text("x")
-    old = time.time() - 3600
-    for folder in (living.path, dead, foreign):
-        os.utime(folder, (old, old))
-    assert sweep(tmp_path) == [dead]
-    assert living.path.is_dir()
-    assert young.is_dir()
-    assert foreign.is_dir()
-    living.close()
-    assert not living.path.exists()
