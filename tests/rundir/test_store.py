@@ -4,16 +4,19 @@ import os
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import Pair
-from autotune.model.records import IncidentRecord
+from autotune.model.records import RECORD, IncidentRecord
 from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
 from autotune.rundir.files import append_synced, write_atomically
 from autotune.rundir.store import RECORDS, Store, is_held
+from tests.runs import record, replay_study
 
 
 def study(**more: object) -> StudySpec:
@@ -159,3 +162,33 @@ def test_torn_pair_is_ignored(tmp_path: Path) -> None:
     pair = Pair(index=0, first="reference", reference_s=(0.5,), candidate_s=(0.25,), at_s=1.0)
     (folder / "pairs.jsonl").write_text(pair.model_dump_json() + "\n" + pair.model_dump_json()[:20])
     assert list(store.pairs("trials/0001")) == [pair]
+
+
+class Counting:
+    """Stands for the parser of records, and counts."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self.count = 0
+
+    def validate_json(self, line: bytes) -> Any:
+        self.count += 1
+        return self._parser.validate_json(line)
+
+
+def test_each_record_is_parsed_once_and_what_this_process_wrote_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = Counting(RECORD)
+    monkeypatch.setattr("autotune.rundir.record_index.RECORD", parser)
+    spec = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6})
+    first = record(tmp_path / "run", spec, trials=5)
+    lines = len(first.records())
+    assert lines > 20
+    assert parser.count == 0  # a closed run goes on from its index
+    record(tmp_path / "run", spec, trials=9)
+    assert parser.count == lines
+    reader = Store.open(tmp_path / "run")
+    for _ in range(3):
+        assert len(reader.of(TrialResult)) == 9
+    assert parser.count == lines + len(reader.records())
