@@ -48,14 +48,14 @@ class Bench:
 
     Args:
         store: The study's run directory.
-        launcher: Starts workers.
+        launcher: Starts workers; None in a study that starts none.
         runtime_settings: Tells which of some settings are read when the program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
         view: Told what is under way.
     """
 
     def __init__(
-        self, store: Store, launcher: Launcher, runtime_settings: Callable[[FlagSet], FlagSet], view: View
+        self, store: Store, launcher: Launcher | None, runtime_settings: Callable[[FlagSet], FlagSet], view: View
     ) -> None:
         self.store = store
         self.spec = store.spec
@@ -89,6 +89,7 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
+        assert self._launcher is not None, "a predicted study starts no worker"
         merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
@@ -186,7 +187,8 @@ class Bench:
 
     def close(self) -> None:
         """Ends every worker."""
-        self._launcher.close()
+        if self._launcher is not None:
+            self._launcher.close()
         self._reference = None
 
     # ------------------------------------------------------------------ what a worker says of itself

@@ -147,7 +147,9 @@ class StudyRun:
         self._resources.callback(self.store.close)
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
-        self.bench = Bench(self.store, self.setup.launcher(self.store), self.setup.runtime_settings, self.view)
+        # What is only predicted may be for nodes that are not here: their launcher would refuse this machine.
+        launcher = None if self.spec.is_predicted else self.setup.launcher(self.store)
+        self.bench = Bench(self.store, launcher, self.setup.runtime_settings, self.view)
         self._resources.callback(self.bench.close)
         self.comparer = _open_comparer(self.bench)
         self.evaluator = self.make_evaluator(self)

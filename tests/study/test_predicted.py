@@ -31,6 +31,7 @@ from autotune.study import predicted
 from autotune.study import screen as stage
 from autotune.study.predicted import Predicting, cluster_of
 from autotune.study.stages import run_study
+from autotune.workers.base import Launcher
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
 from tests.runs import Diary, asking
@@ -47,14 +48,11 @@ STUDY: dict[str, Any] = {
 Run = Callable[..., tuple[ConclusionRecord, Store, Diary, list[str]]]
 
 
-class NoLauncher:
-    """Starts nothing: a predicted study that asks for a worker is wrong."""
+class NoLauncher(GivenSetup):
+    """A predicted study that asks for what starts workers is wrong: its nodes need not be here."""
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> Any:
-        raise AssertionError(f"a predicted study started {settings}")
-
-    def close(self) -> None:
-        pass
+    def launcher(self, store: Store) -> Launcher:
+        raise AssertionError("a predicted study starts nothing")
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
         monkeypatch.setattr(stage, "open_screener", opened)
         diary = Diary()
-        setup = GivenSetup(given_space=space(), first=first, given_launcher=NoLauncher())
+        setup = NoLauncher(given_space=space(), first=first)
         study = given_run(asking(spec, trials), tmp_path / "run", setup, diary, make_evaluator=Noting)
         return run_study(study), study.store, diary, searched
 
