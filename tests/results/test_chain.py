@@ -34,7 +34,7 @@ pairs_cap = 12
 [confirm]
 finalists = 1
 processes = 4
-pairs = 4
+pairs = 20
 """
 
 
