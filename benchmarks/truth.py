@@ -45,7 +45,7 @@ class Effort:
 
 
 FULL = Effort(samples=4000, null_studies=1500, power_studies=100)
-QUICK = Effort(samples=120, null_studies=6, power_studies=2)
+QUICK = Effort(samples=120, null_studies=11, power_studies=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
