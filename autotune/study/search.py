@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
 from autotune.study.culprit import blame_unit, next_case, remember, remembered
 from autotune.study.finalists import choose_finalists
-from autotune.study.lanes import Job
 from autotune.study.run import StudyRun
 from autotune.study.trial import complete
+from autotune.study.units import Job
 
 BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of a time budget that is kept back from the search for confirming."""
@@ -96,7 +96,7 @@ class Search:
         if spec.gpu_hours is not None:
             budget_s, lanes = 3600 * spec.gpu_hours, max(1, len(self._run.lanes.names))
             cost_s = self._proof_cost_s(results, budget_s) * self._run.lanes.device_count / lanes
-            used = "budget of GPU hours" if self._run.lanes.device_s + cost_s >= budget_s else used
+            used = "budget of GPU hours" if self._run.lanes.ledger.device_s + cost_s >= budget_s else used
         if used and not self._is_over:
             self._run.view.note(f"{used} used: the search ends after {len(results)} of {self._asked} trials")
             self._is_over = True
