@@ -10,7 +10,7 @@ from autotune.machine.environment import (
 )  # fmt: skip
 from autotune.machine.files import replace_file
 from autotune.machine.gpus import Gpu, Runner, find_gpus, gpu_topology, run_program, visible_gpu_ids, visible_gpus
-from autotune.machine.provenance import describe_machine, utc_now
+from autotune.machine.provenance import describe_machine, foreign_owner, is_this_host, utc_now
 from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,

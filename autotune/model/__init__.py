@@ -14,6 +14,7 @@ from autotune.model.measurement import (
     Record, Settings, Stamped, WorkerReport, WorkloadFacts,
 )  # fmt: skip
 from autotune.model.names import is_variable, kind_of, refuse_reaching_out
+from autotune.model.numbers import Count, Elapsed
 from autotune.model.objectives import (
     choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
     told_log_ratio, trial_log_ratio,
@@ -24,7 +25,7 @@ from autotune.model.records import (
     FloorResult, IncidentRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.sections import ReplaySpec
-from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip

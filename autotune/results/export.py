@@ -140,7 +140,14 @@ def _sbatch(winner: Winner) -> str:
         head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
     head.append(f"#SBATCH --ntasks-per-node={max(1, winner.process_count // winner.node_count)}")
     head.append("#SBATCH --export=ALL")
-    return "#!/bin/bash\n" + "\n".join(head) + "\n" + _comments(winner) + _exports(winner) + 'exec srun --export=ALL "$@"\n'
+    return (
+        "#!/bin/bash\n"
+        + "\n".join(head)
+        + "\n"
+        + _comments(winner)
+        + _exports(winner)
+        + 'exec srun --export=ALL "$@"\n'
+    )
 
 
 def _k8s(winner: Winner) -> str:

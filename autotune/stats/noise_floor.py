@@ -34,6 +34,15 @@ class NoiseFloor:
     pair_sd: float
     detectable: float
 
+    def __post_init__(self) -> None:
+        """Refuses figures that no measurement gives.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        if not (self.pair_sd >= 0.0 and self.detectable >= 0.0):
+            raise ValueError(f"a noise floor must be 0 or more but got {self.pair_sd:g} and {self.detectable:g}")
+
 
 def read_noise_floor(
     log_ratios: Sequence[float] | Floats, *, plan: SequentialPlan, sesoi: float = DEFAULT_SESOI

@@ -301,7 +301,7 @@ def test_files_that_hold_no_winner_are_refused(text: str) -> None:
 
 def test_a_winner_of_a_later_form_is_refused() -> None:
     text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.ENV).replace(
-        '"winner_version":1', '"winner_version":2'
+        '"winner_version":2', '"winner_version":3'
     )
     with pytest.raises(AutotuneError, match="winner_version"):
         parse_winner(text, source="file")
