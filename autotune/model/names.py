@@ -1,4 +1,4 @@
-"""Which names may ever be a setting, with which values: the one allow-list, for all that is read, written or put in force.
+"""Which names may ever be a setting, with which values: the one list for what is read, written or put in force.
 
 Settings come from files of other people (run directories, exports, libraries), and end in the environment of a process.
 So the list says what may pass, never what may not: a name that nobody thought of is refused.
@@ -54,8 +54,8 @@ def kind_of(name: str) -> str:
         )
     if not is_variable(name):
         raise SettingError(
-            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which program "
-            "runs, or is not known to do the like; take it out of the settings"
+            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
+            "program runs, or is not known to steer them; take it out of the settings"
         )
     return "env"
 

@@ -1,4 +1,4 @@
-"""Whether a proof follows from its records: every figure is made once more from the raw pairs, and a digest is compared.
+"""Whether a proof follows from its records: figures are made once more from raw pairs, and a digest is compared.
 
 A digest is no signature: it shows that something was edited or is of another run. Who forges pairs, records and digest
 together is not found out.
@@ -137,7 +137,7 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
 def _families(
     spec: StudySpec, proof: FinalistResult, conclusion: ConclusionRecord, runs: Sequence[ConfirmRun]
 ) -> list[int]:
-    """For how many intervals together a proof's may have been widened: sets that were proven together, times objectives."""
+    """For how many intervals a proof's may have been widened: sets that were proven together, times objectives."""
     least, most = 1, 1
     if proof.stage not in LAST_PROOFS:
         least = max(1, len(conclusion.front or ()))

@@ -1,4 +1,4 @@
-"""Where what one is about to trust comes from: who recorded a run and where, and whether a file is still what its run says."""
+"""Where a proof comes from: who recorded it on which machine, and whether a file still says what its run does."""
 
 from __future__ import annotations
 
@@ -64,15 +64,9 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     if here.proof.digest != winner.proof.digest:
         digests = (f"digest {d[:12]}" for d in (winner.proof.digest, here.proof.digest))
         return RecordCheck(differences=(Difference(field="records", proven=next(digests), here=next(digests)),))
-    return RecordCheck(
-        differences=tuple(
-            Difference(
-                field=name, proven=f"{getattr(here, name)} (as recorded)", here=f"{getattr(winner, name)} in the file"
-            )
-            for name in _COMPARED
-            if getattr(here, name) != getattr(winner, name)
-        )
-    )
+    pairs = [(name, getattr(here, name), getattr(winner, name)) for name in _COMPARED]
+    found = [Difference(field=n, proven=f"{a} in its records", here=f"{b} in the file") for n, a, b in pairs if a != b]
+    return RecordCheck(differences=tuple(found))
 
 
 def _unchecked(why: str) -> RecordCheck:

@@ -54,7 +54,7 @@ RECHECK_DAYS = 180
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
-    """Refuses what no winner may hold, whoever proved it: what reaches files or code, and what the catalogue calls dangerous.
+    """Refuses what no winner may hold, whoever proved it: what reaches files or code, or is known to be dangerous.
 
     Raises:
         SettingError: If there is such a setting.
@@ -67,8 +67,8 @@ def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
         entry = catalog.get(name)
         if entry is not None and entry.danger and value not in entry.defaults.values():
             raise SettingError(
-                f"a winner must be safe in training but {name}={value} is dangerous ({entry.danger}); take it out of the "
-                "study and prove the rest again"
+                f"a winner must be safe in training but {name}={value} is dangerous ({entry.danger}); "
+                "take it out of the study and prove the rest again"
             )
     return settings
 
@@ -336,7 +336,8 @@ def parse_winner(text: str, *, source: str) -> Winner:
         first = error.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
         raise AutotuneError(
-            f"{source} must hold a winner of form 1 to {WINNER_VERSION} but `{where}`: {first['msg']:.300}; export it again"
+            f"{source} must hold a winner of form 1 to {WINNER_VERSION} but `{where}`: {first['msg']:.300}; "
+            "export it again"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(

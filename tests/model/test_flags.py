@@ -165,7 +165,7 @@ def test_values_are_rendered_as_xla_reads_them() -> None:
 
 @pytest.mark.parametrize("odd", list("\0\t\n\r\v\x1b\x7f\x85\u2028\u202e\ufeff\udcff"))
 def test_a_value_is_printable_text(odd: str) -> None:
-    with pytest.raises(SettingError, match="xla_dump_to must be printable text .* write it without"):
+    with pytest.raises(SettingError, match=r"xla_dump_to must be printable text .* write it without"):
         FlagSet({"xla_dump_to": f"a{odd}b"})
 
 
