@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import TypeAdapter
+
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
@@ -36,7 +38,7 @@ from autotune.model import (
 )
 from autotune.rundir.claims import CLAIMS, WORKERS, Claims, SharedClaims, SoleClaims, list_workers
 from autotune.rundir.files import append_synced, cut_torn_line, refuse_path, write_atomically
-from autotune.rundir.record_index import RecordIndex
+from autotune.rundir.record_index import RecordIndex, parse_line
 
 R = TypeVar("R", bound=Stamped)
 
@@ -44,6 +46,7 @@ STUDY = "study.json"
 RECORDS = "records.jsonl"
 LOCK = "lock"
 PAIRS = "pairs.jsonl"
+PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 
 
@@ -96,8 +99,8 @@ class Store:
                 )
             spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {error!s:.1000}") from error
 
     @classmethod
     def create_or_resume(
@@ -315,12 +318,16 @@ class Store:
         write_atomically(folder / name, make_text())
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
+        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged).
+        """
         file = self.path / directory / PAIRS
         if not file.exists():
             return
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            yield Pair.model_validate_json(line)
+        for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+            yield parse_line(PAIR, line, file, number, what="a pair of blocks")
 
 
 # ---------------------------------------------------------------------- writing that survives
