@@ -32,7 +32,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
         conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
-    run.store.append_once(conclusion, key=f"conclusion-{len(results)}")
+    run.store.append_news(conclusion)
     return conclusion
 
 
