@@ -14,7 +14,7 @@ from autotune.model.measurement import (
     Record, Settings, Stamped, WorkerReport, WorkloadFacts,
 )  # fmt: skip
 from autotune.model.names import is_variable, kind_of, refuse_reaching_out
-from autotune.model.numbers import Count, Elapsed
+from autotune.model.numbers import Count, AtLeastOne, Elapsed
 from autotune.model.objectives import (
     choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
     told_log_ratio, trial_log_ratio,

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
@@ -121,8 +121,8 @@ class WorkerReport(Record):
     fingerprint: str
     platform: str
     device_kind: str
-    device_count: Count
-    process_count: Count = 1
+    device_count: AtLeastOne
+    process_count: AtLeastOne = 1
     compile_s: Elapsed | None = None
     start_s: Elapsed
     losses: tuple[float, ...]

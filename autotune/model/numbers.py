@@ -33,6 +33,9 @@ StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """How many, or how many bytes: whole in a float, too."""
 
+AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
+"""How many, at least one."""
+
 Amount = Annotated[float, Field(ge=0, le=1e30)]
 """What is counted but may be no whole number, such as FLOPs."""
 

@@ -20,10 +20,10 @@ from pydantic import AfterValidator, Field, ValidationError
 from autotune.model import (
     PREDICTED,
     STUDY_NAME,
+    AtLeastOne,
     AutotuneError,
     ConclusionRecord,
     ConfirmRun,
-    Count,
     Elapsed,
     FinalistResult,
     FlagSet,
@@ -117,8 +117,8 @@ class Winner(Record):
     workload_entry: str
     workload_options: dict[str, Any]
     mesh: dict[str, int] = Field(default_factory=dict)
-    process_count: Annotated[Count, Field(ge=1)] = 1
-    node_count: Annotated[Count, Field(ge=1)] = 1
+    process_count: AtLeastOne = 1
+    node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
     others: dict[Objective, Estimate] | None = None
     conditions: Conditions

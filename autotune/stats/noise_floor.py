@@ -27,7 +27,7 @@ class NoiseFloor:
         detectable: Smallest true speed-up that ends `faster` 9 times in 10 at the cap of pairs.
     """
 
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012  # records of earlier versions hold more figures
+    __pydantic_config__ = {"extra": "ignore", "ser_json_inf_nan": "strings"}  # noqa: RUF012  # records of earlier versions hold more figures
 
     estimate: Estimate
     is_honest: bool

@@ -122,6 +122,9 @@ def test_no_value_in_any_field_of_a_record_breaks_a_reader(
         ("floor", ("provenance", "load_1min")),
         ("soak", ("step_count",)),
         ("span", ("wall_s",)),
+        ("session", ("started",)),
+        ("floor", ("reference", "process_count")),
+        ("floor", ("floor", "pair_sd")),
     ],
 )
 def test_crafted_numbers_where_they_hurt(tmp_path: Path, kind: str, path: tuple[Any, ...], value: Any) -> None:
@@ -135,7 +138,7 @@ def test_crafted_numbers_where_they_hurt(tmp_path: Path, kind: str, path: tuple[
 
 @pytest.mark.parametrize("value", [*NUMBERS, [], [0.0], ["x"], [-1.0]], ids=lambda v: str(v)[:20])
 @pytest.mark.parametrize("field", ["reference_s", "candidate_s", "index", "at_s"])
-@pytest.mark.parametrize("file", [PAIRS[-1], *[p for p in PAIRS if "trials/0001" in str(p)]], ids=str)
+@pytest.mark.parametrize("file", [p for p in PAIRS if "/final-" in str(p) or "trials/0001" in str(p)][-2:], ids=str)
 def test_crafted_raw_pairs_are_refused_with_file_and_line(tmp_path: Path, file: Path, field: str, value: Any) -> None:
     run = shutil.copytree(OLD, tmp_path / "run")
     lines = (run / file).read_text().splitlines()
