@@ -171,10 +171,10 @@ def _of_proof(
         yield f"{name}: its processes give {shown} when widened for all sets, the record says {said}"
     elif proof.verdict is not (verdict := judge(fitting[0], sesoi=spec.measure.smallest_effect)):
         yield f"{name}: its figures are {verdict}, the record says {proof.verdict}"
-    for objective, said in (proof.others or {}).items():
+    for objective, other in (proof.others or {}).items():
         told = [r.others[objective] for r in mine if r.others is not None and objective in r.others]
-        if len(told) < 2 or not any(_are_close(said, confirm(told, family=f).corrected) for f in families):
-            yield f"{name}: its processes do not give {objective.words} {format_estimate(said)}"
+        if len(told) < 2 or not any(_are_close(other, confirm(told, family=f).corrected) for f in families):
+            yield f"{name}: its processes do not give {objective.words} {format_estimate(other)}"
 
 
 def _of_winner(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload)
-    found, notes = differences(winner.conditions, here), []
+    found, notes = differences(winner.conditions, here), list[str]()
     if winner.is_predicted:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
     if file.is_file():
