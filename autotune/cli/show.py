@@ -54,7 +54,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import describe_begin, origin_of_run
+    from autotune.results import describe_begin, doubts, origin_of_run
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -65,7 +65,7 @@ def show(
         print_json(store.records(), exclude_none=True)
     else:
         origin = origin_of_run(store)
-        print_lines([*describe_begin(store), *([origin] if origin is not None else [])])
+        print_lines([*describe_begin(store), *([origin] if origin is not None else []), *doubts(store)])
         print_study(store)
 
 

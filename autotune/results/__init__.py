@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.results.audit import disagreements, proof_digest
+from autotune.results.audit import doubts, proof_digest
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries

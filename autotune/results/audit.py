@@ -25,6 +25,7 @@ from autotune.model import (
     Objective,
     Outcome,
     Pair,
+    RunDirectoryError,
     SoakRecord,
     Stamped,
     StudySpec,
@@ -88,6 +89,18 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     if conclusion.digest is not None and conclusion.digest != (here := proof_digest(store, conclusion)):
         found.append(f"the records have the digest {here[:12]}, the conclusion was drawn from {conclusion.digest[:12]}")
     return found
+
+
+def doubts(store: Store) -> list[str]:
+    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner or front."""
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None or conclusion.outcome not in (Outcome.WINNER, Outcome.FRONT):
+        return []
+    try:
+        wrong = disagreements(store, conclusion)
+    except RunDirectoryError as error:
+        wrong = [str(error)]
+    return [f"DO NOT BELIEVE the conclusion: {line}" for line in wrong]
 
 
 def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:

@@ -51,11 +51,11 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     if run is None:
         run = _find_run(winner.proof.run, file)
     if run is None:
-        return _unchecked(f"its run {winner.proof.run!r} is not here; name it with --run")
+        return _unchecked(f"its run {winner.proof.run!r} is not here; name it (autotune verify FILE --run RUN)")
     store = Store.open(run)
     conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
     if conclusion is None:
-        return _unchecked(f"{run} is of another proof; name its own run with --run")
+        return _unchecked(f"{run} is of another proof; name its own (autotune verify FILE --run RUN)")
     if wrong := disagreements(store, conclusion):
         found = [Difference(field="records", proven="what was recorded", here=line) for line in wrong]
         return RecordCheck(differences=tuple(found))

@@ -17,6 +17,7 @@ from autotune.results import trace
 from autotune.results.audit import disagreements, proof_digest
 from autotune.results.export import ExportFormat, render_export, render_winner
 from autotune.results.library import add_to_library, library_entries
+from autotune.results.report import render_markdown
 from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.winner import parse_winner, read_winner, winner_of
 from autotune.rundir.store import Store
@@ -248,7 +249,9 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     file.rename(away)
     found = check_records(read_winner(away), away)
     assert found.differences == ()
-    assert found.notes == ("it cannot be checked against its records: its run 'mine' is not here; name it with --run",)
+    assert found.notes == (
+        "it cannot be checked against its records: its run 'mine' is not here; name it (autotune verify FILE --run RUN)",
+    )
     assert check_records(read_winner(away), away, run=run) == trace.RecordCheck()
 
 
@@ -327,3 +330,9 @@ def test_records_of_another_machine_or_user_are_named(
     monkeypatch.setattr(trace, "foreign_owner", lambda path: "mallory")
     assert origin_line(run, ()) == f"{run} was recorded by user mallory"
     assert origin_line(run, ("far",)) == f"{run} was recorded by user mallory on host far"
+
+
+def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
+    run = edited(OLD, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
+    assert "DO NOT BELIEVE the conclusion: the proof gives 0.900" in render_markdown(Store.open(run))
+    assert "DO NOT BELIEVE" not in render_markdown(Store.open(OLD))
