@@ -7,7 +7,7 @@ from autotune.results.audit import doubts, proof_digest
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
-from autotune.results.trace import RecordCheck, check_records, origin_line, origin_of_run
+from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.winner import Winner, read_winner
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor, describe_soak,
