@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from autotune.model import Pair, RunDirectoryError
 from autotune.rundir.files import append_synced, refuse_path, write_atomically
+from autotune.rundir.record_index import parse_line
 
 PAIRS = "pairs.jsonl"
+_PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
 class Folders:
@@ -52,9 +56,13 @@ class Folders:
         write_atomically(folder / name, make_text())
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
+        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged).
+        """
         file = self.path / directory / PAIRS
         if not file.exists():
             return
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            yield Pair.model_validate_json(line)
+        for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+            yield parse_line(_PAIR, line, file, number, what="a pair of blocks")

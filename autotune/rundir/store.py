@@ -92,8 +92,8 @@ class Store(Folders):
                 )
             spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {error!s:.1000}") from error
 
     @classmethod
     def create_or_resume(
@@ -206,7 +206,7 @@ class Store(Folders):
         Raises:
             RunDirectoryError: If it cannot be written.
         """
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance", "digest") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
