@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import cluster, compile, flags, results, run, show
+from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
     name="autotune",
@@ -45,11 +46,13 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    guard_streams()
 
 
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    guard_streams()
     try:
         app(standalone_mode=True)
     except BrokenPipeError:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autotune.model import FlagSet, SettingError, kind_of
+from autotune.model import FlagSet, SettingError, is_secret_name, kind_of
 
 STEERING = re.compile(
     r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"
@@ -103,7 +103,7 @@ def data_dir() -> Path:
 
 
 def refuse_forbidden(settings: Mapping[str, str]) -> None:
-    """Refuses settings that would change which program runs.
+    """Refuses settings that would change which program runs, and secrets: settings are recorded and exported.
 
     Raises:
         SettingError: If there is one, with its name.
@@ -114,17 +114,16 @@ def refuse_forbidden(settings: Mapping[str, str]) -> None:
                 f"a study may set what steers XLA, JAX, NCCL or the allocator but {name} changes which program "
                 "runs; take it out of the settings"
             )
+        if kind_of(name) == "env" and is_secret_name(name):
+            raise SettingError(
+                f"settings are recorded and exported, so none must be a secret, but {name} is one by its name; set it "
+                "in the environment of your call instead: programs inherit it, and it is never recorded"
+            )
 
 
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that may be kept in a run directory: an allow-list, so secrets never are."""
     return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
-
-
-def without_passwords(text: str) -> str:
-    """Text, such as a command or a message, with the passwords of its URLs struck out."""
-    text = re.sub(r"(://[^:/@\s]*:)[^/\s]+@", r"\1***@", text)
-    return re.sub(r"\b(\w*(?:password|passwd|secret|token))=[^&\s]+", r"\1=***", text, flags=re.IGNORECASE)
 
 
 def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:

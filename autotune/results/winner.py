@@ -218,7 +218,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
-        workload_options=spec.workload.options,
+        workload_options=spec.workload.shown.options,
         mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
@@ -232,8 +232,8 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
 
 
 def workload_name(spec: StudySpec) -> str:
-    """What a study runs, in a few words: its workload, or the user's own command."""
-    return spec.workload.entry or shlex.join(spec.workload.command or ())
+    """What a study runs, in a few words: its workload, or the user's own command, less the secrets in it."""
+    return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
 def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:

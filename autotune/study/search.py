@@ -35,7 +35,6 @@ class Search:
         """Tries sets until there is nothing left to try."""
         run, claims = self._run, self._claims
         self._recall_failures()
-        self._proposer.share(claims)
         has_begun = False
         while True:
             results = self._take_in(is_shown=has_begun)
