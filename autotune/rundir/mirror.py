@@ -171,7 +171,7 @@ class Mirror:
 
 _FOR_GOOD = re.compile(
     "authentication failed|no password|access denied|permission denied|pg_hba|does not exist|unknown database"
-    "|name or service not known|nodename nor servname|no address associated|unknown .*server host|unable to open",
+    "|name or service not known|nodename nor servname|no address associated|unknown .*server host",
     re.IGNORECASE,
 )
 """What servers and their drivers say of a URL that will never do: who asks, for what, of whom."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.machine import like_folder, private_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
@@ -122,8 +123,8 @@ class Store:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            private_folder(path)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, like_folder(path))
         except OSError as error:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
@@ -175,7 +176,7 @@ class Store:
                 )
             store = cls(path, spec, study_dir=str(study_dir))
         for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+            store.folder(folder)
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -202,7 +203,7 @@ class Store:
         """
         refuse_path(worker)
         self._file = self.folder("records") / f"{worker}.jsonl"
-        self._locks.append(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        self._locks.append(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, like_folder(self._file.parent)))
         same = [w for w in list_workers(self.path) if w.worker == worker and w.state == "alive"]
         if same or not _lock(self._locks[-1], fcntl.LOCK_EX):
             os.close(self._locks.pop())
@@ -295,7 +296,8 @@ class Store:
             refuse_path(part)
         path = self.path.joinpath(*parts)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            for folder in reversed((path, *path.parents[: len(parts) - 1])):
+                folder.mkdir(mode=folder.parent.stat().st_mode & 0o777, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
         return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from autotune.model import Failure, FailureKind
+from autotune.model import Failure, FailureKind, strike_text
 
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
@@ -24,6 +24,15 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     ),
 )
 
+_HARMLESS = re.compile(
+    # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
+    r"[Tt]he caller indicates that this is not a failure"
+    # What XLA logs at the level of information. cuda_executor.cc says CUDA_ERROR_OUT_OF_MEMORY so, each time that it
+    # asks for its share of the device, before it asks for less.
+    r"|^(?:\d{4}-\d\d-\d\d [\d:.]+: I|I\d{4} [\d:.]+\s+\d+) \S+:\d+\] "
+)
+"""Lines of a log that name a fault but report none."""
+
 _FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
 """No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
 
@@ -37,7 +46,7 @@ def classify_failure(
     last_lines: tuple[str, ...],
     log: str | None,
 ) -> Failure:
-    """Says what the end of a worker means.
+    """Says what the end of a worker means. What it printed is recorded and shown, so secrets are struck out of it.
 
     Args:
         exit_status: Of the process; negative for a signal, None if the guard itself vanished.
@@ -47,7 +56,8 @@ def classify_failure(
         last_lines: The end of its output.
         log: Where the whole output is.
     """
-    kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
+    last_lines = tuple(map(strike_text, last_lines))
+    kind, said = _judge(exit_status, phase, error_type, strike_text(message or "").strip(), last_lines)
     return Failure(
         kind=kind,
         message=said,
@@ -64,7 +74,7 @@ def _judge(
 ) -> tuple[FailureKind, str]:
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
-    text = "\n".join([message, *last_lines])
+    text = "\n".join([message, *(line for line in last_lines if not _HARMLESS.search(line))])
     # A worker that reported an exception said what it was; the log may hold older, harmless lines.
     for kind, pattern in _TABLE:
         found = pattern.search(message if error_type and message else text)
