@@ -50,6 +50,12 @@ def _root(
     guard_streams()
 
 
+def _indented(message: str) -> str:
+    """A message whose first line alone begins at the edge: what it quotes must not pass for another message."""
+    first, *rest = message.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
+
+
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
     guard_streams()
@@ -62,5 +68,5 @@ def main() -> None:
 
         if not isinstance(error, AutotuneError):
             raise
-        print(f"autotune: {error}", file=sys.stderr)
+        print(f"autotune: {_indented(str(error))}", file=sys.stderr)
         sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)

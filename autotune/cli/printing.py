@@ -63,11 +63,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return VisibleConsole(file=file, width=160, no_color=True)
 
 
-def print_lines(lines: Iterable[str], *, style: str | None = None) -> None:
+def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
     """Lines that a terminal folds and nothing else does, nor a line end in what they tell."""
     from autotune.model import visible_line
 
-    console = make_console()
+    console = make_console(stderr=stderr)
     for line in lines:
         console.print(visible_line(line), style=style, soft_wrap=True)
 

@@ -41,7 +41,7 @@ _SHAPES = re.compile(
 _URL = re.compile(r"(://[^:/@\s]*:)\S+@")
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
 _ASSIGNED = re.compile(rf"""(?P<head>(?P<name>[A-Za-z_][\w.-]*)(?:=|["']\s*[:=]\s*)){_VALUE}""")
-_OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)\s+)(?!-){_VALUE}""")
+_OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)(?:\s+|["'],\s*))(?!-){_VALUE}""")
 _HEADER = re.compile(
     r"(?P<head>\b(?P<name>[\w-]*(?:authorization|password|passwd|secret|api[-_]?key)):\s*(?:bearer\s+|basic\s+)?"
     rf"|\bbearer\s+){_VALUE}",
@@ -142,7 +142,7 @@ def _struck_names(data: Any, name: str) -> Iterator[str]:
             yield from _struck_names(value, option["name"] if option else name)
             before = value if isinstance(value, str) else ""
     elif isinstance(data, str) and STRUCK in data:
-        found = re.findall(rf"([A-Za-z_][\w.-]*)=[\"']?{re.escape(STRUCK)}", data)
+        found = re.findall(rf"([A-Za-z_][\w.-]*)=[^\s=]*?{re.escape(STRUCK)}", data)
         yield from found or [name or "a secret"]
 
 

@@ -200,5 +200,8 @@ def _result(store: Store, r: TrialRow, parameters: Sequence[str], started: str) 
 
 
 def _when(started: str, at_s: float) -> str:
-    """When a trial ended, by the study's own clock, which stands still between two sessions."""
-    return (datetime.fromisoformat(started) + timedelta(seconds=at_s)).isoformat() if started else ""
+    """When a trial ended, by the study's own clock, which stands still between two sessions; empty if not dated."""
+    try:
+        return (datetime.fromisoformat(started) + timedelta(seconds=at_s)).isoformat()
+    except ValueError:
+        return ""

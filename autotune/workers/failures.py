@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from autotune.model import Failure, FailureKind, strike_text
+from autotune.model import Failure, FailureKind
 
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
@@ -46,7 +46,7 @@ def classify_failure(
     last_lines: tuple[str, ...],
     log: str | None,
 ) -> Failure:
-    """Says what the end of a worker means. What it printed is recorded and shown, so secrets are struck out of it.
+    """Says what the end of a worker means.
 
     Args:
         exit_status: Of the process; negative for a signal, None if the guard itself vanished.
@@ -56,8 +56,7 @@ def classify_failure(
         last_lines: The end of its output.
         log: Where the whole output is.
     """
-    last_lines = tuple(map(strike_text, last_lines))
-    kind, said = _judge(exit_status, phase, error_type, strike_text(message or "").strip(), last_lines)
+    kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
     return Failure(
         kind=kind,
         message=said,
