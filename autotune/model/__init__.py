@@ -34,4 +34,4 @@ from autotune.model.units import (
     format_bytes, format_change, format_count, format_interval, format_joules, format_ratio, format_seconds,
     format_share, parse_duration,
 )  # fmt: skip
-from autotune.model.visible import visible, visible_line
+from autotune.model.escapes import visible, visible_line

@@ -20,7 +20,7 @@ PROGRAM = """
 import os, sys, time
 open("got.txt", "a").write(repr(sys.argv[1:]) + os.environ["HF_TOKEN"] + "\\n")
 for step in range(200):
-    if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 12:
+    if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 4:
         print(sys.argv)
         sys.exit("train.py: error: unrecognized arguments: " + " ".join(sys.argv[1:]))
     fast = "level=1" in os.environ.get("XLA_FLAGS", "")
