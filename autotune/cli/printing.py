@@ -25,9 +25,11 @@ class _Guarded:
 
     def write(self, text: str) -> int:
         """Writes text in which nothing is obeyed."""
-        from autotune.model import visible
+        if not text.replace("\n", "").isprintable():  # `--help` is, and needs no model
+            from autotune.model import visible
 
-        self.exact.write(visible(text))
+            text = visible(text)
+        self.exact.write(text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
 
 _HARMLESS = re.compile(
     # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
-    r"[Tt]he caller indicates that this is not a failure"
+    r"[Tt]he caller indicates that this is not a failure|so that we can re-allocate a larger region to avoid OOM"
     # What XLA logs at the level of information. cuda_executor.cc says CUDA_ERROR_OUT_OF_MEMORY so, each time that it
     # asks for its share of the device, before it asks for less.
     r"|^(?:\d{4}-\d\d-\d\d [\d:.]+: I|I\d{4} [\d:.]+\s+\d+) \S+:\d+\] "

@@ -96,6 +96,9 @@ BENIGN = (  # of XLA's allocator and executor, with heads as absl writes them, a
     "2025-03-04 11:20:33.512345: W external/xla/xla/tsl/framework/bfc_allocator.cc:306] Allocator (GPU_0_bfc) ran out "
     "of memory trying to allocate 2.25GiB with freed_by_count=0. The caller indicates that this is not a failure, but "
     "may mean that there could be performance gains if more memory were available.",
+    "2025-03-17 17:48:09.854399: W external/xla/xla/tsl/framework/bfc_allocator.cc:343] Garbage collection: deallocate "
+    "free memory regions (i.e., allocations) so that we can re-allocate a larger region to avoid OOM due to memory "
+    "fragmentation. If you see this message frequently, you are running near the threshold of the available memory",
     "2024-05-01 12:00:00.000001: I external/xla/xla/stream_executor/cuda/cuda_driver.cc:1101] failed to allocate "
     "71.50GiB (76772540416 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     "I0000 00:00:1763776267.123456   71234 cuda_executor.cc:1015] failed to allocate 64.35GiB (69095286272 bytes) from "
