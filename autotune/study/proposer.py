@@ -146,7 +146,7 @@ class Proposer:
 
         Args:
             number: Of the trial; equal numbers after equal histories give equal proposals.
-            taken: Sets that other workers are trying now.
+            taken: Sets that other lanes are trying now.
         """
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:
