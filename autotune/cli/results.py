@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, write_text
+from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
     from autotune.results import Winner
@@ -111,12 +111,10 @@ def verify(
     if as_json:
         print_json(found)
     else:
-        for difference in found.differences:
-            print(f"differs  {difference}")
-        for note in found.notes:
-            print(f"note     {note}")
+        print_lines(f"differs  {difference}" for difference in found.differences)
+        print_lines(f"note     {note}" for note in found.notes)
         if found.holds:
-            print(f"holds    {winner.study}: this machine is as it was when it was proven")
+            print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
     if not found.holds:
         raise typer.Exit(1)
 
@@ -148,8 +146,10 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
-    for line in [*(f"not proven here, forced: {d}" for d in found), *lines]:
-        print(f"autotune: {line}", file=sys.stderr, flush=True)
+    print_lines(
+        (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
+    )
+    sys.stderr.flush()
     try:
         os.execvpe(command[0], command, merged)
     except OSError as error:
@@ -217,7 +217,9 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     for e in known:
         c, found = e.winner.conditions, e.winner.estimate
         ratio = format_estimate(found) if found else "-"
-        print(f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}")
+        print_lines(
+            [f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"]
+        )
 
 
 def best(
@@ -238,8 +240,7 @@ def best(
         tested, file = match.is_tested, str(match.entry.path)
         print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file))
         return
-    for line in describe_entry(match):
-        print(line)
+    print_lines(describe_entry(match))
 
 
 def recheck(
@@ -268,7 +269,7 @@ def recheck(
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:
-        print(f"{conclusion.sentence}\neverything lies in {path}")
+        print_lines([conclusion.sentence, f"everything lies in {path}"])
     if conclusion.outcome is not Outcome.WINNER:
         raise typer.Exit(1)
 

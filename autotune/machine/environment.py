@@ -98,12 +98,6 @@ def storable(environment: Mapping[str, str]) -> dict[str, str]:
     return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
 
 
-def without_passwords(text: str) -> str:
-    """Text, such as a command or a message, with the passwords of its URLs struck out."""
-    text = re.sub(r"(://[^:/@\s]*:)[^/\s]+@", r"\1***@", text)
-    return re.sub(r"\b(\w*(?:password|passwd|secret|token))=[^&\s]+", r"\1=***", text, flags=re.IGNORECASE)
-
-
 def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:
     """What a person sets by hand to run under `settings` as a worker does."""
     empty: dict[str, str] = {}

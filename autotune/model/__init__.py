@@ -24,7 +24,10 @@ from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
-from autotune.model.sections import ReplaySpec
+from autotune.model.secrets import (
+    STRUCK, refuse_struck, strike_command, strike_text, struck_names,
+)  # fmt: skip
+from autotune.model.sections import WITH_SECRETS, ReplaySpec, WorkloadSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
@@ -33,3 +36,4 @@ from autotune.model.units import (
     format_bytes, format_change, format_count, format_interval, format_joules, format_ratio, format_seconds,
     format_share, parse_duration,
 )  # fmt: skip
+from autotune.model.escapes import visible, visible_line

@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
 from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
@@ -82,7 +92,10 @@ class Objective(StrEnum):
 
 
 class Failure(Record):
-    """One failure: what kind, in which phase, in whose words, and where the whole log is."""
+    """One failure: what kind, in which phase, in whose words, and where the whole log is.
+
+    What a program prints as it ends is recorded and shown, so secrets that can be told there are struck out.
+    """
 
     kind: FailureKind
     message: str
@@ -91,6 +104,16 @@ class Failure(Record):
     signal: str | None = None
     log: str | None = None
     last_lines: tuple[str, ...] = ()
+
+    @field_validator("message")
+    @classmethod
+    def _strike_message(cls, message: str) -> str:
+        return strike_text(message)
+
+    @field_validator("last_lines")
+    @classmethod
+    def _strike_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(strike_text, lines))
 
 
 class DeviceMemory(Record):

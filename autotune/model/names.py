@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from autotune.model.errors import SettingError
+from autotune.model.secrets import is_secret_name
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
@@ -57,6 +58,11 @@ def kind_of(name: str) -> str:
         raise SettingError(
             f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
+        )
+    if is_secret_name(name):
+        raise SettingError(
+            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
+            "in the environment of your call instead: programs inherit it, and it is never recorded"
         )
     return "env"
 

@@ -145,7 +145,8 @@ def _facts(store: Store) -> dict[str, str]:
         )
     spec, report = store.spec, floor.reference
     c = conditions_of(spec, floor, floor.provenance)
-    options = json.dumps(spec.workload.options, sort_keys=True) if spec.workload.options else ""
+    shown = spec.workload.shown.options
+    options = json.dumps(shown, sort_keys=True) if shown else ""
     layout = f"{report.process_count} processes" if report.process_count > 1 else ""
     return {
         "gpu": c.gpu,

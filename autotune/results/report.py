@@ -171,7 +171,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
     spec, conclusion = store.spec, store.last(ConclusionRecord)
     facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{workload_name(spec)} {spec.workload.options or ''} (hash {spec.workload_hash})"))
+    rows.append(("workload", f"{workload_name(spec)} {spec.workload.shown.options or ''} (hash {spec.workload_hash})"))
     if floor is not None:
         w = floor.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))

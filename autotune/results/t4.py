@@ -156,7 +156,7 @@ def _metadata(store: Store) -> dict[str, Any]:
     return {
         "timeunit": "milliseconds",
         "study": store.spec.name,
-        "workload": {"entry": workload_name(store.spec), "options": store.spec.workload.options},
+        "workload": {"entry": workload_name(store.spec), "options": store.spec.workload.shown.options},
         "started": session.started if session else "",
         "hardware": {
             "device": report.device_kind if report else None,

@@ -279,7 +279,7 @@ def _make_winner(
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
-        workload_options=spec.workload.options,
+        workload_options=spec.workload.shown.options,
         mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
@@ -294,8 +294,8 @@ def _make_winner(
 
 
 def workload_name(spec: StudySpec) -> str:
-    """What a study runs, in a few words: its workload, or the user's own command."""
-    return spec.workload.entry or shlex.join(spec.workload.command or ())
+    """What a study runs, in a few words: its workload, or the user's own command, less the secrets in it."""
+    return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
 # ---------------------------------------------------------------------- files

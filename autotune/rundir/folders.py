@@ -35,7 +35,9 @@ class Folders:
             refuse_path(part)
         path = self.path.joinpath(*parts)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as the one it lies in
+                folder.mkdir(mode=folder.parent.stat().st_mode & 0o777, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
         return path

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.machine import like_folder, private_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
@@ -116,8 +117,8 @@ class Store(Folders):
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            private_folder(path)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, like_folder(path))
         except OSError as error:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
@@ -163,7 +164,7 @@ class Store(Folders):
                 )
             store = cls(path, spec, study_dir=str(study_dir))
         for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+            store.folder(folder)
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,

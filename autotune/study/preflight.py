@@ -17,6 +17,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     format_seconds,
+    refuse_struck,
 )
 from autotune.rundir import Store
 from autotune.settings import (
@@ -78,6 +79,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
         StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
+    refuse_missing_secrets(spec, source="the study")
     note("asking the installed build which settings it has")
     build = probe_build(program_python(spec), platform=spec.device.platform)
     note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
@@ -111,6 +113,17 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
     if spec.device.node_count > 1:
         kind = SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
+
+
+def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
+    """Refuses to start a program without the secrets that were struck out of a record of its study.
+
+    Raises:
+        StudyFileError: If there are any, by name.
+    """
+    advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
+    if spec.replay is None:  # a formula needs none
+        refuse_struck(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:

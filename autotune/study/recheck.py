@@ -24,7 +24,7 @@ from autotune.results import Winner, describe_finalist, format_estimate, proof_d
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
-from autotune.study.preflight import make_launcher
+from autotune.study.preflight import make_launcher, refuse_missing_secrets
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -155,5 +155,6 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
         return load_study(study), study.resolve().parent
     if file.is_dir():
         old = Store.open(file)
+        refuse_missing_secrets(old.spec, source=str(file))
         return old.spec, Path(old.study_dir)
     raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
