@@ -54,15 +54,15 @@ def kind_of(name: str) -> str:
             f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r:.200}; "
             "write it without dashes and without a value"
         )
-    if not is_variable(name):
-        raise SettingError(
-            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
-            "program runs, or is not known to steer them; take it out of the settings"
-        )
     if is_secret_name(name):
         raise SettingError(
             f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
             "in the environment of your call instead: programs inherit it, and it is never recorded"
+        )
+    if not is_variable(name):
+        raise SettingError(
+            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
+            "program runs, or is not known to steer them; take it out of the settings"
         )
     return "env"
 
