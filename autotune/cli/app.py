@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, results, run, show
+from autotune.cli import cluster, compile, flags, fsck, results, run, show
 
 app = typer.Typer(
     name="autotune",
@@ -28,7 +28,7 @@ for _command in (
     run.run, run.worker, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
-    cluster.submit, show.schema,
+    cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)

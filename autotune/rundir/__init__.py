@@ -2,7 +2,9 @@
 
 from autotune.rundir.claims import MOST_DEATHS, POLL_S, Claims, Unit, attempts, list_workers, trial_key, work_off
 from autotune.rundir.files import append_synced, cut_torn_line, write_atomically
+from autotune.rundir.fsck import Problem, RunCheck, check_run, mend_run
+from autotune.rundir.lock import is_held, unlock
 from autotune.rundir.mirror import NUMBER_KEY, Mirror
 from autotune.rundir.nodes import node_effects, refuse_strangers, refuse_upgraded
 from autotune.rundir.session import driver_session
-from autotune.rundir.store import Store, is_held
+from autotune.rundir.store import Store

@@ -41,11 +41,15 @@ class RecordIndex:
         self._of[type(record)].append(record)
 
     def refresh(self, files: Iterable[Path]) -> None:
-        """Reads what files have gained; a torn last line is ignored.
+        """Reads what files have gained; a torn last line is ignored, and a file that was mended is read anew.
 
         Raises:
-            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
+            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged), or cannot be read.
         """
+        files = list(files)
+        if any(_size(file) < self._read.get(file, (0, 0))[0] for file in files):
+            for known in (self._all, self._of, self._read):
+                known.clear()
         fresh = [record for file in files if self._has_grown(file) for record in self._parse(file)]
         for record in fresh:
             self._append(record)
@@ -55,14 +59,17 @@ class RecordIndex:
                 records.sort(key=lambda r: r.at_s)
 
     def _has_grown(self, file: Path) -> bool:
-        return file.stat().st_size != self._read.get(file, (0, 0))[0]
+        return _size(file) != self._read.get(file, (0, 0))[0]
 
     def _parse(self, file: Path) -> list[AnyRecord]:
         """What one file has gained since it was last read."""
         offset, line_count = self._read.get(file, (0, 0))
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
+        try:
+            with file.open("rb") as stream:
+                stream.seek(offset)
+                whole, newline, _ = stream.read().rpartition(b"\n")
+        except OSError as error:
+            raise cannot_read(file, error) from error
         if not newline:
             return []
         found = []
@@ -71,9 +78,26 @@ class RecordIndex:
             try:
                 found.append(RECORD.validate_json(line))
             except ValidationError as error:
+                run = file.parent.parent if file.parent.name == "records" else file.parent
                 raise RunDirectoryError(
                     f"{file} line {line_count + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
-                    f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
+                    f"{error.errors()[0]['msg']}; `autotune fsck {run}` says what can be mended"
                 ) from error
         self._read[file] = (offset + len(whole) + 1, line_count + len(lines))
         return found
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise cannot_read(file, error) from error
+
+
+def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
+    """What to say of a file that the file system does not give."""
+    return RunDirectoryError(
+        f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
+    )
