@@ -42,7 +42,7 @@ def refuse_links(folder: Path) -> None:
         with os.scandir(folder) as entries:
             link = next((e.path for e in entries if e.is_symlink()), None)
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     if link is not None:
         raise _is_link(Path(link))
 
@@ -62,7 +62,7 @@ def folder_within(root: Path, *parts: str) -> Path:
     try:
         make_folder(path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     refuse_links(path)
     return path
 
@@ -83,7 +83,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
     try:
         descriptor, is_new = _open_to_append(path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         end = _cut(descriptor)
         try:
@@ -98,7 +98,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
                 os.fsync(descriptor)
             raise
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     finally:
         os.close(descriptor)
 
@@ -145,7 +145,7 @@ def sync_measurement(root: Path, directory: str, *names: str) -> None:
     except FileNotFoundError:  # what has no folder has nothing that could be lost
         return
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -157,7 +157,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         replace_file(path, content)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def cut_torn_line(path: Path) -> None:
@@ -171,11 +171,11 @@ def cut_torn_line(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         _cut(descriptor)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     finally:
         os.close(descriptor)
 
@@ -197,12 +197,13 @@ def _cut(descriptor: int) -> int:
 
 def _is_link(path: Path) -> RunDirectoryError:
     return RunDirectoryError(
-        f"nothing inside a run directory may be a symbolic link but {path} is one (to {os.readlink(path)}); put the "
+        f"nothing inside a run directory may be a symbolic link but {path} is one (to {path.readlink()}); put the "
         "file or folder itself there, or move the whole run: the run directory as a whole may be a link"
     )
 
 
-def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+    """What to say of a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
     advice = "make it writable"

@@ -156,9 +156,7 @@ class _Check:
     def result(self) -> RunCheck:
         """What was found."""
         count = sum(len(lines.kept) for lines in self._lines)
-        return RunCheck(
-            run=str(self._path), writer=self._writer, record_count=count, problems=tuple(self.problems)
-        )
+        return RunCheck(run=str(self._path), writer=self._writer, record_count=count, problems=tuple(self.problems))
 
     def _add(self, file: Path, what: str, mending: str = "", *, line: int | None = None) -> None:
         name = file.relative_to(self._path).as_posix()
@@ -195,7 +193,7 @@ class _Check:
         for entry in found:
             path = Path(entry.path)
             if entry.is_symlink():
-                self._add_file(path, f"is a symbolic link (to {os.readlink(path)}), which is never followed")
+                self._add_file(path, f"is a symbolic link (to {path.readlink()}), which is never followed")
             elif entry.is_dir() and not (folder == self._path and entry.name == LOST):
                 self._check_entries(path)
             elif entry.name.startswith(".") and entry.name.endswith(".tmp") and self._writer is None:
@@ -377,4 +375,3 @@ def _move_away(path: Path, file: Path) -> None:
     file.rename(place)
     sync_folder(place.parent)
     sync_folder(file.parent)
-

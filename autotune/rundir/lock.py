@@ -7,6 +7,7 @@ on another machine counts until its session has ended or a person says that it i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,9 +21,9 @@ from autotune.model import RunDirectoryError
 
 LOCK = "lock"
 
-_EVERYWHERE = frozenset(
-    "ext2 ext3 ext4 xfs btrfs tmpfs overlay zfs f2fs bcachefs ramfs nfs nfs4 lustre ceph gpfs gfs2 ocfs2 aufs".split()
-)
+_LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs"}
+_SHARED = {"nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2"}
+_EVERYWHERE = frozenset(_LOCAL | _SHARED)
 """File systems on which a lock is seen by every process that sees the file, unless a mount option says otherwise."""
 
 _ONLY_HERE = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "localflocks"})
@@ -62,7 +63,9 @@ def mount_of(path: Path, table: str | None = None) -> Mount:
         fields, _, source = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
         kind, _, more = source.split(" ", 2)
-        if path.is_relative_to(point) and len(point) >= len(found.point):  # of two on one point the later hides the other
+        if path.is_relative_to(point) and len(point) >= len(
+            found.point
+        ):  # of two on one point the later hides the other
             found = Mount(point, kind, frozenset(f"{fields.split()[5]},{more}".split(",")))
     return found
 
@@ -93,24 +96,24 @@ class Lock:
         RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         file = path / LOCK
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise RunDirectoryError(
-                f"{file} must be a file that can be written but: {error.strerror}; remove what is in its place, or name "
-                "another folder with --run-dir"
+                f"{file} must be a file that can be written but: {error.strerror}; remove what is in its place, or "
+                "name another folder with --run-dir"
             ) from error
         try:
-            self._take(path)
+            self._take(path, is_shared)
         except BaseException:
             os.close(self._descriptor)
             raise
 
-    def _take(self, path: Path) -> None:
+    def _take(self, path: Path, is_shared: bool) -> None:
         holder, mount = read_holder(path), mount_of(path.resolve())
-        if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
+        if not _try_lock(self._descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does ({holder or 'unknown'}); wait for it, stop it, or "
                 "name another folder with --run-dir"
@@ -121,6 +124,8 @@ class Lock:
                 f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, take its lock "
                 f"away with `autotune fsck {path} --unlock`"
             )
+        if is_shared:
+            return
         own = Holder(str(os.getpid()), socket.gethostname(), _boot())
         try:
             os.ftruncate(self._descriptor, 0)
@@ -136,10 +141,8 @@ class Lock:
     def close(self) -> None:
         """Gives the lock back, and takes this process's name off it."""
         if self._descriptor >= 0:
-            try:
+            with contextlib.suppress(OSError):  # the kernel's lock is gone all the same
                 os.ftruncate(self._descriptor, 0)
-            except OSError:
-                pass  # the kernel's lock is gone all the same
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -16,35 +16,50 @@ is ignored by readers and cut off by the next writer.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
+from autotune.machine import make_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
     ConclusionRecord,
     Pair,
     RunDirectoryError,
+    SessionRecord,
     Stamped,
     Stopwatch,
     StudySpec,
 )
-from autotune.rundir.claims import CLAIMS, WORKERS, Claims, SharedClaims, SoleClaims, list_workers
-from autotune.rundir.files import append_synced, cut_torn_line, refuse_path, write_atomically
-from autotune.rundir.record_index import RecordIndex
+from autotune.rundir.claims import Claims, SharedClaims, SoleClaims, list_workers
+from autotune.rundir.files import (
+    append_synced,
+    cannot_write,
+    cut_torn_line,
+    folder_within,
+    refuse_links,
+    refuse_path,
+    sync_measurement,
+    write_atomically,
+)
+from autotune.rundir.lock import LOCK, Lock
+from autotune.rundir.record_index import RecordIndex, cannot_read
 
 R = TypeVar("R", bound=Stamped)
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
-LOCK = "lock"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+LOST = "lost+found"
+
+
+_AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
 
 
 class Store:
@@ -63,7 +78,7 @@ class Store:
         self.claims: Claims = SoleClaims()
         self.watch = Stopwatch()
         self._file = path / RECORDS
-        self._locks: list[int] = []
+        self._locks: list[Lock] = []
         self._index = RecordIndex()
         self._is_sole_writer = False
         self._is_read = False
@@ -83,6 +98,8 @@ class Store:
     def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
         file = path / STUDY
         if not file.is_file():
+            if (path / RECORDS).is_file():
+                raise RunDirectoryError(f"{file} must hold the study of this run but is missing; {_AGAIN}")
             raise RunDirectoryError(
                 f"{path} must be a run directory (it holds a {STUDY}) but it is not; "
                 "`autotune status` lists the runs of this folder"
@@ -96,8 +113,11 @@ class Store:
                 )
             spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            what = error if file.stat().st_size else "it is empty"
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {what}; {_AGAIN}") from error
 
     @classmethod
     def create_or_resume(
@@ -122,26 +142,15 @@ class Store:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(path)
         except OSError as error:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        elsewhere = [] if worker else [w for w in list_workers(path) if w.state == "alive"]
-        if elsewhere or not _lock(lock, fcntl.LOCK_SH if worker else fcntl.LOCK_EX):
-            holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-            whose = f"process {holder}" if holder else ", ".join(f"worker {w.worker}" for w in list_workers(path))
-            os.close(lock)
-            raise RunDirectoryError(
-                f"only one driver may write {path} but another does ({whose or 'unknown'}); wait for it, stop it, "
-                "or name another folder with --run-dir; to share a study, start every driver as `autotune worker`"
-            )
-        os.ftruncate(lock, 0)
-        if worker is None:
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        refuse_links(path)
+        lock = Lock(path, is_shared=worker is not None)
         try:
-            store = cls._prepare(path, spec, study_dir, is_shared=worker is not None)
+            store = cls._prepare(path, spec, study_dir)
             store._locks = [lock]
             store._is_sole_writer = worker is None
             store.watch = watch or store.watch
@@ -149,33 +158,13 @@ class Store:
             if worker is not None:
                 store._join(worker)
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return store
 
     @classmethod
-    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path, *, is_shared: bool) -> Store:
-        if (path / STUDY).exists():
-            old = cls.open(path)
-            if old.spec.identity != spec.identity:
-                fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
-                raise RunDirectoryError(
-                    f"{path} belongs to another study (different: {fields}); "
-                    "name another folder with --run-dir, or restore the study file"
-                )
-            store = cls._open(path, spec)
-        else:
-            # Another worker may be making the same folder right now.
-            expected = {LOCK, *((*FOLDERS, "records", WORKERS, CLAIMS, STUDY) if is_shared else ())}
-            strangers = [p.name for p in path.iterdir() if p.name not in expected and not p.name.startswith(".study")]
-            if strangers:
-                raise RunDirectoryError(
-                    f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
-                    "name another folder with --run-dir"
-                )
-            store = cls(path, spec, study_dir=str(study_dir))
-        for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
+        store = cls._known(path, spec) or cls._new(path, spec, study_dir)
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -183,8 +172,51 @@ class Store:
             "study": spec.model_dump(mode="json"),
         }
         write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
-        if not is_shared:
-            cut_torn_line(path / RECORDS)
+        for folder in FOLDERS:
+            folder_within(path, folder)
+        cut_torn_line(path / RECORDS)
+        return store
+
+    @classmethod
+    def _known(cls, path: Path, spec: StudySpec) -> Store | None:
+        """The run directory of a study that began before; None if this one is new, or its study.json is lost."""
+        file = path / STUDY
+        try:
+            json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        except ValueError:  # torn: all that it held is in the caller's hands
+            return None
+        old = cls.open(path)
+        if old.spec.identity != spec.identity:
+            fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
+            raise RunDirectoryError(
+                f"{path} belongs to another study (different: {fields}); "
+                "name another folder with --run-dir, or restore the study file"
+            )
+        return cls._open(path, spec)
+
+    @classmethod
+    def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
+        """A new run directory, or one whose study.json is lost but whose records say that they are of this study."""
+        store = cls(path, spec, study_dir=str(study_dir))
+        if records := store.records():
+            told = {r.identity for r in records if isinstance(r, SessionRecord)}
+            if told != {spec.identity}:
+                what = "are of another study" if told - {None} else "do not say of which study they are"
+                raise RunDirectoryError(
+                    f"{path / STUDY} must hold the study of this run but is lost, and its records {what}; restore "
+                    "that file from a copy, or name another folder with --run-dir"
+                )
+            return store
+        strangers = [p.name for p in path.iterdir() if not _is_own(p)]
+        if strangers:
+            raise RunDirectoryError(
+                f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
+                "name another folder with --run-dir"
+            )
         return store
 
     def _before_s(self) -> float:
@@ -202,15 +234,6 @@ class Store:
         """
         refuse_path(worker)
         self._file = self.folder("records") / f"{worker}.jsonl"
-        self._locks.append(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        same = [w for w in list_workers(self.path) if w.worker == worker and w.state == "alive"]
-        if same or not _lock(self._locks[-1], fcntl.LOCK_EX):
-            os.close(self._locks.pop())
-            where = f" on {same[0].host}" if same else ""
-            raise RunDirectoryError(
-                f"workers of one study must have names of their own but a living one is called {worker!r}{where}; "
-                "wait until it ended, or give this one other devices (--devices) or another name (--name)"
-            )
         cut_torn_line(self._file)
         self.claims = SharedClaims(self.path, worker)
 
@@ -218,7 +241,7 @@ class Store:
         """Gives the lock and every claim back; reading goes on."""
         self.claims.close()
         for lock in self._locks:
-            os.close(lock)
+            lock.close()
         self._locks = []
         self._is_sole_writer = False  # from here on another may write
 
@@ -237,6 +260,8 @@ class Store:
 
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
+        if (directory := getattr(record, "directory", None)) is not None:
+            sync_measurement(self.path, directory, PAIRS)  # a figure rests on its raw samples
         line = record.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
         return len(line.encode())
@@ -291,14 +316,7 @@ class Store:
         Raises:
             RunDirectoryError: If a part is not a plain name, or the folder cannot be made.
         """
-        for part in parts:
-            refuse_path(part)
-        path = self.path.joinpath(*parts)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
-        return path
+        return folder_within(self.path, *parts)
 
     def relative(self, path: Path) -> str:
         """A path as it is kept in records: relative to the run directory, so that runs can be moved."""
@@ -307,7 +325,10 @@ class Store:
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
         """What keeps each raw pair of a measurement, in place of what a killed session left of it."""
         file = folder / PAIRS
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise cannot_write(file, error) from error
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
 
     def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
@@ -317,10 +338,20 @@ class Store:
     def pairs(self, directory: str) -> Iterator[Pair]:
         """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
         file = self.path / directory / PAIRS
-        if not file.exists():
+        try:
+            lines = file.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
             return
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            yield Pair.model_validate_json(line)
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        for number, line in enumerate(lines, 1):
+            try:
+                yield Pair.model_validate_json(line)
+            except ValidationError as error:
+                raise RunDirectoryError(
+                    f"{file} line {number} must be a pair of blocks but: {error.errors()[0]['msg']}; "
+                    f"`autotune fsck {self.path}` says what can be mended"
+                ) from error
 
 
 # ---------------------------------------------------------------------- writing that survives
@@ -332,27 +363,12 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     return [k for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
-def _lock(descriptor: int, how: int) -> bool:
-    """Takes a lock; tries a little longer than `is_held` may hold it by asking."""
-    for _ in range(5):
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(0.05)
-    return False
+def _is_own(path: Path) -> bool:
+    """Whether something in a folder without a study is left of a start that was cut short, and holds nothing."""
+    if path.name in FOLDERS:
+        return path.is_dir() and not any(path.iterdir())
+    return path.name in (LOCK, LOST, STUDY) or path.name.startswith(".study") or _is_empty_file(path)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a driver, or a worker anywhere, is writing a run directory now."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return any(w.state == "alive" for w in list_workers(path))
+def _is_empty_file(path: Path) -> bool:
+    return path.name == RECORDS and not path.read_bytes().strip(b"\0")
