@@ -43,16 +43,9 @@ NO_SYNC = "import os\nos.fsync = os.fdatasync = lambda descriptor: None\n"
 """A `sitecustomize` that takes from a driver what this is about: with it, told things must be missing."""
 
 NO_RAW_SYNC = """
-import importlib.abc, sys
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "autotune.rundir.store":
-            return None
-        sys.meta_path.remove(self)
-        import autotune.rundir.files
-        autotune.rundir.files.sync_measurement = lambda *a: None
-        return None
-sys.meta_path.insert(0, Finder())
+import os
+_fsync = os.fsync
+os.fsync = lambda descriptor: None if "/trials/" in os.readlink(f"/proc/self/fd/{descriptor}") else _fsync(descriptor)
 """
 """Likewise of the raw samples alone."""
 
@@ -192,7 +185,11 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
                 yield f"{getattr(told, name)} {name} were told but {getattr(there, name)} are there"
         for result in results:
             pairs = list(store.pairs(result.directory)) if result.directory else []
-            if result.status is TrialStatus.MEASURED and result.comparison and len(pairs) != result.comparison.pair_count:
+            if (
+                result.status is TrialStatus.MEASURED
+                and result.comparison
+                and len(pairs) != result.comparison.pair_count
+            ):
                 yield f"trial {result.number} has {len(pairs)} of its {result.comparison.pair_count} pairs"
         # A torn end and what an interrupted write left can be mended; nothing else may be wrong.
         yield from (str(p) for p in check_run(run_dir).problems if not p.mending)

@@ -43,7 +43,7 @@ class BoundedLog:
     """
 
     def __init__(self, path: str, limit: int) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._half = limit // 2
         self._head = 0
         self._tail = bytearray()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,7 +57,10 @@ def main() -> None:
         sys.exit(141)
     except Exception as error:
         from autotune.model import STOPPED, AutotuneError, NodeLostError  # `--help` needs none of it
+        from autotune.rundir import cannot_write, is_fault_of_disk
 
+        if isinstance(error, OSError) and is_fault_of_disk(error):
+            error = cannot_write(Path(error.filename or "the run directory"), error)
         if not isinstance(error, AutotuneError):
             raise
         print(f"autotune: {error}", file=sys.stderr)

@@ -202,6 +202,11 @@ def _is_link(path: Path) -> RunDirectoryError:
     )
 
 
+def is_fault_of_disk(error: OSError) -> bool:
+    """Whether an error is of the disk, and no mistake of a program: full, failed, gone or read-only."""
+    return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
+
+
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     """What to say of a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
