@@ -1,8 +1,8 @@
 """Power cuts in the middle of a study: what ext4 on a disk with a volatile cache holds then, and what becomes of it.
 
-A replayed study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`. While it runs the disk's
-content after a power cut at that moment is copied again and again; nothing is unmounted or flushed for it. Each copy
-is mounted, as after the reboot, and must hold all that the driver had told before the cut began.
+A replayed study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`. While it runs, what the
+disk would hold after a power cut at that moment is copied again and again; nothing is unmounted or flushed for it. Each
+copy is mounted, as after the reboot, and must hold all that the driver had told before the cut began.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class LineView:
     def floor(self, result: FloorResult) -> None:
         """See `autotune.model.View`."""
         for text in describe_floor(result):
-            self.line(text)
+            self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `autotune.model.View`."""
@@ -79,14 +79,10 @@ class LineView:
 
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.View`."""
-        self.line(f"  -> {describe_trial(result)} ({format_seconds(result.duration_s)})")
+        whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
+        self.line(f"  -> {whose}{describe_trial(result)} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
-
-    def trial_of_other(self, result: TrialResult) -> None:
-        """See `autotune.model.View`."""
-        self.line(f"worker {result.by}, trial {result.number}: {shorten(result.settings)}")
-        self.line(f"  -> {describe_trial(result)}")
 
     def finalist(self, result: FinalistResult) -> None:
         """See `autotune.model.View`."""

@@ -36,9 +36,6 @@ class View(Watcher, Protocol):
     def trial_ends(self, result: TrialResult) -> None:
         """A set has its result."""
 
-    def trial_of_other(self, result: TrialResult) -> None:
-        """Another worker has finished a trial."""
-
     def finalist(self, result: FinalistResult) -> None:
         """A finalist has its verdict."""
 

@@ -1,7 +1,7 @@
 """The run directory: what was recorded, and who may write it."""
 
-from autotune.rundir.claims import MOST_DEATHS, POLL_S, Claims, Unit, attempts, list_workers, trial_key, work_off
 from autotune.rundir.files import append_synced, cannot_write, cut_torn_line, is_fault_of_disk, write_atomically
+from autotune.rundir.folders import Folders
 from autotune.rundir.fsck import Problem, RunCheck, check_run, mend_run
 from autotune.rundir.lock import is_held, unlock
 from autotune.rundir.mirror import NUMBER_KEY, Mirror

@@ -220,3 +220,10 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
         f"{path} must be writable but: {error.strerror or error}; {advice} and run the same command again; "
         "it goes on where it stopped"
     )
+
+
+def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
+    """What to say of a file that the file system does not give."""
+    return RunDirectoryError(
+        f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
+    )

@@ -30,9 +30,8 @@ from autotune.model import (
     TrialResult,
     TrialStatus,
 )
-from autotune.rundir.files import refuse_path, write_atomically
+from autotune.rundir.files import cannot_read, refuse_path, write_atomically
 from autotune.rundir.lock import Lock, is_held, read_holder
-from autotune.rundir.record_index import cannot_read
 
 T = TypeVar("T")
 

@@ -96,7 +96,7 @@ class Lock:
         RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         file = path / LOCK
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -106,17 +106,17 @@ class Lock:
                 "name another folder with --run-dir"
             ) from error
         try:
-            self._take(path, is_shared)
+            self._take(path)
         except BaseException:
             os.close(self._descriptor)
             raise
 
-    def _take(self, path: Path, is_shared: bool) -> None:
+    def _take(self, path: Path) -> None:
         holder, mount = read_holder(path), mount_of(path.resolve())
-        if not _try_lock(self._descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, path, mount):
+        if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does ({holder or 'unknown'}); wait for it, stop it, or "
-                "name another folder with --run-dir"
+                "name another folder with --run-dir; a driver takes as many lanes as it is given (--devices)"
             )
         if holder is not None and not mount.locks_everywhere and holder.is_elsewhere():
             raise RunDirectoryError(
@@ -124,8 +124,6 @@ class Lock:
                 f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, take its lock "
                 f"away with `autotune fsck {path} --unlock`"
             )
-        if is_shared:
-            return
         own = Holder(str(os.getpid()), socket.gethostname(), _boot())
         try:
             os.ftruncate(self._descriptor, 0)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, RunDirectoryError, Stamped
+from autotune.rundir.files import cannot_read
 
 R = TypeVar("R", bound=Stamped)
 
@@ -94,10 +95,3 @@ def _size(file: Path) -> int:
         return 0
     except OSError as error:
         raise cannot_read(file, error) from error
-
-
-def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
-    """What to say of a file that the file system does not give."""
-    return RunDirectoryError(
-        f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
-    )

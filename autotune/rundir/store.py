@@ -4,66 +4,58 @@ Layout::
 
     study.json          the checked study, its identity, the schema version
     records.jsonl       one record a line (see `autotune.model.records`), in the order in which things happened
-    lock                held by the one driver that writes, or shared by all workers
-    records/NAME.jsonl  instead of records.jsonl: what each of several workers recorded
-    workers/, claims/   who of them is alive and does what (see `autotune.rundir.claims`)
+    lock                held by the one driver that writes
     trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
+    lanes/NAME.log      what each of several lanes had to say
+    records/NAME.jsonl  of runs made before 2026-11-22, which several workers recorded: read, never written
 
 A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
-is ignored by readers and cut off by the next writer.
+is ignored by readers and cut off by the next writer; `autotune fsck` (see `autotune.rundir.fsck`) mends what else a
+failed disk may leave, and moves what it drops into lost+found/.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
-
-from pydantic import ValidationError
 
 from autotune.machine import make_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
     ConclusionRecord,
-    Pair,
     RunDirectoryError,
     SessionRecord,
     Stamped,
     Stopwatch,
     StudySpec,
 )
-from autotune.rundir.claims import Claims, SharedClaims, SoleClaims, list_workers
 from autotune.rundir.files import (
     append_synced,
-    cannot_write,
+    cannot_read,
     cut_torn_line,
     folder_within,
     refuse_links,
-    refuse_path,
     sync_measurement,
     write_atomically,
 )
+from autotune.rundir.folders import PAIRS, Folders
 from autotune.rundir.lock import LOCK, Lock
-from autotune.rundir.record_index import RecordIndex, cannot_read
+from autotune.rundir.record_index import RecordIndex
 
 R = TypeVar("R", bound=Stamped)
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
-PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 LOST = "lost+found"
-
-
 _AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
 
 
-class Store:
-    """One run directory, open for reading, or for writing by exactly one driver or by one of several workers.
+class Store(Folders):
+    """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
         path: The run directory.
@@ -72,13 +64,12 @@ class Store:
     """
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
-        self.path = path
+        super().__init__(path)
         self.spec = spec
         self.study_dir = study_dir
-        self.claims: Claims = SoleClaims()
         self.watch = Stopwatch()
         self._file = path / RECORDS
-        self._locks: list[Lock] = []
+        self._lock: Lock | None = None
         self._index = RecordIndex()
         self._is_sole_writer = False
         self._is_read = False
@@ -126,7 +117,6 @@ class Store:
         spec: StudySpec,
         *,
         study_dir: Path,
-        worker: str | None = None,
         watch: Stopwatch | None = None,
     ) -> Store:
         """Opens a run directory for writing, making it if needed, and locks it.
@@ -135,7 +125,6 @@ class Store:
             path: The run directory.
             spec: The study.
             study_dir: Folder of the study file.
-            worker: Name of this worker if several share the study; None is a driver that is alone.
             watch: Shall count the study's time, that of earlier sessions included; default: one of its own.
 
         Raises:
@@ -148,15 +137,14 @@ class Store:
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
         refuse_links(path)
-        lock = Lock(path, is_shared=worker is not None)
+        lock = Lock(path)
         try:
             store = cls._prepare(path, spec, study_dir)
-            store._locks = [lock]
-            store._is_sole_writer = worker is None
+            store._lock = lock
+            store._is_sole_writer = True
             store.watch = watch or store.watch
-            store.watch.go_on_from(store._before_s())
-            if worker is not None:
-                store._join(worker)
+            # Of a session that was killed, up to the last thing it wrote.
+            store.watch.go_on_from(max((r.at_s for r in store.records()), default=0.0))
         except BaseException:
             lock.close()
             raise
@@ -219,41 +207,22 @@ class Store:
             )
         return store
 
-    def _before_s(self) -> float:
-        """Seconds of earlier sessions; of one that was killed, up to the last thing it wrote."""
-        before_s = max((r.at_s for r in self.records()), default=0.0)
-        if any(w.state == "alive" for w in list_workers(self.path)):  # the study's time went on since then
-            before_s += max(0.0, time.time() - max((f.stat().st_mtime for f in self._files()), default=time.time()))
-        return before_s
-
-    def _join(self, worker: str) -> None:
-        """Takes a worker's own file of records, and its place among those that claim work.
-
-        Raises:
-            RunDirectoryError: If a living worker has that name.
-        """
-        refuse_path(worker)
-        self._file = self.folder("records") / f"{worker}.jsonl"
-        cut_torn_line(self._file)
-        self.claims = SharedClaims(self.path, worker)
-
     def close(self) -> None:
-        """Gives the lock and every claim back; reading goes on."""
-        self.claims.close()
-        for lock in self._locks:
-            lock.close()
-        self._locks = []
+        """Gives the lock back; reading goes on."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         self._is_sole_writer = False  # from here on another may write
 
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record, stamped with the study's time and the worker, and waits until it is on disk.
+        """Appends one record, stamped with the study's time, and waits until it is on disk.
 
         Raises:
             RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
         """
-        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3), "by": self.claims.worker})
+        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         written = self._persist(stamped)
         if self._is_sole_writer:
             self._index.add(stamped, self._file, written)  # type: ignore[arg-type]
@@ -266,8 +235,8 @@ class Store:
         append_synced(self._file, line)
         return len(line.encode())
 
-    def append_once(self, record: R, *, key: str) -> None:
-        """Appends what any worker could: once, and not if the newest record of its kind says the same already.
+    def append_news(self, record: R) -> None:
+        """Appends a record unless a session before said the same: any earlier one, of a conclusion the newest.
 
         Raises:
             RunDirectoryError: If it cannot be written.
@@ -276,11 +245,11 @@ class Store:
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
-        if record.model_copy(update=bare) not in alike and self.claims.take(key) is not None:
+        if record.model_copy(update=bare) not in alike:
             self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """All records so far, of several workers in order of time; a torn last line is ignored.
+        """All records so far, in order of time; a torn last line is ignored.
 
         Raises:
             RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
@@ -295,7 +264,7 @@ class Store:
             self._is_read = True
 
     def _files(self) -> list[Path]:
-        """Every file of records, that of a sole driver first."""
+        """Every file of records; more than one only in a run that several workers recorded, as old ones may be."""
         return [f for f in (self.path / RECORDS, *sorted((self.path / "records").glob("*.jsonl"))) if f.exists()]
 
     def of(self, kind: type[R]) -> list[R]:
@@ -307,51 +276,6 @@ class Store:
         """The newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
-
-    # ------------------------------------------------------------------ folders of one measurement
-
-    def folder(self, *parts: str) -> Path:
-        """A folder inside the run directory, made if needed.
-
-        Raises:
-            RunDirectoryError: If a part is not a plain name, or the folder cannot be made.
-        """
-        return folder_within(self.path, *parts)
-
-    def relative(self, path: Path) -> str:
-        """A path as it is kept in records: relative to the run directory, so that runs can be moved."""
-        return path.relative_to(self.path).as_posix()
-
-    def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """What keeps each raw pair of a measurement, in place of what a killed session left of it."""
-        file = folder / PAIRS
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            raise cannot_write(file, error) from error
-        return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
-
-    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
-        """Writes what belongs to one measurement, for people to read."""
-        write_atomically(folder / name, make_text())
-
-    def pairs(self, directory: str) -> Iterator[Pair]:
-        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
-        file = self.path / directory / PAIRS
-        try:
-            lines = file.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise cannot_read(file, error) from error
-        for number, line in enumerate(lines, 1):
-            try:
-                yield Pair.model_validate_json(line)
-            except ValidationError as error:
-                raise RunDirectoryError(
-                    f"{file} line {number} must be a pair of blocks but: {error.errors()[0]['msg']}; "
-                    f"`autotune fsck {self.path}` says what can be mended"
-                ) from error
 
 
 # ---------------------------------------------------------------------- writing that survives

@@ -6,4 +6,4 @@ from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher
 from autotune.workers.replay import ReplayLauncher
-from autotune.workers.srun import SrunLauncher
+from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher
