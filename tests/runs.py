@@ -31,7 +31,6 @@ class Diary:
         self.phases: list[str] = []
         self.started: list[TrialConfig] = []
         self.ended: list[TrialResult] = []
-        self.others: list[TrialResult] = []
         self.finalists: list[FinalistResult] = []
         self.ablations: list[AblationResult] = []
         self.floors: list[FloorResult] = []
@@ -58,9 +57,6 @@ class Diary:
 
     def trial_ends(self, result: TrialResult) -> None:
         self.ended.append(result)
-
-    def trial_of_other(self, result: TrialResult) -> None:
-        self.others.append(result)
 
     def finalist(self, result: FinalistResult) -> None:
         self.finalists.append(result)

@@ -6,7 +6,7 @@ import socket
 
 from autotune.cluster import JOINED, Message, Told
 from autotune.study.runner import Runner
-from autotune.study.units import ASSIGNMENT, Assignment
+from autotune.study.units import Assignment
 
 ONLY = ""
 """Name of the only lane: its records need none."""
@@ -28,7 +28,7 @@ class Here:
 
     def begin(self, lane: str, message: Message) -> None:
         """Takes a unit; it is done when news are asked for."""
-        self._next = ASSIGNMENT.validate_python(message["assignment"])
+        self._next = Assignment.model_validate(message["assignment"])
 
     def news(self, wait_s: float) -> list[Told]:
         """Does what there is to do, however long it takes."""

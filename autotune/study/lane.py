@@ -19,7 +19,7 @@ from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
-from autotune.study.units import ASSIGNMENT, Assignment
+from autotune.study.units import Assignment
 
 ALIVE_EVERY_S = 5.0
 MOST_SENT = 4_000_000
@@ -114,7 +114,7 @@ def main() -> int:
             return 1
         stack.callback(runner.close)
         while (told := channel.receive())["type"] == "unit":
-            _do(runner, ASSIGNMENT.validate_python(told["assignment"]), desk, None if sees_run else folders)
+            _do(runner, Assignment.model_validate(told["assignment"]), desk, None if sees_run else folders)
     return 0
 
 

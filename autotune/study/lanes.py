@@ -23,7 +23,6 @@ from autotune.model import (
     FloorResult,
     IncidentRecord,
     LaunchError,
-    LedgerRecord,
     NodeLostError,
     Pair,
     TrialResult,
@@ -33,7 +32,8 @@ from autotune.model import (
 )
 from autotune.rundir import Store, refuse_strangers, refuse_upgraded
 from autotune.study.bench import floor_folder
-from autotune.study.units import AnyUnit, Assignment, FloorUnit, TrialUnit, node_lost
+from autotune.study.ledger import Ledger
+from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, TrialUnit, node_lost
 
 MOST_LOST = 3
 """A unit over which so many lanes were lost is not given to another: perhaps it kills them."""
@@ -41,34 +41,6 @@ MOST_LOST = 3
 LISTEN_S = 1.0
 SILENT_S = 60.0
 """A lane at work that says nothing for so long (it would say at least that it is alive) is given up."""
-
-LEDGER_EVERY_S = 60.0
-
-
-@dataclass(slots=True)
-class Job:
-    """One unit on its way to a result.
-
-    Attributes:
-        unit: What.
-        folder: Where its raw samples go; another attempt gets a folder of its own.
-        name: Seeds the order of blocks.
-        done: Told the result.
-        begins: Told when a lane begins it, and which.
-        lost: Lanes that were lost over it.
-    """
-
-    unit: AnyUnit
-    folder: tuple[str, ...]
-    name: str
-    done: Callable[[Any], None]
-    begins: Callable[[str | None], None] = lambda lane: None
-    lost: int = 0
-
-    @property
-    def own_folder(self) -> tuple[str, ...]:
-        """The folder of this attempt: a lane that only seemed lost may still write logs into the last one's."""
-        return self.folder if not self.lost else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")
 
 
 @dataclass(slots=True)
@@ -111,7 +83,7 @@ class Lanes:
 
     Attributes:
         engine: Offers the lanes; set before the first use.
-        device_s: Device-seconds that stood ready for the study, over all sessions.
+        ledger: What the study has used up.
     """
 
     engine: Engine
@@ -127,9 +99,7 @@ class Lanes:
         self._programs: list[tuple[str, int]] = []
         self._programs_seen = 0
         self._has_said_floor = False
-        ledger = store.last(LedgerRecord)
-        self.device_s = ledger.device_s if ledger else 0.0
-        self._counted_s = self._written_s = store.watch.total_s
+        self.ledger = Ledger(store)
 
     # ------------------------------------------------------------------ for stages
 
@@ -174,13 +144,10 @@ class Lanes:
         jobs = [job]
         self.work(lambda: jobs.pop() if jobs else None)
 
-    def settle(self) -> None:
-        """Writes down what was used up; the session ends."""
-        self._count()
-        self._write_ledger()
-
     def close(self) -> None:
-        """Ends every lane."""
+        """Ends every lane, and writes down what was used up."""
+        self.ledger.count(self.device_count)
+        self.ledger.write(self.names)
         self.engine.close()
         self._lanes.clear()
 
@@ -249,11 +216,10 @@ class Lanes:
         """Waits a moment for news of lanes, and takes them in."""
         for told in self.engine.news(LISTEN_S):
             self._take(told)
-        self._count()
         watch = self._store.watch
         watch.hold(not self._lanes)  # time without a lane is spent in somebody's queue
-        if watch.total_s - self._written_s >= LEDGER_EVERY_S:
-            self._write_ledger()
+        self.ledger.count(self.device_count)
+        self.ledger.write_if_due(self.names)
         for lane in list(self._lanes.values()):
             if lane.job is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
                 self._view.note(f"lane {lane.name} has been silent for {SILENT_S:.0f} s and is given up")
@@ -391,15 +357,3 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
-
-    # ------------------------------------------------------------------ the ledger
-
-    def _count(self) -> None:
-        """Adds the time since the last look, for each device that stood ready."""
-        now_s = self._store.watch.total_s
-        self.device_s += (now_s - self._counted_s) * self.device_count
-        self._counted_s = now_s
-
-    def _write_ledger(self) -> None:
-        self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=tuple(filter(None, self.names))))
-        self._written_s = self._store.watch.total_s

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.model import AblationResult, FlagSet
-from autotune.study.lanes import Job
 from autotune.study.run import StudyRun
 from autotune.study.runner import pays
-from autotune.study.units import AblationUnit
+from autotune.study.units import AblationUnit, Job
 
 
 def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:

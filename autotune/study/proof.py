@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from autotune.model import ConfirmRun, FinalistResult, FlagSet, Objective
 from autotune.rundir import Store
 from autotune.stats import Estimate, Verdict, confirm, judge, processes_to_settle
-from autotune.study.lanes import Job
 from autotune.study.run import StudyRun
-from autotune.study.units import PairUnit
+from autotune.study.units import Job, PairUnit
 
 
 def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:

@@ -143,7 +143,6 @@ class StudyRun:
         if not self.spec.is_predicted:  # what is may be for nodes that are not here: their launcher would refuse this
             self.lanes.engine = (self.make_engine or _this_process)(self)
             self._resources.callback(self.lanes.close)
-            self._resources.callback(self.lanes.settle)
         self.evaluator = self.make_evaluator(self)
         self._resources.callback(self.evaluator.close)
 

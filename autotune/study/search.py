@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
 from autotune.study.culprit import blame_unit, next_case, remember, remembered
 from autotune.study.finalists import choose_finalists
-from autotune.study.lanes import Job
 from autotune.study.run import StudyRun
 from autotune.study.trial import complete
+from autotune.study.units import Job
 
 BUDGET_SHARE_FOR_PROOF = 0.5
-"""Largest share of a time budget that is kept back from the search for confirming."""
+"""Largest share of a budget that is kept back from the search for confirming."""
 
 
 class Search:
@@ -89,20 +89,21 @@ class Search:
 
     def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
         """Ends the search when the rest of the time is needed for proofs, or the hours of devices are used up."""
-        spec, used = self._run.spec.search, None
+        spec, lanes = self._run.spec.search, self._run.lanes
+        budgets = []
         if spec.time_budget is not None:
-            cost_s = self._proof_cost_s(results, spec.time_budget)
-            used = "time budget" if self._store.watch.total_s + cost_s >= spec.time_budget else None
+            budgets.append(("time budget", spec.time_budget, self._store.watch.total_s, 1.0))
         if spec.gpu_hours is not None:
-            budget_s, lanes = 3600 * spec.gpu_hours, max(1, len(self._run.lanes.names))
-            cost_s = self._proof_cost_s(results, budget_s) * self._run.lanes.device_count / lanes
-            used = "budget of GPU hours" if self._run.lanes.device_s + cost_s >= budget_s else used
-        if used and not self._is_over:
-            self._run.view.note(f"{used} used: the search ends after {len(results)} of {self._asked} trials")
-            self._is_over = True
+            each = lanes.device_count / max(1, len(lanes.names))
+            budgets.append(("budget of GPU hours", 3600 * spec.gpu_hours, lanes.ledger.device_s, each))
+        for what, budget_s, used_s, devices in budgets:
+            kept_s = min(BUDGET_SHARE_FOR_PROOF * budget_s, devices * self._proof_cost_s(results))
+            if used_s + kept_s >= budget_s and not self._is_over:
+                self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials")
+                self._is_over = True
 
-    def _proof_cost_s(self, results: Sequence[TrialResult], budget_s: float) -> float:
-        """Seconds of a lane to keep back for confirming, from what trials took so far; at most half of the budget."""
+    def _proof_cost_s(self, results: Sequence[TrialResult]) -> float:
+        """Seconds of a lane that confirming may take, from what trials took so far."""
         spec = self._run.spec
         if not choose_finalists(self._run):
             return 0.0
@@ -111,7 +112,7 @@ class Search:
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
         one_s = 1.5 * statistics.median(starts) + 2 * spec.confirm.pairs * block_s
         pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
-        return min(BUDGET_SHARE_FOR_PROOF * budget_s, pairs * one_s)
+        return pairs * one_s
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""

@@ -30,13 +30,12 @@ from autotune.results import describe_soak
 from autotune.stats import Verdict
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
-from autotune.study.lanes import Job
 from autotune.study.minimise import minimise_set
 from autotune.study.proof import prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
-from autotune.study.units import SoakUnit
+from autotune.study.units import Job, SoakUnit
 
 
 class Stage(NamedTuple):

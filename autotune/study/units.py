@@ -7,9 +7,11 @@ driver's own rules: a unit carries all that the lane needs to know of other tria
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from autotune.model import (
     AblationResult,
@@ -163,10 +165,33 @@ class Assignment(Record):
     at_s: float = 0.0
 
 
-ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)
-
-
 def node_lost(deaths: int) -> Failure:
     """What is recorded of work that is not given to another lane."""
     message = f"{deaths} lanes were lost over this, one after the other; it is not given to another"
     return Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+
+
+@dataclass(slots=True)
+class Job:
+    """One unit on its way to a result.
+
+    Attributes:
+        unit: What.
+        folder: Where its raw samples go; another attempt gets a folder of its own.
+        name: Seeds the order of blocks.
+        done: Told the result.
+        begins: Told when a lane begins it, and which.
+        lost: Lanes that were lost over it.
+    """
+
+    unit: AnyUnit
+    folder: tuple[str, ...]
+    name: str
+    done: Callable[[Any], None]
+    begins: Callable[[str | None], None] = lambda lane: None
+    lost: int = 0
+
+    @property
+    def own_folder(self) -> tuple[str, ...]:
+        """The folder of this attempt: a lane that only seemed lost may still write logs into the last one's."""
+        return self.folder if not self.lost else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")

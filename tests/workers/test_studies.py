@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, FloorResult, Outcome
-from autotune.model.clock import Stopwatch
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
