@@ -6,7 +6,7 @@ Each study runs by the real command on ext4 on a disk with a volatile cache (`ha
 mount options. A cut keeps what the file system had flushed, and of the rest none, all or a random half of the sectors.
 After each cut everything that had been told must be there and no reading command may die; some of the studies then go
 on by the same command and must end with exact counts. The same is done to drivers from which syncing is taken away,
-whole or for raw samples only: there the check must find losses, or it proves nothing. Needs root, FUSE and loop devices.
+whole or for raw samples only: there the check must find losses, or it proves nothing. Needs root, FUSE, loop devices.
 """
 
 from __future__ import annotations
