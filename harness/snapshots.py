@@ -110,7 +110,8 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
     Raises:
         RuntimeError: If the study failed.
     """
-    rng, cuts = random.Random(seed), []
+    rng = random.Random(seed)
+    cuts: list[Cut] = []
     blank, log, study = folder / "blank", folder / "told", folder / "study.toml"
     with blank.open("wb") as stream:
         stream.truncate(BYTES)

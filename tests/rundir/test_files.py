@@ -24,8 +24,17 @@ class Diary:
         self.done: list[tuple[str, str]] = []
         self._root = root
         fsync, write = os.fsync, os.write
-        monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), self._note("sync", fd))[0])
-        monkeypatch.setattr(os, "write", lambda fd, data: (write(fd, data), self._note("write", fd))[0])
+
+        def noted_sync(descriptor: int) -> None:
+            fsync(descriptor)
+            self._note("sync", descriptor)
+
+        def noted_write(descriptor: int, data: bytes) -> int:
+            self._note("write", descriptor)
+            return write(descriptor, data)
+
+        monkeypatch.setattr(os, "fsync", noted_sync)
+        monkeypatch.setattr(os, "write", noted_write)
 
     def _note(self, what: str, descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
