@@ -181,7 +181,6 @@ class Lanes:
 
     def _begin(self, lane: _Lane, job: Job) -> None:
         lane.job, lane.heard_s = job, self._store.watch.total_s
-        job.begins(lane.name or None)
         self._learn_programs()
         assignment = Assignment(
             unit=job.unit,
@@ -346,13 +345,11 @@ class Lanes:
 
     def phase(self, what: str, lane: str = "") -> None:
         """What is under way on a lane."""
-        self._view.phase(f"{lane}: {what}" if lane else what)
+        self._view.phase(what, lane)
 
     def pair(self, folder: Path, pair: Pair, lane: str = "") -> None:
         """Keeps one raw pair."""
-        ratios = self._keeper.keep(folder, pair)
-        if not lane:
-            self._view.pair(ratios)
+        self._view.pair(self._keeper.keep(folder, pair), lane)
 
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""

@@ -90,8 +90,8 @@ class Runner:
             self._lost_in_a_row += 1
             if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(unit, FloorUnit):
                 raise LaunchError(
-                    f"the reference must stay alive but {error}. Look at {'/'.join(assignment.folder)} and "
-                    "floor/reference/worker.log, then run the same command again"
+                    f"the reference must stay alive but {error.failure.message}. Look at "
+                    f"{'/'.join(assignment.folder)} and floor/reference/worker.log, then run the same command again"
                 ) from error
             record = unit.failed(error.failure)
         else:

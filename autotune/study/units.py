@@ -180,7 +180,6 @@ class Job:
         folder: Where its raw samples go; another attempt gets a folder of its own.
         name: Seeds the order of blocks.
         done: Told the result.
-        begins: Told when a lane begins it, and which.
         lost: Lanes that were lost over it.
     """
 
@@ -188,7 +187,6 @@ class Job:
     folder: tuple[str, ...]
     name: str
     done: Callable[[Any], None]
-    begins: Callable[[str | None], None] = lambda lane: None
     lost: int = 0
 
     @property
