@@ -195,7 +195,7 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
         # A torn end and what an interrupted write left can be mended; nothing else may be wrong.
         yield from (str(p) for p in check_run(run_dir).problems if not p.mending)
     except AutotuneError as error:
-        yield str(error)
+        yield str(error).replace(f"{run_dir}/", "")
 
 
 def _tracebacks(run_dir: Path) -> Iterator[str]:
