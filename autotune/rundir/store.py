@@ -136,7 +136,8 @@ class Store(Folders):
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        refuse_links(path)
+        for folder in (path, *(p for p in path.iterdir() if p.is_dir() and p.name != LOST and not p.is_symlink())):
+            refuse_links(folder)
         lock = Lock(path)
         try:
             store = cls._prepare(path, spec, study_dir)
