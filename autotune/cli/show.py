@@ -54,7 +54,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import describe_begin
+    from autotune.results import describe_begin, doubts, origin_of_run
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -64,7 +64,8 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        print_lines(describe_begin(store))
+        origin = origin_of_run(store)
+        print_lines([*describe_begin(store), *([origin] if origin is not None else []), *doubts(store)])
         print_study(store)
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
 from autotune.model.measurement import FailureKind, Objective, Settings
+from autotune.model.names import kind_of
 from autotune.model.units import parse_duration
 from autotune.stats import NOISE_MODELS, NoiseModel
 
@@ -181,6 +182,13 @@ class SearchSpec(Section):
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
+
+    @field_validator("settings")
+    @classmethod
+    def _names_settings(cls, settings: dict[str, Domain]) -> dict[str, Domain]:
+        for name in settings:
+            kind_of(name)
+        return settings
 
     @field_validator("objectives")
     @classmethod

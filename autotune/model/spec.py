@@ -28,6 +28,9 @@ from autotune.model.sections import (
     WorkloadSpec,
 )
 
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of a study's name."""
+
 
 class Effort(StrEnum):
     """How much measuring a study may spend; scales the caps of `[measure]` and `[confirm]`."""
@@ -40,7 +43,7 @@ class Effort(StrEnum):
 class StudySpec(Section):
     """A whole study, checked. Equal `identity` means results may share a run directory."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Field(pattern=STUDY_NAME)]
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec

@@ -29,9 +29,10 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
+from autotune.results.conditions import conditions_of
 from autotune.results.pages import Styled, render
 from autotune.results.rows import EffectRow, effect_rows
-from autotune.results.winner import conditions_of, workload_name
+from autotune.results.winner import workload_name
 from autotune.results.words import format_figures, spaced
 from autotune.rundir import Store
 from autotune.stats import Estimate, Verdict, judge

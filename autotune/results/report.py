@@ -24,6 +24,7 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import analysis, drawings, tables, words
+from autotune.results.audit import doubts
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
 from autotune.results.screen_words import describe_screen_record
@@ -99,7 +100,7 @@ def build(store: Store) -> dict[str, Any]:
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
         "has_energy": tables.has_energy(trials),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
-        "warnings": words.warning_lines(store),
+        "warnings": [*doubts(store), *words.warning_lines(store)],
         "provenance": _provenance(store, floor),
         "commands": _commands(store),
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
-from autotune.model import Pair, RunDirectoryError
+from autotune.model import Pair
 from autotune.rundir.files import (
     append_synced,
     cannot_read,
@@ -16,8 +16,10 @@ from autotune.rundir.files import (
     refuse_path,
     write_atomically,
 )
+from autotune.rundir.record_index import parse_line
 
 PAIRS = "pairs.jsonl"
+_PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
 class Folders:
@@ -60,7 +62,7 @@ class Folders:
         """Raw pairs of blocks of one measurement, in order; a torn last line is ignored.
 
         Raises:
-            RunDirectoryError: If a whole line is no pair, or the file cannot be read.
+            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged), or cannot be read.
         """
         file = self.path / directory / PAIRS
         try:
@@ -70,10 +72,4 @@ class Folders:
         except OSError as error:
             raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
-            try:
-                yield Pair.model_validate_json(line)
-            except ValidationError as error:
-                raise RunDirectoryError(
-                    f"{file} line {number} must be a pair of blocks but: {error.errors()[0]['msg']}; "
-                    f"`autotune fsck {self.path}` says what can be mended"
-                ) from error
+            yield parse_line(_PAIR, line, file, number, what="a pair of blocks")

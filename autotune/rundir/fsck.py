@@ -182,7 +182,7 @@ class _Check:
                 self._add(file, f"is of schema {schema}, not {SCHEMA_VERSION}; use the autotune that wrote it")
                 return
             StudySpec.model_validate(data["study"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._add_file(file, f"{_describe(file.read_bytes(), error)}; {again}")
 
     def _check_entries(self, folder: Path) -> None:
@@ -200,7 +200,7 @@ class _Check:
             elif entry.name == "request.json":
                 try:
                     json.loads(path.read_bytes())
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     self._add_file(path, _describe(path.read_bytes(), error))
 
     def _read(self, file: Path, parse: Callable[[bytes], T]) -> _Lines[T]:

@@ -106,8 +106,8 @@ class Store(Folders):
             return cls(path, spec, study_dir=data["study_dir"])
         except OSError as error:
             raise cannot_read(file, error) from error
-        except (ValueError, KeyError, TypeError) as error:
-            what = error if file.stat().st_size else "it is empty"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
             raise RunDirectoryError(f"{file} must hold the study of this run but: {what}; {_AGAIN}") from error
 
     @classmethod
@@ -176,7 +176,7 @@ class Store(Folders):
             return None
         except OSError as error:
             raise cannot_read(file, error) from error
-        except ValueError:  # torn: all that it held is in the caller's hands
+        except (ValueError, RecursionError):  # torn: all that it held is in the caller's hands
             return None
         old = cls.open(path)
         if old.spec.identity != spec.identity:
@@ -242,7 +242,7 @@ class Store(Folders):
         Raises:
             RunDirectoryError: If it cannot be written.
         """
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance", "digest") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings
+from autotune.machine import caller_environment, driver_python, open_meter, steering_settings
 from autotune.model import (
     FlagSet,
     Objective,
@@ -114,12 +114,10 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
-    """Refuses what the build refuses, and what would change which program runs."""
+    """Refuses what the build refuses; what would change which program runs is in no `FlagSet`."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
-    for _, settings in places:
-        refuse_forbidden(settings)
     problems: list[str] = []
     for place, settings in places:
         for check in check_settings(settings, known):

@@ -20,7 +20,7 @@ from autotune.model import (
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate
+from autotune.results import Winner, describe_finalist, format_estimate, proof_digest
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -70,6 +70,8 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)
+        if conclusion.outcome is Outcome.WINNER:
+            conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
     return conclusion
 
