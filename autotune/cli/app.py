@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, results, run, show
+from autotune.cli import cluster, compile, flags, fsck, results, run, show
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ for _command in (
     run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
-    cluster.submit, show.schema,
+    cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
@@ -65,7 +66,10 @@ def main() -> None:
         sys.exit(141)
     except Exception as error:
         from autotune.model import STOPPED, AutotuneError, NodeLostError  # `--help` needs none of it
+        from autotune.rundir import cannot_write, is_fault_of_disk
 
+        if isinstance(error, OSError) and is_fault_of_disk(error):
+            error = cannot_write(Path(error.filename or "the run directory"), error)
         if not isinstance(error, AutotuneError):
             raise
         print(f"autotune: {_indented(str(error))}", file=sys.stderr)

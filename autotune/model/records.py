@@ -53,9 +53,14 @@ class ScreenRecord(Stamped):
 
 
 class SessionRecord(Stamped):
-    """One start of the driver; its budgets go on where the last session's stopped."""
+    """One start of the driver; its budgets go on where the last session's stopped.
+
+    Attributes:
+        identity: Of the study (`StudySpec.identity`): records can be told from another study's without `study.json`.
+    """
 
     kind: Literal["session"] = "session"
+    identity: str | None = None
     started: str
     pid: Count
     host: str

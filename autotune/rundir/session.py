@@ -24,6 +24,7 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
     """
     store.append(
         SessionRecord(
+            identity=store.spec.identity,
             started=utc_now(),
             pid=os.getpid(),
             host=socket.gethostname(),
