@@ -1,0 +1,55 @@
+"""The doors to pools. Dask is imported behind them, when one is opened: no other study needs it to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cluster.engine import Message
+from autotune.model import LaunchError
+
+if TYPE_CHECKING:
+    from autotune.cluster.dask_engine import DaskEngine
+
+
+def open_pool(study: Message, *, tls: Path, **options: Any) -> DaskEngine:
+    """Makes the certificate if there is none, listens, and gives the engine; see `DaskEngine`.
+
+    Raises:
+        LaunchError: If Dask is not installed, the pool cannot listen, or its certificate cannot be used.
+    """
+    try:
+        from autotune.cluster.certificates import make_certificates
+        from autotune.cluster.dask_engine import DaskEngine
+
+        make_certificates(tls)
+    except ImportError as error:
+        raise _not_installed(error) from error
+    return DaskEngine(study, tls=tls, **options)
+
+
+def join_pool(
+    address: str, *, tls: Path, name: str, devices: int | None, patience_s: float, say: Callable[[str], None]
+) -> int:
+    """Joins a pool and stays until its study is over; gives the exit status. See `membership.be_member`.
+
+    Raises:
+        LaunchError: If Dask is not installed, or the pool has another certificate.
+        NodeLostError: If no driver was there for `patience_s` seconds.
+    """
+    try:
+        from autotune.cluster.membership import Membership, be_member, pool_address
+    except ImportError as error:
+        raise _not_installed(error) from error
+    member = Membership(
+        address=pool_address(address), tls=tls, name=name, devices=devices, patience_s=patience_s, say=say
+    )
+    return be_member(member)
+
+
+def _not_installed(error: ImportError) -> LaunchError:
+    return LaunchError(
+        f"a pool needs Dask but {error.name} is not installed here; install `xla-autotune[dask]` in the driver's and "
+        "every worker's environment"
+    )
