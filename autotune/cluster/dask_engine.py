@@ -50,7 +50,7 @@ class _Lane:
     name: str
     workers: list[_Worker]
     key: str = ""
-    future: Future | None = None
+    future: Future[None] | None = None
 
     @property
     def leader(self) -> str:
@@ -93,7 +93,7 @@ class DaskEngine:
         self.address = self._pool.address
         self._lanes: dict[str, _Lane] = {}
         self._free: list[_Worker] = []
-        self._cleaning: dict[str, tuple[_Worker, Future]] = {}
+        self._cleaning: dict[str, tuple[_Worker, Future[None]]] = {}
         self._told: list[Told] = []
         self._count = 0
         self._lonely_since = time.monotonic()

@@ -76,7 +76,7 @@ class LaneHolder(WorkerPlugin):
 
     def __init__(self, study: Message, command: Sequence[str] | None = None) -> None:
         self._study = json.dumps(study)
-        self._command = command and list(command)
+        self._command = command
 
     def setup(self, worker: Worker) -> None:
         """Runs in the worker's loop when it has joined."""
@@ -152,7 +152,7 @@ class LaneHolder(WorkerPlugin):
         env = {**caller_environment(), GANG_VARIABLE: gang}
         let_import_packages(env)
         self._gang = gang
-        command = self._command or lane_command()
+        command = list(self._command or lane_command())
         self._lane = GuardedProcess(command, env, self._folder / "lane.log", LANE_LOG_BYTES, cwd=str(self._folder))
         self._lane.send(json.loads(self._study))
         return self._lane

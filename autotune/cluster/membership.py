@@ -13,7 +13,7 @@ from typing import Any
 
 import dask
 from distributed import Worker
-from distributed.comm import CommClosedError, connect
+from distributed.comm import CommClosedError, connect, get_address_host
 from distributed.comm.core import FatalCommClosedError
 from distributed.security import Security
 
@@ -71,8 +71,8 @@ def pool_address(text: str) -> str:
     host, _, port = rest.rpartition(":")
     if scheme not in ("", "tls") or not host or not port.isdigit() or int(port) > 65_535:
         raise LaunchError(
-            f"a pool's address must look like tls://HOST:PORT but got {text!r}; `autotune run --engine dask` prints it, "
-            "and no pool is without TLS"
+            f"a pool's address must look like tls://HOST:PORT but got {text!r}; `autotune run --engine dask` prints "
+            "it, and no pool is without TLS"
         )
     return f"tls://{host}:{port}"
 
@@ -94,13 +94,10 @@ def be_member(member: Membership) -> int:
 
 
 async def _stay(member: Membership, security: Security, folder: str) -> int:
-    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        status = _INTERRUPTED if number == signal.SIGINT else STOPPED
-        asyncio.get_running_loop().add_signal_handler(number, lambda s=status: told.done() or told.set_result(s))
+    told = _told_to_stop()
     while True:
-        joining = asyncio.ensure_future(_join(member, security, folder))
-        await asyncio.wait({told, joining}, return_when=asyncio.FIRST_COMPLETED)
+        joining = asyncio.create_task(_join(member, security, folder))
+        await _first_of(told, joining)
         if told.done():
             joining.cancel()
             await asyncio.wait({joining})
@@ -109,8 +106,7 @@ async def _stay(member: Membership, security: Security, folder: str) -> int:
             return told.result()
         worker = joining.result()
         member.say(f"joined {member.address} as {member.name}")
-        finished = asyncio.ensure_future(worker.finished())
-        await asyncio.wait({told, finished}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(told, asyncio.ensure_future(worker.finished()))  # type: ignore[no-untyped-call]
         if told.done():
             member.say("told to stop: leaves the pool; what its lane had begun is given to others")
             await worker.close(reason="told to stop")
@@ -119,6 +115,24 @@ async def _stay(member: Membership, security: Security, folder: str) -> int:
             member.say("the study is over")
             return 0
         member.say(f"the driver is gone ({worker.why}); waits up to {format_seconds(member.patience_s)} for another")
+
+
+def _told_to_stop() -> asyncio.Future[int]:
+    """Becomes the exit status when a signal asks for an end."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[int] = loop.create_future()
+
+    def tell(number: signal.Signals) -> None:
+        if not told.done():
+            told.set_result(_INTERRUPTED if number is signal.SIGINT else STOPPED)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number)
+    return told
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _join(member: Membership, security: Security, folder: str) -> PoolWorker:
@@ -132,12 +146,14 @@ async def _join(member: Membership, security: Security, folder: str) -> PoolWork
     while time.monotonic() < end:
         try:
             comm = await connect(member.address, timeout=CONNECT_LIMIT_S, **security.get_connection_args("worker"))
+            host = get_address_host(comm.local_address)  # it listens only where it reaches the driver from
             await comm.close()
-            return await PoolWorker(
-                member.address, nthreads=1, name=member.name, security=security, memory_limit=0,
+            worker: PoolWorker = await PoolWorker(
+                member.address, host=host, nthreads=1, name=member.name, security=security, memory_limit=0,
                 local_directory=folder, death_timeout=CONNECT_LIMIT_S,
                 resources={} if member.devices is None else {DEVICES: member.devices},
             )  # fmt: skip
+            return worker
         except FatalCommClosedError as error:
             raise LaunchError(
                 f"the pool at {member.address} must have the certificate in {member.tls} but has another ({error}); "
@@ -179,7 +195,9 @@ class PoolWorker(Worker):
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Starts none."""
 
-    async def close(self, *arguments: Any, reason: str = "closed", **more: Any) -> str | None:
+    async def close(  # type: ignore[override]  # as in Dask's own worker
+        self, timeout: float = 30, executor_wait: bool = True, nanny: bool = True, reason: str = "closed"
+    ) -> str | None:
         """Closes it; remembers why."""
         self.why = self.why or reason
-        return await super().close(*arguments, reason=reason, **more)
+        return await super().close(timeout, executor_wait, nanny, reason)

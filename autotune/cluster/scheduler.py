@@ -7,6 +7,7 @@ own thread and reads what happened from one queue, in the order in which it happ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Coroutine, Mapping
@@ -84,7 +85,8 @@ class Pool:
         self._thread = threading.Thread(target=self._loop.run_forever, name="autotune-pool", daemon=True)
         self._security = security_of(tls)
         hush_dask()
-        self._settings = dask.config.set({**_SETTINGS, "distributed.scheduler.worker-ttl": worker_ttl_s})
+        self._settings = contextlib.ExitStack()
+        self._settings.enter_context(dask.config.set({**_SETTINGS, "distributed.scheduler.worker-ttl": worker_ttl_s}))
         self._thread.start()
         try:
             self.address = self._call(self._open(listen, holder))
@@ -106,17 +108,18 @@ class Pool:
         await self._client.register_plugin(holder)
         return str(self._scheduler.address)
 
-    def submit(self, worker: str, key: str, function: Any, *arguments: str) -> Future:
+    def submit(self, worker: str, key: str, function: Any, *arguments: str) -> Future[None]:
         """Gives one worker a task; nobody else gets it, and it is not tried again."""
 
-        async def submit() -> Future:
-            return self._client.submit(
+        async def submit() -> Future[None]:
+            future: Future[None] = self._client.submit(
                 function, *arguments, key=key, workers=[worker], allow_other_workers=False, pure=False, retries=0
             )
+            return future
 
         return self._call(submit())
 
-    def release(self, future: Future, *, cancel: bool) -> None:
+    def release(self, future: Future[None], *, cancel: bool) -> None:
         """Forgets a task; ends it first if it may still run."""
 
         async def release() -> None:
@@ -154,7 +157,7 @@ class Pool:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ANSWER_LIMIT_S)
         self._loop.close()
-        self._settings.__exit__(None, None, None)
+        self._settings.close()
 
 
 class _TlsScheduler(Scheduler):
@@ -179,7 +182,7 @@ class _Ears(SchedulerPlugin):
         elif isinstance(msg, dict) and msg.get("action") == "closing-worker":
             self._why[topic] = f"it was closed ({msg.get('reason')})"
         elif isinstance(msg, dict) and msg.get("action") == "worker-ttl-timed-out":
-            self._why |= {worker: f"it was silent for {msg['ttl']:.0f} s" for worker in msg["workers"]}
+            self._why |= dict.fromkeys(msg["workers"], f"it was silent for {msg['ttl']:.0f} s")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         why = self._why.pop(worker, "its connection ended: it was killed, or its machine or network is gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import os
@@ -54,14 +55,16 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def listeners(process: psutil.Process) -> set[tuple[str, int]]:
-    return {tuple(c.laddr) for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return {(c.laddr[0], c.laddr[1]) for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
 def speaks_without(context: ssl.SSLContext | None, host: str, port: int) -> bytes:
     """What a listener says to a stranger: with TLS but without a certificate of the pool, or in plain text."""
     try:
-        with socket.create_connection((host, port), timeout=5) as plain:
-            stream = context.wrap_socket(plain) if context else plain
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(socket.create_connection((host, port), timeout=5))
+            if context:
+                stream = stack.enter_context(context.wrap_socket(stream))
             stream.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             return stream.recv(1000)
     except (ssl.SSLError, ConnectionError):
@@ -97,8 +100,8 @@ def test_a_certificate_that_has_ended_is_refused_with_its_day(tls: Path) -> None
     old = x509.load_pem_x509_certificate((tls / CERTIFICATE).read_bytes())
     ended = (
         x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
-        .not_valid_before(datetime.datetime(2001, 1, 1))
-        .not_valid_after(datetime.datetime(2002, 2, 3))
+        .not_valid_before(datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(2002, 2, 3, tzinfo=datetime.UTC))
         .sign(key, hashes.SHA256())  # type: ignore[arg-type]
     )
     (tls / CERTIFICATE).write_bytes(ended.public_bytes(serialization.Encoding.PEM))
@@ -113,7 +116,7 @@ def test_nothing_of_a_pool_answers_a_stranger(engine: DaskEngine, workers: Worke
     host, _, port = engine.address.removeprefix("tls://").partition(":")
     ours, theirs = listeners(psutil.Process()), listeners(psutil.Process(process.pid))
     assert (host, int(port)) in ours
-    assert len(theirs) == 1  # the worker itself; no page of Dask's, no dashboard
+    assert [found[0] for found in theirs] == ["127.0.0.1"]  # the worker itself; no page of Dask's, no dashboard
     assert ours == before
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
@@ -133,7 +136,7 @@ def test_a_client_without_the_certificate_is_refused(
     address, security = engine.address, Security()
     if stranger == "another":
         security = security_of(make_certificates(tmp_path / "another"))
-        security.tls_ca_file = str(tls / CERTIFICATE)  # it trusts the pool; the pool must not trust it
+        setattr(security, "tls_ca_file", str(tls / CERTIFICATE))  # noqa: B010  # it trusts the pool; the pool must not trust it
     elif stranger == "none":
         security = Security(tls_ca_file=str(tls / CERTIFICATE), require_encryption=True)
     else:

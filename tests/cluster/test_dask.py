@@ -20,7 +20,18 @@ from autotune.model import STOPPED, LaunchError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
 from tests.cluster.pools import (
-    AUTOTUNE, STUDY, Workers, are_gone, do, first, frozen, hear, joined, kinds, open_engine, wait_in_unit,
+    AUTOTUNE,
+    STUDY,
+    Workers,
+    are_gone,
+    do,
+    first,
+    frozen,
+    hear,
+    joined,
+    kinds,
+    open_engine,
+    wait_in_unit,
 )  # fmt: skip
 
 pytestmark = pytest.mark.cluster
@@ -58,9 +69,7 @@ def test_a_worker_joins_and_does_units_in_one_process(engine: DaskEngine, worker
     assert engine.words == f"1 lanes of the pool at {engine.address}"
 
 
-def test_what_only_an_engine_may_say_is_not_believed_of_a_lane(
-    engine: DaskEngine, workers: Workers, tls: Path
-) -> None:
+def test_what_only_an_engine_may_say_is_not_believed_of_a_lane(engine: DaskEngine, workers: Workers, tls: Path) -> None:
     workers.join(engine.address, tls)
     [lane] = joined(engine)
     heard = do(engine, lane, 5, do="lie")
