@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Message, Told
 from autotune.cluster.holder import CLOSED, ENDED, HELLO, SAID, LaneHolder, do_unit, end_lane
 from autotune.cluster.scheduler import ERRED, GONE, Heard, Pool
-from autotune.model import LaunchError
+from autotune.model import NodeLostError
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -111,8 +111,8 @@ class DaskEngine:
             self._told.append(Told(lane, {"type": LEFT, "why": "there is no such lane any more"}))
             return
         found.key = self._new_key("unit")
-        gang = json.dumps([w.address for w in found.workers[1:]])
-        found.future = self._pool.submit(found.leader, found.key, do_unit, json.dumps(message), gang)
+        gang = json.dumps([w.address for w in found.workers]) if self._gang_size > 1 else ""
+        found.future = self._pool.submit(found.leader, found.key, do_unit, json.dumps(message), found.name, gang)
 
     def news(self, wait_s: float) -> list[Told]:
         """What lanes have said; see `engine.Engine`."""
@@ -222,13 +222,13 @@ class DaskEngine:
         """Ends the driver's wait for workers when its patience ends.
 
         Raises:
-            LaunchError: With what to do.
+            NodeLostError: With what to do.
         """
         now = time.monotonic()
         if self._lanes or told:
             self._lonely_since = now
         elif now - self._lonely_since > self._patience_s:
-            raise LaunchError(
+            raise NodeLostError(
                 f"a worker must join the pool at {self.address} within {self._patience_s:.0f} s but none is there "
                 f"(free: {len(self._free)}, a trial needs {self._gang_size}); start some with `autotune worker --join "
                 f"{self.address} --tls FOLDER`, then run the study again: it goes on"

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.worker import get_worker
 
+from autotune.cluster.carry import RANK_OPERATION, serve_rank
 from autotune.cluster.engine import ANSWERS, Message
 from autotune.machine import caller_environment, driver_python, let_import_packages
-from autotune.workers import GuardedProcess
+from autotune.workers import GANG_VARIABLE, GuardedProcess
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -35,8 +37,6 @@ HELLO, SAID, ENDED, CLOSED = "hello", "said", "ended", "closed"
 
 LANE_LOG_BYTES = 1_000_000
 KILL_PATIENCE_S = 15.0
-GANG_VARIABLE = "AUTOTUNE_GANG"
-"""How a lane process learns of the other workers of its lane: a list of their addresses in JSON."""
 DEVICES = "devices"
 """Under this name a worker says as a resource of Dask's how many devices it has."""
 
@@ -46,10 +46,16 @@ def lane_command() -> list[str]:
     return [driver_python(), "-m", "autotune.study.lane"]
 
 
-def do_unit(unit: str, gang: str) -> None:
-    """Runs on a worker: gives its lane one unit, and sees it through; `gang` lists the other workers of the lane."""
+def do_unit(unit: str, lane: str, gang: str) -> None:
+    """Runs on a worker: gives its lane one unit, and sees it through.
+
+    Args:
+        unit: The message, as JSON.
+        lane: The lane's name.
+        gang: Addresses of all workers of the lane, as a list in JSON; empty if it is this one alone.
+    """
     worker = get_worker()
-    _holder(worker).do(str(worker.get_current_task()), json.loads(unit), gang)
+    _holder(worker).do(str(worker.get_current_task()), json.loads(unit), (lane, gang))
 
 
 def end_lane() -> None:
@@ -68,14 +74,14 @@ class LaneHolder(WorkerPlugin):
     """Holds the lane process of one worker, from its first unit on.
 
     Args:
-        study: The first message to each lane process.
+        study: The first message to each lane process; ``lane``, its name, is put in.
         command: The lane program; default: that of `lane_command`, asked on the worker's machine.
     """
 
     name = "autotune-lane"
 
     def __init__(self, study: Message, command: Sequence[str] | None = None) -> None:
-        self._study = json.dumps(study)
+        self._study = dict(study)
         self._command = command
 
     def setup(self, worker: Worker) -> None:
@@ -83,11 +89,12 @@ class LaneHolder(WorkerPlugin):
         self._worker = worker
         self._turn = threading.Lock()  # a plain worker may have several threads
         self._lane: GuardedProcess | None = None
-        self._gang = ""
+        self._whose = ("", "")
         self._in_hand = ""
         self._leaves = False
         self._unwanted: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-lane-"))
+        worker.handlers[RANK_OPERATION] = serve_rank
         devices = worker.state.total_resources.get(DEVICES)
         self._tell(
             HELLO, name=str(worker.name), host=socket.gethostname(), devices=None if devices is None else int(devices)
@@ -112,10 +119,10 @@ class LaneHolder(WorkerPlugin):
             self._close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def do(self, key: str, unit: Message, gang: str) -> None:
+    def do(self, key: str, unit: Message, whose: tuple[str, str]) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
         with self._turn:
-            lane = self._open(gang)
+            lane = self._open(whose)
             self._in_hand = key
             if key in self._unwanted:
                 lane.abort()
@@ -143,19 +150,28 @@ class LaneHolder(WorkerPlugin):
             self._close()
             self._tell(CLOSED, key)
 
-    def _open(self, gang: str) -> GuardedProcess:
+    def _open(self, whose: tuple[str, str]) -> GuardedProcess:
         if self._lane is not None:
             self._lane.receive()  # it may have ended since
-            if self._lane.end is None and self._gang == gang:
+            if self._lane.end is None and self._whose == whose:
                 return self._lane
             self._close()
-        env = {**caller_environment(), GANG_VARIABLE: gang}
+        self._whose = name, gang = whose
+        env = caller_environment()
+        if gang:
+            env[GANG_VARIABLE] = json.dumps([self._member(address) for address in json.loads(gang)])
         let_import_packages(env)
-        self._gang = gang
         command = list(self._command or lane_command())
         self._lane = GuardedProcess(command, env, self._folder / "lane.log", LANE_LOG_BYTES, cwd=str(self._folder))
-        self._lane.send(json.loads(self._study))
+        self._lane.send({**self._study, "lane": name})
         return self._lane
+
+    def _member(self, address: str) -> dict[str, Any]:
+        """One worker of the gang, as `autotune.workers.gang` takes it."""
+        security = self._worker.security
+        pair = [security.tls_ca_file, security.tls_worker_cert, security.tls_worker_key]
+        through = [driver_python(), "-m", "autotune.cluster.carry", address, *pair]
+        return {"host": get_address_host(address), "through": through}
 
     def _close(self) -> None:
         lane, self._lane = self._lane, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -12,7 +13,8 @@ from autotune.child.channel import Channel
 channel = Channel()
 study = channel.receive()
 while (unit := channel.receive())["type"] == "unit":
-    channel.send("begun", pid=os.getpid(), token=study["token"], gang=os.environ["AUTOTUNE_GANG"])
+    gang = [member["host"] for member in json.loads(os.environ.get("AUTOTUNE_GANG", "[]"))]
+    channel.send("begun", pid=os.getpid(), token=study["token"], lane=study["lane"], gang=gang)
     if unit["do"] == "die":
         print("about to die")
         os._exit(3)
