@@ -26,7 +26,15 @@ def worker(
     import socket
 
     from autotune.cluster import join_pool
-    from autotune.machine import caller_environment, find_gpus, parse_devices, restrict_devices, worker_name
+    from autotune.machine import (
+        caller_environment,
+        find_gpus,
+        parse_devices,
+        reserve_devices,
+        restrict_devices,
+        visible_gpu_ids,
+        worker_name,
+    )
     from autotune.model import StudyFileError, parse_duration
 
     try:
@@ -34,11 +42,15 @@ def worker(
     except ValueError as error:
         raise StudyFileError(f"--patience must look like 30m or 8h but got {patience!r}; say its unit") from error
     own = parse_devices(devices) if devices else ()
+    kind = "cuda" if find_gpus() else "cpu"
     if own:
-        restrict_devices("cuda" if find_gpus() else "cpu", own)
-    called = name or worker_name(caller_environment(), socket.gethostname(), own)
-    status = join_pool(
-        join, tls=tls, name=called, devices=len(own) or None, patience_s=patience_s,
-        say=lambda line: print(f"autotune: {line}", file=sys.stderr, flush=True),
-    )  # fmt: skip
+        restrict_devices(kind, own)
+    env = caller_environment()
+    visible = visible_gpu_ids(env) if kind == "cuda" else ""
+    held = own or (parse_devices(visible) if visible else ())
+    with reserve_devices(kind, () if "SLURM_JOB_ID" in env else held):  # a job's devices are its own already
+        status = join_pool(
+            join, tls=tls, name=name or worker_name(env, socket.gethostname(), own), devices=len(held) or None,
+            patience_s=patience_s, say=lambda line: print(f"autotune: {line}", file=sys.stderr, flush=True),
+        )  # fmt: skip
     raise typer.Exit(status)

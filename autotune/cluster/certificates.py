@@ -1,8 +1,8 @@
 """The certificate of a pool: who has its key may give work and get work, everybody else is refused.
 
 One self-signed pair for all sides, as ``distributed.security.Security.temporary`` makes it, but in files: a pool is
-joined from other machines. Whoever holds the key can run programs on every worker of the pool, so it is a secret like
-a key of ssh. Names in certificates are not looked at, for pods and nodes have none that last.
+joined from other machines. Whoever holds the key can run programs on every machine of the pool, the driver's included,
+so it is a secret like a key of ssh. Names in certificates are not looked at, for pods and nodes have none that last.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from autotune.model import NodeLostError
 if TYPE_CHECKING:
     from distributed import Future
 
-DEFAULT_LISTEN = "tls://0.0.0.0:8786"
 WORKER_TTL_S = 60.0
 PATIENCE_S = 3600.0
 CLOSE_PATIENCE_S = 10.0
@@ -66,7 +65,8 @@ class DaskEngine:
         listen: Where workers join, ``tls://HOST:PORT``.
         gang_size: Workers that a trial spans.
         command: The lane program; default: that of the study.
-        worker_ttl_s: After so many seconds of silence, or up to twice as many, a worker counts as gone.
+        worker_ttl_s: After so many seconds of silence, or up to twice as many, a worker counts as gone; Dask takes
+            5 s at least. One whose connection breaks is gone at once.
         patience_s: How long the driver waits for a first worker, or for another when all are gone, seconds.
 
     Attributes:
@@ -81,7 +81,7 @@ class DaskEngine:
         study: Message,
         *,
         tls: Path,
-        listen: str = DEFAULT_LISTEN,
+        listen: str,
         gang_size: int = 1,
         command: Sequence[str] | None = None,
         worker_ttl_s: float = WORKER_TTL_S,

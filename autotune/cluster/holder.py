@@ -168,9 +168,9 @@ class LaneHolder(WorkerPlugin):
 
     def _member(self, address: str) -> dict[str, Any]:
         """One worker of the gang, as `autotune.workers.gang` takes it."""
-        security = self._worker.security
-        pair = [security.tls_ca_file, security.tls_worker_cert, security.tls_worker_key]
-        through = [driver_python(), "-m", "autotune.cluster.carry", address, *pair]
+        pair = self._worker.security.get_tls_config_for_role("worker")
+        files = [pair["ca_file"], pair["cert"], pair["key"]]
+        through = [driver_python(), "-m", "autotune.cluster.carry", address, *files]
         return {"host": get_address_host(address), "through": through}
 
     def _close(self) -> None:

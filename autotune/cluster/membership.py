@@ -34,6 +34,7 @@ _SETTINGS = {
     "distributed.worker.memory.terminate": False,
     "distributed.worker.lifetime.duration": None,
     "distributed.admin.system-monitor.interval": "60s",
+    "distributed.admin.tick.interval": "1s",  # else it wakes 50 times a second beside what is measured
     "distributed.admin.low-level-log-length": 10,
     "distributed.comm.timeouts.connect": "10s",
     "distributed.comm.timeouts.tcp": "30s",
@@ -59,22 +60,6 @@ class Membership:
     devices: int | None
     patience_s: float
     say: Callable[[str], None]
-
-
-def pool_address(text: str) -> str:
-    """An address as Dask takes it, from ``HOST:PORT`` with or without ``tls://``.
-
-    Raises:
-        LaunchError: If it is not encrypted, or no address.
-    """
-    scheme, _, rest = text.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme not in ("", "tls") or not host or not port.isdigit() or int(port) > 65_535:
-        raise LaunchError(
-            f"a pool's address must look like tls://HOST:PORT but got {text!r}; `autotune run --engine dask` prints "
-            "it, and no pool is without TLS"
-        )
-    return f"tls://{host}:{port}"
 
 
 def be_member(member: Membership) -> int:
@@ -114,7 +99,7 @@ async def _stay(member: Membership, security: Security, folder: str) -> int:
         if worker.why == STUDY_OVER:
             member.say("the study is over")
             return 0
-        member.say(f"the driver is gone ({worker.why}); waits up to {format_seconds(member.patience_s)} for another")
+        member.say(f"the driver has stopped or is gone; waits up to {format_seconds(member.patience_s)} for another")
 
 
 def _told_to_stop() -> asyncio.Future[int]:

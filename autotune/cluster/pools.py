@@ -12,8 +12,26 @@ from autotune.model import LaunchError
 if TYPE_CHECKING:
     from autotune.cluster.dask_engine import DaskEngine
 
+DEFAULT_LISTEN = "tls://0.0.0.0:8786"
 
-def open_pool(study: Message, *, tls: Path, **options: Any) -> DaskEngine:
+
+def pool_address(text: str) -> str:
+    """An address as Dask takes it, from ``HOST:PORT`` with or without ``tls://``; of those who join and who listen.
+
+    Raises:
+        LaunchError: If it is not encrypted, or no address.
+    """
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme not in ("", "tls") or not host or not port.isdigit() or int(port) > 65_535:
+        raise LaunchError(
+            f"a pool's address must look like tls://HOST:PORT but got {text!r}; no pool is "
+            "without TLS, and workers join where `autotune run --engine dask` says that it listens"
+        )
+    return f"tls://{host}:{port}"
+
+
+def open_pool(study: Message, *, tls: Path, listen: str = DEFAULT_LISTEN, **options: Any) -> DaskEngine:
     """Makes the certificate if there is none, listens, and gives the engine; see `DaskEngine`.
 
     Raises:
@@ -26,7 +44,7 @@ def open_pool(study: Message, *, tls: Path, **options: Any) -> DaskEngine:
         make_certificates(tls)
     except ImportError as error:
         raise _not_installed(error) from error
-    return DaskEngine(study, tls=tls, **options)
+    return DaskEngine(study, tls=tls, listen=pool_address(listen), **options)
 
 
 def join_pool(
@@ -39,7 +57,7 @@ def join_pool(
         NodeLostError: If no driver was there for `patience_s` seconds.
     """
     try:
-        from autotune.cluster.membership import Membership, be_member, pool_address
+        from autotune.cluster.membership import Membership, be_member
     except ImportError as error:
         raise _not_installed(error) from error
     member = Membership(

@@ -38,6 +38,8 @@ _SETTINGS = {
     "distributed.scheduler.no-workers-timeout": None,
     "distributed.comm.timeouts.connect": "10s",
     "distributed.comm.timeouts.tcp": "30s",
+    "distributed.admin.system-monitor.interval": "60s",
+    "distributed.admin.tick.interval": "1s",
     "distributed.admin.low-level-log-length": 10,  # what lanes send is kept by the driver, not once more here
 }
 
@@ -93,7 +95,8 @@ class Pool:
         except Exception as error:
             self._stop()
             raise LaunchError(
-                f"a pool must listen somewhere but cannot at {listen}: {error}; name another address or port"
+                f"a pool must listen somewhere but cannot at {listen}: {error.__cause__ or error}; name another "
+                "address or port, such as tls://0.0.0.0:0"
             ) from error
 
     async def _open(self, listen: str, holder: LaneHolder) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from autotune.cluster import open_pool
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import ANSWERS, Told
 from tests.cluster.conftest import ROOT
@@ -28,7 +29,7 @@ AUTOTUNE = [
 
 
 def open_engine(tls: Path, **options: Any) -> DaskEngine:
-    return DaskEngine(STUDY, tls=tls, **{"listen": LOOPBACK, "command": LANE, **options})
+    return open_pool(STUDY, tls=tls, **{"listen": LOOPBACK, "command": LANE, **options})
 
 
 class Workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -66,7 +67,29 @@ def test_a_worker_joins_and_does_units_in_one_process(engine: DaskEngine, worker
     assert [unit[-1].message["value"] for unit in units] == list(range(20))
     assert {unit[0].message["token"] for unit in units} == {STUDY["token"]}
     assert len({unit[0].message["pid"] for unit in units}) == 1
+    assert units[0][0].message["cores"] == [0]
     assert engine.words == f"1 lanes of the pool at {engine.address}"
+
+
+def test_devices_that_another_worker_holds_are_refused(engine: DaskEngine, workers: Workers, tls: Path) -> None:
+    workers.join(engine.address, tls, "--devices", "0", name="a")
+    joined(engine)
+    other = workers.join(engine.address, tls, "--devices", "0", name="b")
+    _, said = other.communicate(timeout=60)
+    assert other.returncode == 2
+    assert "device 0 is in use by another" in said
+
+
+def test_a_worker_hardly_wakes_beside_what_is_measured(
+    engine: DaskEngine, workers: Workers, tls: Path, tmp_path: Path
+) -> None:
+    process = psutil.Process(workers.join(engine.address, tls).pid)
+    [lane] = joined(engine)
+    wait_in_unit(engine, lane, tmp_path / "never")
+    begun, wakes = time.monotonic(), process.num_ctx_switches().voluntary
+    assert engine.news(4) == []
+    per_s = (process.num_ctx_switches().voluntary - wakes) / (time.monotonic() - begun)
+    assert per_s < 20  # Dask's defaults come to a hundred
 
 
 def test_what_only_an_engine_may_say_is_not_believed_of_a_lane(engine: DaskEngine, workers: Workers, tls: Path) -> None:
@@ -257,6 +280,17 @@ def test_nobody_joins_within_the_patience(tls: Path, workers: Workers) -> None:
     assert process.returncode == STOPPED
     assert "start the driver" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+def test_a_place_where_nothing_can_listen_is_refused_with_the_reason(engine: DaskEngine, tls: Path) -> None:
+    with pytest.raises(LaunchError, match="in use"):
+        open_engine(tls, listen=engine.address)
+    gc.collect()  # the socket that tornado does not close when it cannot bind it
+    with pytest.raises(LaunchError, match="no pool is without TLS"):
+        open_engine(tls, listen="tcp://127.0.0.1:0")
+    with pytest.raises(LaunchError, match="must look like"):
+        open_engine(tls, listen="everywhere")
 
 
 @pytest.mark.parametrize(

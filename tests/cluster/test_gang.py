@@ -15,7 +15,6 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import Told
 from autotune.model import LaunchError, Stopwatch, parse_study
 from autotune.workers import GANG_VARIABLE, GangLauncher
 from harness.sandbox import wait_for
@@ -100,7 +99,7 @@ def test_a_trial_runs_over_two_workers(engine: DaskEngine, workers: Workers, tls
     assert (result["processes"], result["devices"]) == (2, 4)
     assert {"worker.log", "worker.1.log"} <= set(result["logs"])
     wrong = trial(engine, lane, xla_no_such_flag="1")
-    assert (wrong["failure"], wrong["of_machine"]) == ("unknown-flag", False)
+    assert (wrong["failure"], wrong["of_machine"]) == ("unknown_flag", False)
     assert "xla_no_such_flag" in wrong["worker.1.log"]  # written on the other worker's machine
     assert trial(engine, lane)["processes"] == 2
 
@@ -124,16 +123,12 @@ def test_no_rank_outlives_a_worker_of_its_gang(engine: DaskEngine, workers: Work
     assert trial(engine, again[0])["processes"] == 2
 
 
-def told_of(heard: list[Told], kind: str) -> list[Told]:
-    return [told for told in heard if told.message["type"] == kind]
-
-
 @pytest.mark.parametrize(
     ("members", "workload", "words"),
-    [(1, {"entry": "faulty:build"}, "gangs of as many workers"), (2, {"command": "python x.py"}, "must be an `entry`")],
+    [(1, {"entry": "faulty:build"}, "gangs of as many"), (2, {"command": ["x"], "hook": True}, "must be an `entry`")],
 )
 def test_what_cannot_be_is_refused(members: int, workload: dict[str, Any], words: str) -> None:
     gang = json.dumps([{"host": "127.0.0.1", "through": []}] * members)
-    study = parse_study({**spec(), "workload": workload})
+    study = parse_study({**spec(), "workload": workload, "device": {"count": 4, "node_count": 2}})
     with pytest.raises(LaunchError, match=words):
         GangLauncher(study, study_dir=".", base={GANG_VARIABLE: gang}, watch=Stopwatch())

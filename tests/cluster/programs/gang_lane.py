@@ -31,8 +31,8 @@ def do(unit: dict[str, Any]) -> dict[str, Any]:
         return {"failure": failure.kind.value, "message": failure.message, "of_machine": failed.infrastructure, **logs}
     report = worker.report
     worker.close()
-    logs = {p.name: p.stat().st_size for p in folder.iterdir()}
-    return {"processes": report.process_count, "devices": report.device_count, "logs": logs}
+    names = [p.name for p in folder.iterdir()]
+    return {"processes": report.process_count, "devices": report.device_count, "logs": names}
 
 
 while (unit := channel.receive())["type"] == "unit":

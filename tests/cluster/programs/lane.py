@@ -14,7 +14,9 @@ channel = Channel()
 study = channel.receive()
 while (unit := channel.receive())["type"] == "unit":
     gang = [member["host"] for member in json.loads(os.environ.get("AUTOTUNE_GANG", "[]"))]
-    channel.send("begun", pid=os.getpid(), token=study["token"], lane=study["lane"], gang=gang)
+    channel.send(
+        "begun", pid=os.getpid(), token=study["token"], lane=study["lane"], gang=gang, cores=[*os.sched_getaffinity(0)]
+    )
     if unit["do"] == "die":
         print("about to die")
         os._exit(3)
