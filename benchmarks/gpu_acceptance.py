@@ -45,6 +45,7 @@ from autotune.settings.probe import probe_build
 from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalLauncher
+from harness.simulated import runner_of
 
 STUDY = """
 name = "gpu-acceptance"
@@ -199,7 +200,7 @@ def workload(plan: Plan, entry: str, options: dict[str, Any], count: int, folder
             "measure": {"start_limit_s": 100, "block_limit_s": 40, "check_steps": 3, "warmup_steps": 3},
         }
     )
-    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller_environment(), watch=Stopwatch())
+    launcher = LocalLauncher(spec, study_dir=str(folder), base=environment.caller_environment())
     place = folder / entry.replace(":", ".")
     place.mkdir(exist_ok=True)
     try:
@@ -281,7 +282,7 @@ def equal_programs(session: StudyRun, report: Report, reserve_s: float) -> list[
             if report.left_s < reserve_s + 2.5 * max(starts) + 10:
                 break
             folder = store.folder("floor", f"equal-{result.number}")
-            measured: Compared[None] = session.comparer.compare(
+            measured: Compared[None] = runner_of(session).comparer.compare(
                 result.settings, folder, name=f"equal-{result.number}", rule=fixed(16, sesoi=sesoi)
             )
             assert measured.comparison is not None

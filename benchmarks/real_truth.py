@@ -37,6 +37,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, prove, run_study
+from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
 VARIABLE = "PLANTED_ITERATIONS"
@@ -140,7 +141,7 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
     ):
         probe(session)
-        found: Compared[None] = session.comparer.compare(
+        found: Compared[None] = runner_of(session).comparer.compare(
             FlagSet({VARIABLE: str(large)}),
             session.store.folder("trials", "large"),
             name="c",
@@ -160,7 +161,6 @@ def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[st
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(begin(spec, folder)) as session:
         probe(session)
-        session.bench.loss_tolerance = 1e-3
         found = prove(session, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown")[0]
         runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {

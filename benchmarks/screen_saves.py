@@ -47,7 +47,7 @@ from autotune.study import Compared, StudyRun, fixed, probe, run_study
 from autotune.workers.base import Progress
 from autotune.workers.local import LocalLauncher
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from harness.simulated import GivenSetup, given_run
+from harness.simulated import GivenSetup, given_run, runner_of
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SPACE = {
@@ -119,7 +119,7 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
     entry, options = CPU_WORKLOAD
     spec = parse_study({"name": "measured", "workload": {"entry": entry, "options": options}})
     watch = Stopwatch()
-    launcher = LocalLauncher(spec, study_dir=str(folder), base=caller_environment(), watch=watch)
+    launcher = LocalLauncher(spec, study_dir=str(folder), base=caller_environment())
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
     session = given_run(spec, folder / "measured", setup, LineView(Console(), watch))
     probe(session)
@@ -153,7 +153,7 @@ def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, 
     """One point: its real program, its ratio, and what the screen says."""
     folder = session.store.folder("trials", f"{number:04d}")
     rule = fixed(PAIRS, sesoi=0.005)
-    measured: Compared[None] = session.comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
+    measured: Compared[None] = runner_of(session).comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
     assert measured.comparison is not None
     found = measured.comparison.estimate
     # Lost: the search would never have come to this program, for the setting that makes it was called dead.

@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.model import FlagSet, Pair, Stamped, Stopwatch, StudySpec, View, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import Evaluator, Measuring, StudyRun
+from autotune.study import Evaluator, Here, Measuring, Runner, StudyRun
 from autotune.workers import Launcher, ReplayLauncher
 
 
@@ -80,6 +80,12 @@ class MemoryStore(Store):
 
     def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
         """Writes nothing."""
+
+
+def runner_of(run: StudyRun) -> Runner:
+    """What does the work of a study whose only lane is this process."""
+    assert isinstance(run.lanes.engine, Here)
+    return run.lanes.engine.runner
 
 
 def given_run(

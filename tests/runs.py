@@ -31,7 +31,6 @@ class Diary:
         self.phases: list[str] = []
         self.started: list[TrialConfig] = []
         self.ended: list[TrialResult] = []
-        self.others: list[TrialResult] = []
         self.finalists: list[FinalistResult] = []
         self.ablations: list[AblationResult] = []
         self.floors: list[FloorResult] = []
@@ -41,10 +40,10 @@ class Diary:
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
 
-    def phase(self, what: str) -> None:
+    def phase(self, what: str, lane: str = "") -> None:
         self.phases.append(what)
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
@@ -58,9 +57,6 @@ class Diary:
 
     def trial_ends(self, result: TrialResult) -> None:
         self.ended.append(result)
-
-    def trial_of_other(self, result: TrialResult) -> None:
-        self.others.append(result)
 
     def finalist(self, result: FinalistResult) -> None:
         self.finalists.append(result)

@@ -1,5 +1,6 @@
 """Programs in processes of their own, and what the driver shares with them: standard library and jax only."""
 
+from autotune.child.channel import Channel
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.packages import PACKAGES_PROGRAM, installed_versions
 from autotune.child.read_rules import PRESETS, StepReader

@@ -25,7 +25,7 @@ app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 app.add_typer(results.t4_app, name="t4")
 for _command in (
-    run.run, run.worker, show.status, show.show, show.repro,
+    run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
     cluster.submit, show.schema,

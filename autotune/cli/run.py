@@ -1,4 +1,4 @@
-"""The commands that measure: `run`, `worker`. Mounted by `autotune.cli`."""
+"""The command that measures: `run`. Mounted by `autotune.cli`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.cluster import shorten_path
 from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ def run(
     study: options.Study,
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
+    gpu_hours: options.GpuHours = None,
+    devices: options.Devices = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
     seed: options.Seed = None,
@@ -42,65 +43,18 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
-    from autotune.cluster import Program, become_workers, shared_options
-    from autotune.machine import driver_python
-    from autotune.study import study_with
+    from autotune.study import choose_engine, parse_groups, study_with
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "step_time": objective},
+        "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours, "step_time": objective},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
     spec = study_with(study, given, effort=effort, seed=seed)
     path = run_dir or options.RUNS / spec.name
-    if not as_json and (screen, objective, target, topology) == (None,) * 4:  # what a worker can be told, too
-        typed = shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
-        program = Program(python=driver_python(), study=study.resolve(), run_dir=path.resolve(), options=typed)
-        shown = f"one worker on each; `autotune status {shorten_path(path)}` shows them"
-        become_workers(
-            spec, program, storage=storage, announce=lambda n: print(f"this job has {n} nodes: {shown}", flush=True)
-        )
-    _run_and_print(spec, study, path, storage=storage, as_json=as_json)
-
-
-def worker(
-    study: options.Study,
-    run_dir: options.RunDir = None,
-    devices: Annotated[
-        str | None, typer.Option(help="What this worker owns, such as 0-3: GPUs, or cores in a study on CPUs.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of this worker; default: its machine and devices.")] = None,
-    trials: options.Trials = None,
-    time_budget: options.TimeBudget = None,
-    storage: options.Storage = None,
-    seed: options.Seed = None,
-    effort: options.Effort = "standard",
-    soak: options.Soak = True,
-    as_json: options.Json = False,
-) -> None:
-    """Joins a study that several workers share, on this machine and others, and stays until its conclusion.
-
-    Ends with status 75 if it was told to stop (SIGTERM, SIGUSR1) before; what it had begun is given to the others.
-    """
-    import socket
-
-    from autotune.machine import caller_environment, parse_devices, restrict_devices, worker_name
-    from autotune.model import StudyFileError
-    from autotune.study import study_with
-
-    given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget},
-        "confirm": {"soak": None if soak else 0},
-    }
-    spec = study_with(study, given, effort=effort, seed=seed)
-    if spec.is_predicted:
-        raise StudyFileError("several workers share a study that is measured but this one is predicted; autotune run")
-    own = parse_devices(devices) if devices else ()
-    if own and spec.replay is None:
-        restrict_devices(spec.device.platform, own)
-    called = name or worker_name(caller_environment(), socket.gethostname(), own)
+    groups = parse_groups(devices)
     _run_and_print(
-        spec, study, run_dir or options.RUNS / spec.name, storage=storage, as_json=as_json, worker=called, devices=own
+        spec, study, path, storage=storage, as_json=as_json, devices=groups, make_engine=choose_engine(spec, groups)
     )
 
 

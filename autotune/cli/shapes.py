@@ -94,7 +94,6 @@ SHAPES: dict[str, Any] = {
     "symptoms": list[Symptom],
     "targets list": _list_of(_with(Target, without="config_text")),
     "verify": Verification,
-    "worker": _Conclusion,
 }
 """Command to the type of what it prints; in capitals, the argument that makes it print something else."""
 

@@ -25,7 +25,7 @@ def status(
 ) -> None:
     """Says how far studies are."""
     from autotune.model import AutotuneError
-    from autotune.study import UnreadableRun, describe_workers, study_status
+    from autotune.study import UnreadableRun, describe_lanes, study_status
 
     paths = [run_path] if run_path else sorted(p.parent for p in options.RUNS.glob("*/study.json"))
     found: list[StudyStatus | UnreadableRun] = []
@@ -45,7 +45,7 @@ def status(
     columns = ("run", "state", "trials", "failed", "time", "best", "sentence")
     rows = [[str(getattr(status, name, "")) for name in columns] for status in found]
     print_table((*columns[:5], "best so far", "conclusion"), rows)
-    print_lines(line for status in found for line in describe_workers(status))
+    print_lines(line for status in found for line in describe_lanes(status))
 
 
 def show(

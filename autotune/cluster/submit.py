@@ -7,10 +7,9 @@ them, and puts the job back into the queue if that was asked for.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +26,6 @@ from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, clos
 
 MOST_REQUEUES = 100
 LONGEST_GRACE_S = 65_535
-HIGHEST_STEP = 0xFFFFFFF0
-"""Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
 
@@ -169,7 +166,6 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         StudyFileError: If a path or option holds what a batch script cannot.
     """
     drivers = check_request(spec, request)
-    own_log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
     template = _templates().get_template("submit.sbatch.j2")
     return template.render(
         study=spec.name,
@@ -177,7 +173,6 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         request=request,
         program=program,
         drivers=drivers,
-        workers=worker_step(1 if request.array else request.nodes, [*own_log, *request.srun_arguments], program),
         time=format_time(request.time_s),
         with_storage=with_storage,
         stopped=STOPPED,
@@ -210,20 +205,10 @@ def _directive(option: str) -> str:
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
 
 
-def worker_step(nodes: int, more: Sequence[str], program: Program) -> list[str]:
-    """``srun`` that starts one worker on each of a job's nodes, each called after its node and the job."""
-    named = 'exec "$@" --name "${SLURMD_NODENAME:-node}-$SLURM_JOB_ID"'
-    return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none",
-        "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *more,
-        "sh", "-c", named, "worker", *program.command("worker"),
-    ]  # fmt: skip
-
-
 def shared_options(
     *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
 ) -> tuple[str, ...]:
-    """The options that `run` and `worker` share, as they are typed; the storage goes through the environment."""
+    """The options of `run`, as they are typed; the storage goes through the environment."""
     more = effort if effort != "standard" else None
     named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
     typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
@@ -231,28 +216,6 @@ def shared_options(
 
 
 # ---------------------------------------------------------------------- the cluster
-
-
-def become_workers(spec: StudySpec, program: Program, *, storage: str | None, announce: Callable[[int], None]) -> None:
-    """Becomes a worker on each node of the SLURM job in which `run` was called; returns where that is not the case.
-
-    Not for a trial that spans several nodes, which one driver starts, nor for a driver that is itself one of a job's
-    steps: whoever started that has decided where it runs.
-
-    Args:
-        spec: The study.
-        program: How each worker is called.
-        storage: URL of an Optuna storage that mirrors the study; it goes through the environment.
-        announce: Told the number of nodes just before this process is replaced.
-    """
-    own = caller_environment()
-    count, step = own.get("SLURM_JOB_NUM_NODES", ""), own.get("SLURM_STEP_ID", "")
-    in_step = step.isdigit() and int(step) < HIGHEST_STEP
-    if spec.device.node_count > 1 or not count.isdigit() or int(count) < 2 or in_step or not inside_slurm_job():
-        return
-    command = worker_step(int(count), ["--label"], program)
-    announce(int(count))
-    os.execvpe(command[0], command, _with_storage(slurm_client_environment(own), storage))
 
 
 def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from autotune.model.objectives import (
 from autotune.model.observer import View
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
+    FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.sections import ReplaySpec
 from autotune.model.spec import Effort, StudySpec, load_study, parse_study

@@ -1,4 +1,4 @@
-"""A stopwatch that goes on over sessions."""
+"""A stopwatch that goes on over sessions, and that stands still while the process does."""
 
 from __future__ import annotations
 
@@ -7,49 +7,77 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+LOOK_EVERY_S = 2.0
+LONGEST_GAP_S = 30.0
+"""Between two looks of a driver that is at work. A longer gap is a pause: the job or machine was suspended."""
+
 
 class Stopwatch:
-    """Seconds since the study began over all sessions, and how many of them the driver only waited.
+    """Seconds since the study began over all sessions.
+
+    Inside `ticking` it is looked at every few seconds, so that time in which the driver stood still (SLURM's
+    ``scontrol suspend``, a closed lid, a debugger) is seen as a gap and not counted.
 
     Args:
-        before_s: Wall seconds of earlier sessions.
-        clock: A monotonic clock; clock jumps do not reach it.
+        before_s: Seconds of earlier sessions.
+        clock: A monotonic clock, in seconds; jumps of the wall clock do not reach it.
+
+    Attributes:
+        paused_s: Seconds of this session that were not counted.
     """
 
     def __init__(self, before_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._start = clock()
+        self._last = clock()
         self._before_s = before_s
+        self._session_s = 0.0
+        self._is_held = False
         self._lock = threading.Lock()
-        self._waiters = 0
-        self._since = 0.0
-        self.waited_s = 0.0
+        self.paused_s = 0.0
 
     def go_on_from(self, before_s: float) -> None:
         """Counts from what earlier sessions took; this one begins now."""
-        self._before_s, self._start, self.waited_s = before_s, self._clock(), 0.0
+        self._last = self._clock()
+        self._before_s, self._session_s, self.paused_s = before_s, 0.0, 0.0
 
-    @property
-    def session_s(self) -> float:
-        """Wall seconds of this session."""
-        return self._clock() - self._start
+    def hold(self, is_held: bool) -> None:
+        """Stands still from now on, or goes on: time without any lane is nobody's."""
+        self._look()
+        self._is_held = is_held
 
-    @property
-    def total_s(self) -> float:
-        """Wall seconds of the study so far, all sessions together."""
-        return self._before_s + self.session_s
+    def _look(self) -> None:
+        with self._lock:
+            now = self._clock()
+            gap, self._last = now - self._last, now
+            if self._is_held or gap > LONGEST_GAP_S:
+                self.paused_s += gap
+            else:
+                self._session_s += gap
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for workers, not as the driver's own; once, if threads wait together."""
-        with self._lock:
-            if self._waiters == 0:
-                self._since = self._clock()
-            self._waiters += 1
+    def ticking(self) -> Iterator[None]:
+        """Looks every few seconds while inside, whatever the driver does."""
+        ended = threading.Event()
+
+        def look_on() -> None:
+            while not ended.wait(LOOK_EVERY_S):
+                self._look()
+
+        ticker = threading.Thread(target=look_on, name="stopwatch", daemon=True)
+        ticker.start()
         try:
             yield
         finally:
-            with self._lock:
-                self._waiters -= 1
-                if self._waiters == 0:
-                    self.waited_s += self._clock() - self._since
+            ended.set()
+            ticker.join()
+
+    @property
+    def session_s(self) -> float:
+        """Seconds of this session."""
+        self._look()
+        return self._session_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the study so far, all sessions together."""
+        return self._before_s + self.session_s

@@ -43,7 +43,7 @@ class Stamped(Record):
 
     Attributes:
         at_s: Seconds since the study began, over all its sessions, when the record was written.
-        by: Name of the worker that wrote it, where several share the study.
+        by: Name of the lane that it was measured on, where the study has several.
     """
 
     at_s: float = 0.0

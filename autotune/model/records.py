@@ -63,12 +63,25 @@ class SessionRecord(Stamped):
 
 
 class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how much of that was its own work."""
+    """One end of the driver: how long it ran, and how much of that its own processor did nothing."""
 
     kind: Literal["span"] = "span"
     wall_s: float
     waited_s: float
     ended: str
+
+
+class LedgerRecord(Stamped):
+    """What the study has used up so far, all sessions together; written now and then, for a driver may be killed.
+
+    Attributes:
+        device_s: Seconds of devices that stood ready for it, summed over them: what a cluster charges.
+        lanes: Lanes there are now.
+    """
+
+    kind: Literal["ledger"] = "ledger"
+    device_s: float
+    lanes: tuple[str, ...] = ()
 
 
 class FloorResult(Stamped):
@@ -233,6 +246,7 @@ AnyRecord = Annotated[
     | ScreenRecord
     | SessionRecord
     | SpanRecord
+    | LedgerRecord
     | FloorResult
     | ConfirmRun
     | FinalistResult

@@ -154,7 +154,8 @@ class SearchSpec(Section):
 
     Attributes:
         trials: Distinct proposals, failed ones included; recipes and `first` count too.
-        time_budget_s: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
         settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
@@ -168,6 +169,7 @@ class SearchSpec(Section):
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
     time_budget: Seconds | None = None
+    gpu_hours: Annotated[float, Field(gt=0)] | None = None
     settings: dict[str, Domain] = Field(default_factory=dict)
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()

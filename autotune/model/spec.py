@@ -98,7 +98,7 @@ class StudySpec(Section):
         data = self.model_dump(mode="json")
         for key in ("name", "description", "confirm"):
             data.pop(key)
-        for key in ("trials", "time_budget"):
+        for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         if data["search"]["objectives"] == [Objective.STEP_TIME]:

@@ -250,16 +250,16 @@ def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:
 
 
 def node_table(store: Store) -> list[Row]:
-    """The reference on each node of a study by several workers, slowest first."""
+    """The reference on each lane of a study by several, slowest first."""
     trials = store.of(TrialResult)
     return [
         {
-            "worker": n.worker,
+            "lane": n.lane,
             "host": n.host,
             "step": format_seconds(n.step_s),
-            "over the median node's": format_ratio(n.ratio),
+            "over the median lane's": format_ratio(n.ratio),
             "80 % of its measurements": format_interval(n.low, n.high),
-            "trials": str(sum(t.by == n.worker for t in trials)),
+            "trials": str(sum(t.by == n.lane for t in trials)),
             "": Styled("slow" if n.is_slow else "", "slower"),
         }
         for n in node_effects(store.of(FloorResult), trials)

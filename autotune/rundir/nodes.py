@@ -1,6 +1,6 @@
-"""Several workers, each with its own reference: are they alike, and which of them is slow?
+"""Several lanes, each with its own reference: are they alike, and which of them is slow?
 
-A verdict compares a candidate with the reference of its own worker, so that a slow node makes both slow alike and
+A verdict compares a candidate with the reference of its own lane, so that a slow node makes both slow alike and
 plays no part. What is found here is only shown.
 """
 
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from autotune.model import FloorResult, LaunchError, TrialResult
 
 SLOW = 0.03
-"""A node whose reference is slower than the median node's by more than this share is named."""
+"""A lane whose reference is slower than the median one's by more than this share is named."""
 
 MUST_AGREE = ("jax", "jaxlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEffect:
-    """How fast the reference runs on one worker.
+    """How fast the reference runs on one lane.
 
     Attributes:
-        ratio: Median step time of its reference over the median of all workers.
+        ratio: Median step time of its reference over the median of all lanes.
         low: Lower decile of the ratios seen in its measurements.
         high: Upper decile of them.
         step_s: Median step time of its reference, in seconds.
         measurement_count: Measurements (noise floor and trials) behind the figures.
     """
 
-    worker: str
+    lane: str
     host: str
     ratio: float
     low: float
@@ -46,7 +46,7 @@ class NodeEffect:
 
 
 def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -> list[NodeEffect]:
-    """The effect of each worker's node on its reference, slowest first; empty for a study of one worker."""
+    """The effect of each lane's machine on its reference, slowest first; empty for a study of one lane."""
     steps: dict[str, list[float]] = {}
     hosts: dict[str, str] = {}
     for floor in floors:
@@ -62,10 +62,10 @@ def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -
     return sorted(
         (
             NodeEffect(
-                worker=worker, host=hosts[worker], ratio=statistics.median(s) / middle, low=_decile(s, 1) / middle,
+                lane=lane, host=hosts[lane], ratio=statistics.median(s) / middle, low=_decile(s, 1) / middle,
                 high=_decile(s, 9) / middle, step_s=statistics.median(s), measurement_count=len(s),
             )
-            for worker, s in steps.items()
+            for lane, s in steps.items()
         ),
         key=lambda n: -n.ratio if math.isfinite(n.ratio) else 0.0,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def _decile(values: list[float], which: int) -> float:
 
 
 def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
-    """Refuses a worker whose device or versions differ from those of the workers before it.
+    """Refuses a lane whose device or versions differ from those of the lanes before it.
 
     Raises:
         LaunchError: If they do, with what differs.
@@ -94,8 +94,8 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
         differing = "; ".join(f"{what}: {x} there, {y} here" for what, (x, y) in facts.items() if x != y)
         if differing:
             raise LaunchError(
-                f"the workers of one study must be alike but this one differs from worker {other.by} ({differing}); "
-                "make a study of its own for this kind, with another --run-dir"
+                f"the lanes of one study must be alike but this one differs from {other.by or 'the one before'} "
+                f"({differing}); make a study of its own for this kind, with another --run-dir"
             )
 
 

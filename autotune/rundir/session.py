@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 from autotune.machine import utc_now, without_passwords
@@ -30,7 +31,11 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
             command=tuple(map(without_passwords, command)),
         )
     )
+    began_s = time.process_time()
     try:
-        yield
+        with store.watch.ticking():
+            yield
     finally:
-        store.append(SpanRecord(wall_s=store.watch.session_s, waited_s=store.watch.waited_s, ended=utc_now()))
+        wall_s = store.watch.session_s
+        own_s = min(wall_s, time.process_time() - began_s)
+        store.append(SpanRecord(wall_s=wall_s, waited_s=wall_s - own_s, ended=utc_now()))

@@ -4,11 +4,11 @@ Layout::
 
     study.json          the checked study, its identity, the schema version
     records.jsonl       one record a line (see `autotune.model.records`), in the order in which things happened
-    lock                held by the one driver that writes, or shared by all workers
-    records/NAME.jsonl  instead of records.jsonl: what each of several workers recorded
-    workers/, claims/   who of them is alive and does what (see `autotune.rundir.claims`)
+    lock                held by the one driver that writes
     trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
+    lanes/NAME.log      what each of several lanes had to say
+    records/NAME.jsonl  of runs made before 2026-11-22, which several workers recorded: read, never written
 
 A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
 is ignored by readers and cut off by the next writer.
@@ -20,7 +20,6 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,14 +27,13 @@ from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
     ConclusionRecord,
-    Pair,
     RunDirectoryError,
     Stamped,
     Stopwatch,
     StudySpec,
 )
-from autotune.rundir.claims import CLAIMS, WORKERS, Claims, SharedClaims, SoleClaims, list_workers
-from autotune.rundir.files import append_synced, cut_torn_line, refuse_path, write_atomically
+from autotune.rundir.files import append_synced, cut_torn_line, write_atomically
+from autotune.rundir.folders import Folders
 from autotune.rundir.record_index import RecordIndex
 
 R = TypeVar("R", bound=Stamped)
@@ -43,12 +41,11 @@ R = TypeVar("R", bound=Stamped)
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 LOCK = "lock"
-PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 
 
-class Store:
-    """One run directory, open for reading, or for writing by exactly one driver or by one of several workers.
+class Store(Folders):
+    """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
         path: The run directory.
@@ -57,13 +54,12 @@ class Store:
     """
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
-        self.path = path
+        super().__init__(path)
         self.spec = spec
         self.study_dir = study_dir
-        self.claims: Claims = SoleClaims()
         self.watch = Stopwatch()
         self._file = path / RECORDS
-        self._locks: list[int] = []
+        self._lock: int | None = None
         self._index = RecordIndex()
         self._is_sole_writer = False
         self._is_read = False
@@ -106,7 +102,6 @@ class Store:
         spec: StudySpec,
         *,
         study_dir: Path,
-        worker: str | None = None,
         watch: Stopwatch | None = None,
     ) -> Store:
         """Opens a run directory for writing, making it if needed, and locks it.
@@ -115,7 +110,6 @@ class Store:
             path: The run directory.
             spec: The study.
             study_dir: Folder of the study file.
-            worker: Name of this worker if several share the study; None is a driver that is alone.
             watch: Shall count the study's time, that of earlier sessions included; default: one of its own.
 
         Raises:
@@ -128,33 +122,29 @@ class Store:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        elsewhere = [] if worker else [w for w in list_workers(path) if w.state == "alive"]
-        if elsewhere or not _lock(lock, fcntl.LOCK_SH if worker else fcntl.LOCK_EX):
+        if not _lock(lock):
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-            whose = f"process {holder}" if holder else ", ".join(f"worker {w.worker}" for w in list_workers(path))
             os.close(lock)
             raise RunDirectoryError(
-                f"only one driver may write {path} but another does ({whose or 'unknown'}); wait for it, stop it, "
-                "or name another folder with --run-dir; to share a study, start every driver as `autotune worker`"
+                f"only one driver may write {path} but another does (process {holder or 'unknown'}); wait for it, stop "
+                "it, or name another folder with --run-dir; a driver takes as many lanes as it is given (--devices)"
             )
         os.ftruncate(lock, 0)
-        if worker is None:
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         try:
-            store = cls._prepare(path, spec, study_dir, is_shared=worker is not None)
-            store._locks = [lock]
-            store._is_sole_writer = worker is None
+            store = cls._prepare(path, spec, study_dir)
+            store._lock = lock
+            store._is_sole_writer = True
             store.watch = watch or store.watch
-            store.watch.go_on_from(store._before_s())
-            if worker is not None:
-                store._join(worker)
+            # Of a session that was killed, up to the last thing it wrote.
+            store.watch.go_on_from(max((r.at_s for r in store.records()), default=0.0))
         except BaseException:
             os.close(lock)
             raise
         return store
 
     @classmethod
-    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path, *, is_shared: bool) -> Store:
+    def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         if (path / STUDY).exists():
             old = cls.open(path)
             if old.spec.identity != spec.identity:
@@ -165,9 +155,7 @@ class Store:
                 )
             store = cls._open(path, spec)
         else:
-            # Another worker may be making the same folder right now.
-            expected = {LOCK, *((*FOLDERS, "records", WORKERS, CLAIMS, STUDY) if is_shared else ())}
-            strangers = [p.name for p in path.iterdir() if p.name not in expected and not p.name.startswith(".study")]
+            strangers = [p.name for p in path.iterdir() if p.name != LOCK and not p.name.startswith(".study")]
             if strangers:
                 raise RunDirectoryError(
                     f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
@@ -183,54 +171,25 @@ class Store:
             "study": spec.model_dump(mode="json"),
         }
         write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
-        if not is_shared:
-            cut_torn_line(path / RECORDS)
+        cut_torn_line(path / RECORDS)
         return store
 
-    def _before_s(self) -> float:
-        """Seconds of earlier sessions; of one that was killed, up to the last thing it wrote."""
-        before_s = max((r.at_s for r in self.records()), default=0.0)
-        if any(w.state == "alive" for w in list_workers(self.path)):  # the study's time went on since then
-            before_s += max(0.0, time.time() - max((f.stat().st_mtime for f in self._files()), default=time.time()))
-        return before_s
-
-    def _join(self, worker: str) -> None:
-        """Takes a worker's own file of records, and its place among those that claim work.
-
-        Raises:
-            RunDirectoryError: If a living worker has that name.
-        """
-        refuse_path(worker)
-        self._file = self.folder("records") / f"{worker}.jsonl"
-        self._locks.append(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        same = [w for w in list_workers(self.path) if w.worker == worker and w.state == "alive"]
-        if same or not _lock(self._locks[-1], fcntl.LOCK_EX):
-            os.close(self._locks.pop())
-            where = f" on {same[0].host}" if same else ""
-            raise RunDirectoryError(
-                f"workers of one study must have names of their own but a living one is called {worker!r}{where}; "
-                "wait until it ended, or give this one other devices (--devices) or another name (--name)"
-            )
-        cut_torn_line(self._file)
-        self.claims = SharedClaims(self.path, worker)
-
     def close(self) -> None:
-        """Gives the lock and every claim back; reading goes on."""
-        self.claims.close()
-        for lock in self._locks:
-            os.close(lock)
-        self._locks = []
+        """Gives the lock back; reading goes on."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         self._is_sole_writer = False  # from here on another may write
 
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record, stamped with the study's time and the worker, and waits until it is on disk.
+        """Appends one record, stamped with the study's time, and waits until it is on disk.
 
         Raises:
             RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
         """
-        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3), "by": self.claims.worker})
+        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         written = self._persist(stamped)
         if self._is_sole_writer:
             self._index.add(stamped, self._file, written)  # type: ignore[arg-type]
@@ -241,8 +200,8 @@ class Store:
         append_synced(self._file, line)
         return len(line.encode())
 
-    def append_once(self, record: R, *, key: str) -> None:
-        """Appends what any worker could: once, and not if the newest record of its kind says the same already.
+    def append_news(self, record: R) -> None:
+        """Appends a record unless a session before said the same: any earlier one, of a conclusion the newest.
 
         Raises:
             RunDirectoryError: If it cannot be written.
@@ -251,11 +210,11 @@ class Store:
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
-        if record.model_copy(update=bare) not in alike and self.claims.take(key) is not None:
+        if record.model_copy(update=bare) not in alike:
             self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """All records so far, of several workers in order of time; a torn last line is ignored.
+        """All records so far, in order of time; a torn last line is ignored.
 
         Raises:
             RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
@@ -270,7 +229,7 @@ class Store:
             self._is_read = True
 
     def _files(self) -> list[Path]:
-        """Every file of records, that of a sole driver first."""
+        """Every file of records; more than one only in a run that several workers recorded, as old ones may be."""
         return [f for f in (self.path / RECORDS, *sorted((self.path / "records").glob("*.jsonl"))) if f.exists()]
 
     def of(self, kind: type[R]) -> list[R]:
@@ -283,45 +242,6 @@ class Store:
         found = self.of(kind)
         return found[-1] if found else None
 
-    # ------------------------------------------------------------------ folders of one measurement
-
-    def folder(self, *parts: str) -> Path:
-        """A folder inside the run directory, made if needed.
-
-        Raises:
-            RunDirectoryError: If a part is not a plain name, or the folder cannot be made.
-        """
-        for part in parts:
-            refuse_path(part)
-        path = self.path.joinpath(*parts)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
-        return path
-
-    def relative(self, path: Path) -> str:
-        """A path as it is kept in records: relative to the run directory, so that runs can be moved."""
-        return path.relative_to(self.path).as_posix()
-
-    def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """What keeps each raw pair of a measurement, in place of what a killed session left of it."""
-        file = folder / PAIRS
-        file.unlink(missing_ok=True)
-        return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
-
-    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
-        """Writes what belongs to one measurement, for people to read."""
-        write_atomically(folder / name, make_text())
-
-    def pairs(self, directory: str) -> Iterator[Pair]:
-        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
-        file = self.path / directory / PAIRS
-        if not file.exists():
-            return
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            yield Pair.model_validate_json(line)
-
 
 # ---------------------------------------------------------------------- writing that survives
 
@@ -332,11 +252,11 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     return [k for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
-def _lock(descriptor: int, how: int) -> bool:
+def _lock(descriptor: int) -> bool:
     """Takes a lock; tries a little longer than `is_held` may hold it by asking."""
     for _ in range(5):
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
             time.sleep(0.05)
@@ -344,7 +264,7 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a driver, or a worker anywhere, is writing a run directory now."""
+    """Whether a driver is writing a run directory now."""
     try:
         descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -355,4 +275,4 @@ def is_held(path: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
-    return any(w.state == "alive" for w in list_workers(path))
+    return False

@@ -1,6 +1,8 @@
 """The stages of a study, in order."""
 
 from autotune.study.comparer import Compared, fixed, sequential
+from autotune.study.engines import choose_engine, parse_groups
+from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
@@ -8,7 +10,8 @@ from autotune.study.proof import more_processes, prove
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial
 from autotune.study.run import Evaluator, StudyRun
+from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run, study_with
-from autotune.study.status import StudyStatus, UnreadableRun, describe_workers, study_status
+from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, study_status
 from autotune.study.verify import Verification, verify_winner

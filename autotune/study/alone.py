@@ -52,13 +52,11 @@ class OneAtATime(Comparer):
     ) -> Compared[S]:
         """As many sandwiches as the study asks for; every run is stored as it comes."""
         bench = self.bench
-        keep = bench.store.pair_writer(folder)
         pairs: list[Pair] = []
 
         def add(first: Arm, reference: Run, middle: Run) -> None:
-            pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.store.watch.total_s))
-            keep(pairs[-1])
-            bench.view.pair([log_ratio(p) for p in pairs])
+            pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
+            bench.desk.pair(folder, pairs[-1])
 
         for _ in range(bench.spec.measure.sandwiches):
             before = self._run_reference(against or FlagSet(), folder)
@@ -82,11 +80,10 @@ class OneAtATime(Comparer):
     def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
         """One fresh run of the baseline and one of a set; a coin, seeded by `name`, decides which goes first."""
         bench = self.bench
-        keep = bench.store.pair_writer(folder)
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
             order.reverse()
-        at_s = bench.store.watch.total_s
+        at_s = bench.now_s
         runs: dict[Arm, Run] = {}
         for arm in order:
             if arm is Arm.REFERENCE:
@@ -96,8 +93,7 @@ class OneAtATime(Comparer):
                     runs[arm] = self._measure(worker, folder)
         reports = (runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
-        keep(pair)
-        bench.view.pair([log_ratio(pair)])
+        bench.desk.pair(folder, pair)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
         comparison = make_comparison(
@@ -109,7 +105,7 @@ class OneAtATime(Comparer):
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
         """A fresh run of what is compared with; its log lies beside the candidate's."""
         bench = self.bench
-        beside = bench.store.folder(*Path(bench.store.relative(folder)).parts, "reference")
+        beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
         try:
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
                 run = self._measure(worker, beside)

@@ -6,23 +6,22 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
-    IncidentRecord,
     LaunchError,
     NodeLostError,
+    Pair,
     StudySpec,
-    View,
     WorkerReport,
 )
-from autotune.rundir import Store
+from autotune.rundir import Folders
 from autotune.stats import compare_traces
 from autotune.workers import Launcher, Worker, WorkerFailed
 
@@ -43,32 +42,65 @@ class ReferenceFailed(WorkerFailed):
         super().__init__(error.failure, infrastructure=error.infrastructure)
 
 
+class Desk(Protocol):
+    """What a bench tells the driver while it works, wherever that is."""
+
+    def phase(self, what: str) -> None:
+        """What is under way."""
+
+    def pair(self, folder: Path, pair: Pair) -> None:
+        """One more raw pair of blocks of the measurement in a folder, to be kept."""
+
+    def incident(self, what: str) -> None:
+        """Something happened to the tuner, not to a trial."""
+
+
 class Bench:
-    """The place where comparisons are made.
+    """The place where comparisons are made; each lane has one.
 
     Args:
-        store: The study's run directory.
-        launcher: Starts workers; None in a study that starts none.
-        runtime_settings: Tells which of some settings are read when the program runs, not when it is compiled:
-            programs that are equal but for those must both be measured.
-        view: Told what is under way.
+        spec: The study.
+        folders: Where logs go.
+        launcher: Starts workers.
+        desk: Told what is under way, and given what must be kept.
+        name: Of the lane, if the study has several.
+
+    Attributes:
+        runtime: Names of settings that are read when the program runs, not when it is compiled: programs that are
+            equal but for those must both be measured.
+        programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
+        loss_tolerance: What the noise floor of this bench allows losses to differ.
+        has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
+        restarts: How often the reference was lost over the unit in hand.
     """
 
     def __init__(
-        self, store: Store, launcher: Launcher | None, runtime_settings: Callable[[FlagSet], FlagSet], view: View
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, name: str | None = None
     ) -> None:
-        self.store = store
-        self.spec = store.spec
-        self.view = view
+        self.spec = spec
+        self.folders = folders
+        self.desk = desk
+        self.name = name
+        self.runtime: frozenset[str] = frozenset()
+        self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
         self.has_run = False
-        """Whether a reference ever ran to its end: one that never did cannot run at all."""
-        self.gpus = watch_of(self.spec)
-        self.meter = open_meter(self.spec, self.gpus, is_shared=store.claims.worker is not None)
+        self.restarts = 0
+        self.gpus = watch_of(spec)
+        self.meter = open_meter(spec, self.gpus, is_shared=name is not None)
         self._launcher = launcher
-        self._runtime_settings = runtime_settings
         self._reference: Worker | None = None
-        self._restarts = 0
+        self._began_at_s, self._began_s = 0.0, time.monotonic()
+
+    def begin(self, at_s: float) -> None:
+        """A unit begins, so many seconds after the study did."""
+        self._began_at_s, self._began_s = at_s, time.monotonic()
+        self.restarts = 0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the study began."""
+        return self._began_at_s + time.monotonic() - self._began_s
 
     # ------------------------------------------------------------------ workers
 
@@ -89,22 +121,21 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
-        assert self._launcher is not None, "a predicted study starts no worker"
         merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
-                return self._launcher.start(merged, folder, progress=self.view.phase)
+                return self._launcher.start(merged, folder, progress=self.desk.phase)
             except WorkerFailed as error:
                 if not error.infrastructure:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(
-                            f"all nodes of this driver must start trials but: {error}; everything so far is in "
-                            f"{self.store.path}; run the same command again on other nodes, and it goes on"
+                            f"all nodes of a trial must start it but: {error}; everything so far is kept; run the same "
+                            "command again on other nodes, and it goes on"
                         ) from error
                     raise
-                self.store.append(IncidentRecord(what=f"start tried again after: {error}"))
+                self.desk.incident(f"start tried again after: {error}")
                 time.sleep(0.5 * (attempt + 1))
         raise AssertionError("unreachable")
 
@@ -115,7 +146,7 @@ class Bench:
             ReferenceFailed: If the first one failed.
             WorkerFailed: If the second one did.
         """
-        beside = self.store.folder(*Path(self.store.relative(folder)).parts, "reference")
+        beside = self.folders.folder(*Path(self.folders.relative(folder)).parts, "reference")
         with ThreadPoolExecutor(max_workers=2) as pool:
             first = pool.submit(self.start, reference, beside)
             second = pool.submit(self.start, candidate, folder)
@@ -142,33 +173,26 @@ class Bench:
             LaunchError: If it cannot be started: there is nothing to compare with.
         """
         if self._reference is None:
-            folder = self.store.folder(*self.own_floor, "reference")
+            folder = self.folders.folder(*floor_folder(self.name), "reference")
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
                 raise LaunchError(self.reference_cannot_run(error.failure)) from error
         return self._reference
 
-    @property
-    def own_floor(self) -> tuple[str, ...]:
-        """Where this worker's reference and noise floor lie, in parts: each compares with its own."""
-        worker = self.store.claims.worker
-        return ("floor",) if worker is None else ("floor", worker)
-
-    def lose_reference(self, why: str) -> None:
+    def lose_reference(self, error: WorkerFailed) -> None:
         """Ends the reference, to be started anew when next asked for.
 
         Raises:
-            LaunchError: If that happened too often to go on.
+            ReferenceFailed: If that happened too often over the unit in hand: it is not tried again, but others are.
         """
         self.release_reference()
-        self._restarts += 1
-        self.store.append(IncidentRecord(what=f"reference lost: {why}"))
-        if self._restarts > REFERENCE_RESTARTS:
-            raise LaunchError(
-                f"the reference must stay alive but was lost {self._restarts} times; the last time: {why}. "
-                f"Look at {'/'.join(self.own_floor)}/reference/worker.log, then run the same command again"
-            )
+        self.restarts += 1
+        self.desk.incident(f"reference lost: {error}")
+        if self.restarts > REFERENCE_RESTARTS:
+            message = f"the reference beside it ended {self.restarts} times; the last time: {error}"
+            lost = error.failure.model_copy(update={"message": message[:2000]})
+            raise ReferenceFailed(WorkerFailed(lost, infrastructure=error.infrastructure)) from error
 
     def release_reference(self) -> None:
         """Ends the living reference, so that another process is alone; it is started again when next asked for."""
@@ -187,8 +211,7 @@ class Bench:
 
     def close(self) -> None:
         """Ends every worker."""
-        if self._launcher is not None:
-            self._launcher.close()
+        self._launcher.close()
         self._reference = None
 
     # ------------------------------------------------------------------ what a worker says of itself
@@ -220,9 +243,14 @@ class Bench:
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""
-        runtime = dict(self._runtime_settings(self.spec.baseline.merge(settings)))
+        runtime = {n: v for n, v in self.spec.baseline.merge(settings).items() if n in self.runtime}
         body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def floor_folder(lane: str | None) -> tuple[str, ...]:
+    """Where a lane's reference and noise floor lie, in parts: each compares with its own."""
+    return ("floor",) if lane is None else ("floor", lane)
 
 
 def block_steps(step_s: float, *, block_s: float, least: int) -> int:

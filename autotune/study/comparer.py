@@ -30,6 +30,9 @@ from autotune.workers import WorkerFailed
 
 S = TypeVar("S")
 
+CANDIDATE_RETRIES = 2
+"""How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
+
 Inspect = Callable[[WorkerReport, WorkerReport], S | None]
 """Called with the reports of reference and candidate before anything is measured; what it gives settles the matter."""
 
@@ -133,8 +136,8 @@ class Comparer(ABC):
             inspect: See `Inspect`.
 
         Raises:
-            WorkerFailed: If the candidate failed, or `against` did.
-            LaunchError: If the reference cannot be kept alive.
+            WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no reference outlived it.
+            LaunchError: If the reference cannot be started.
         """
 
         def once(comparer: Comparer) -> Compared[S]:
@@ -155,7 +158,8 @@ class Comparer(ABC):
     def _until_reference_holds(
         self, once: Callable[[Comparer], Compared[S]], *, is_reference_ours: bool
     ) -> Compared[S]:
-        comparer = self
+        """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
+        comparer, retries = self, 0
         while True:
             try:
                 return once(comparer)
@@ -163,7 +167,10 @@ class Comparer(ABC):
                 if (other := comparer.instead(error)) is not None:
                     comparer = other
                 elif is_reference_ours and isinstance(error, ReferenceFailed):
-                    self.bench.lose_reference(str(error))
+                    self.bench.lose_reference(error)
+                elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
+                    retries += 1
+                    self.bench.desk.incident(f"measured once more after: {error}")
                 else:
                     raise
 

@@ -30,7 +30,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     results = run.store.of(TrialResult)
     found = _predicted(run, results) if run.spec.is_predicted else _measured(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
-    run.store.append_once(conclusion, key=f"conclusion-{len(results)}")
+    run.store.append_news(conclusion)
     return conclusion
 
 

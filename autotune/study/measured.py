@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 
 from autotune.model import (
     Failed,
     FlagSet,
-    FloorResult,
     TrialConfig,
     TrialOutcome,
     TrialResult,
@@ -17,10 +15,10 @@ from autotune.model import (
     refuse_unknown_objectives,
 )
 from autotune.settings import SearchSpace
-from autotune.study.noise_floor import measured_floor
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
-from autotune.study.trial import find_twin, measure_trial, same_set
+from autotune.study.trial import find_twin, incumbent, same_set
+from autotune.study.units import TrialUnit
 
 
 class Measuring:
@@ -33,7 +31,7 @@ class Measuring:
 
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""
-        floor: FloorResult = measured_floor(self._run)
+        floor = self._run.lanes.first_floor()
         refuse_unknown_objectives(self._run.spec.search.objectives, floor.reference, floor.comparison.energy)
         return floor.reference
 
@@ -48,18 +46,17 @@ class Measuring:
         """Whether the screen knows, without starting anything, that one measurement serves two sets."""
         return self._screen is not None and self._screen.is_same_program(one, other)
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult], *, attempt: int) -> TrialResult:
-        """The result of one trial: nothing is launched for what is known already."""
-        started = time.monotonic()
+    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult | TrialUnit:
+        """What a lane has to do, unless the set's result is known already."""
         precheck, outcome = Precheck(), same_set(config.settings, known)  # type: Precheck, TrialOutcome | None
         if outcome is None and self._screen is not None:
             precheck = self._screen.precheck(config.settings)
             outcome = self._without_launch(precheck, known)
-        if outcome is None:
-            result = measure_trial(self._run, config, known, precheck, attempt=attempt)
-        else:
-            result = TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
-        return result.model_copy(update={"duration_s": round(time.monotonic() - started, 3)})
+        if outcome is not None:
+            return TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
+        # By step time alone a set that is surely not the best is given up; as one of a front it may still count.
+        best = incumbent(known) if len(self._run.spec.search.objectives) == 1 else None
+        return TrialUnit(config=config, incumbent=best, compiled_key=precheck.key)
 
     def _without_launch(self, precheck: Precheck, known: Sequence[TrialResult]) -> TrialOutcome | None:
         """The outcome of a set that needs no worker, or None."""

@@ -139,7 +139,7 @@ class Predicting:
             return seen
         return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult], *, attempt: int) -> TrialResult:
+    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""
         started = time.monotonic()
         outcome, key = self._outcome(config.settings, known)

@@ -54,7 +54,7 @@ class Preflight:
 
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
-        return launcher_for(store)
+        return make_launcher(store.spec, store.study_dir)
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
@@ -99,19 +99,18 @@ def program_python(spec: StudySpec) -> str:
     return driver_python()
 
 
-def launcher_for(store: Store) -> Launcher:
+def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
     """The launcher that a study asks for.
 
     Raises:
         LaunchError: If its trials span several nodes and there are none.
     """
-    spec = store.spec
     if spec.replay is not None:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
         kind = SrunLauncher
-    return kind(spec, study_dir=store.study_dir, base=caller_environment(), watch=store.watch)
+    return kind(spec, study_dir=study_dir, base=caller_environment())
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:

@@ -6,24 +6,13 @@ is over processes.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 
-from autotune.model import (
-    ConfirmRun,
-    EnergyUse,
-    FinalistResult,
-    FlagSet,
-    Objective,
-    WorkerReport,
-    told_log_ratio,
-)
-from autotune.rundir import MOST_DEATHS, Store, Unit, attempts, work_off
+from autotune.model import ConfirmRun, FinalistResult, FlagSet, Objective
+from autotune.rundir import Store
 from autotune.stats import Estimate, Verdict, confirm, judge, processes_to_settle
 from autotune.study.run import StudyRun
-from autotune.study.search import node_lost
-from autotune.workers import WorkerFailed
+from autotune.study.units import Job, PairUnit
 
 
 def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:
@@ -36,33 +25,31 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
         sets: Trial number and settings of each.
         stage: Under which name the runs are recorded; runs of another stage are never used.
     """
-    processes = run.spec.confirm.processes
+    processes, store = run.spec.confirm.processes, run.store
 
-    def unit(trial: int, settings: FlagSet, repeat: int) -> Unit:
-        key = f"{stage}-{settings.digest}-{repeat:02d}"
+    def record(found: ConfirmRun) -> None:
+        store.append(found)
+        run.view.proof(found, processes)
 
-        def is_done() -> bool:
-            return any(r.failure is not None or r.repeat == repeat for r in _runs(run.store, stage, settings))
-
-        def do(attempt: int) -> None:
-            base = ConfirmRun(stage=stage, settings=settings, trial=trial, repeat=repeat, pair_count=0)
-            found = _run_pair(run, base, key, attempt)
-            if run.store.claims.commit(key, attempt):
-                run.store.append(found)
-                run.view.proof(found, processes)
-
-        return Unit(key, is_done, do)
+    def next_pair() -> Job | None:
+        while todo:
+            repeat, trial, settings = todo.pop(0)
+            if not any(r.failure is not None or r.repeat == repeat for r in _runs(store, stage, settings)):
+                name = f"{stage}-{settings.digest}-{repeat:02d}"
+                unit = PairUnit(stage=stage, settings=settings, trial=trial, repeat=repeat)
+                return Job(unit, ("confirm", name), name, record)
+        return None
 
     for _, settings in sets:
-        for known in _runs(run.store, stage, settings):
+        for known in _runs(store, stage, settings):
             run.view.proof(known, processes)
-    units = [unit(trial, settings, repeat) for repeat in range(processes) for trial, settings in sets]
-    work_off(run.store.claims, units, waiting=run.store.watch.waiting)
+    todo = [(repeat, trial, settings) for repeat in range(processes) for trial, settings in sets]
+    run.lanes.work(next_pair)
     family = len(sets) * len(run.spec.search.objectives)
     results = []
     for trial, settings in sets:
         result = _judge(run, trial, settings, stage, family=family)
-        run.store.append_once(result, key=f"judge-{stage}-{settings.digest}-{result.process_count}-{len(sets)}")
+        store.append_news(result)
         run.view.finalist(result)
         results.append(result)
     return results
@@ -97,43 +84,6 @@ def _judge(run: StudyRun, trial: int, settings: FlagSet, stage: str, *, family: 
         failure=failure,
         others=others or None,
     )
-
-
-def _run_pair(run: StudyRun, base: ConfirmRun, name: str, attempt: int) -> ConfirmRun:
-    """One fresh pair of processes: its figures, or its failure."""
-    started = time.monotonic()
-    folder = run.store.folder("confirm", attempts(name, attempt))
-    update: dict[str, object] = {"directory": run.store.relative(folder)}
-    if (deaths := run.store.claims.deaths(name)) >= MOST_DEATHS:
-        update["failure"] = node_lost(deaths)
-    else:
-        try:
-            found = run.comparer.fresh_pair(base.settings, folder, name=name, inspect=run.bench.check_loss)
-        except WorkerFailed as error:
-            update["failure"] = error.failure
-        else:
-            if (figures := found.comparison) is None:
-                update["failure"] = found.settled
-            else:
-                update |= {
-                    "log_ratio": math.log(figures.estimate.ratio),
-                    "pair_count": figures.pair_count,
-                    "reference_step_s": figures.reference_step_s,
-                    "candidate_step_s": figures.candidate_step_s,
-                    "energy": figures.energy,
-                    "others": _others(run, found.reference, found.candidate, figures.energy),
-                }
-    update["duration_s"] = round(time.monotonic() - started, 3)
-    return base.model_copy(update=update)
-
-
-def _others(
-    run: StudyRun, reference: WorkerReport, candidate: WorkerReport, energy: EnergyUse | None
-) -> dict[Objective, float] | None:
-    """Log ratios of the study's objectives other than step time, as far as this pair of processes tells them."""
-    wanted = [o for o in run.spec.search.objectives if o is not Objective.STEP_TIME]
-    found = {o: told_log_ratio(o, candidate, reference, energy) for o in wanted}
-    return {o: v for o, v in found.items() if v is not None} or None
 
 
 def more_processes(store: Store) -> tuple[FinalistResult, int] | None:

@@ -20,7 +20,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.model import FlagSet, Objective, StudySpec, TrialConfig, TrialResult, WorkerReport, trial_log_ratio
-from autotune.rundir import NUMBER_KEY, Claims, Mirror
+from autotune.rundir import NUMBER_KEY, Mirror
 from autotune.settings import Parameter, SearchSpace
 from autotune.study.culprit import walks_into
 
@@ -119,11 +119,6 @@ class Proposer:
         if self._mirror is not None:
             self._mirror.add(result.number, trial)
 
-    def share(self, claims: Claims) -> None:
-        """Says with whom the mirror is shared: each trial is copied by one worker."""
-        if self._mirror is not None:
-            self._mirror.take = lambda number: claims.take(f"copy-{number:04d}")
-
     def _log_ratio(self, objective: Objective, result: TrialResult) -> float | None:
         if objective is not Objective.STEP_TIME:
             assert self._reference is not None
@@ -151,7 +146,7 @@ class Proposer:
 
         Args:
             number: Of the trial; equal numbers after equal histories give equal proposals.
-            taken: Sets that other workers are trying now.
+            taken: Sets that other lanes are trying now.
         """
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:

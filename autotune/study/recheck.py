@@ -24,7 +24,7 @@ from autotune.results import Winner, describe_finalist, format_estimate
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
-from autotune.study.preflight import launcher_for
+from autotune.study.preflight import make_launcher
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -48,7 +48,7 @@ class NothingToSearch:
 
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
-        return launcher_for(store)
+        return make_launcher(store.spec, store.study_dir)
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
@@ -67,7 +67,6 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        run.bench.close()
         run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from autotune.cluster import Engine
 from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
 from autotune.model import (
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     FloorResult,
-    Stamped,
     StudySpec,
     TrialConfig,
     TrialResult,
@@ -22,17 +21,14 @@ from autotune.model import (
     WorkerReport,
     WorkloadFacts,
 )
-from autotune.rundir import Store, Unit, driver_session, work_off
+from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
-from autotune.stats import SequentialPlan
-from autotune.study.alone import SANDWICH, OneAtATime
-from autotune.study.bench import Bench
-from autotune.study.comparer import Comparer
+from autotune.study.here import Here
+from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
-from autotune.study.turns import InTurns
+from autotune.study.runner import Runner
+from autotune.study.units import TrialUnit
 from autotune.workers import Launcher
-
-R = TypeVar("R", bound=Stamped)
 
 
 class Setup(Protocol):
@@ -65,8 +61,8 @@ class Evaluator(Protocol):
     def narrow(self, space: SearchSpace) -> SearchSpace:
         """The space without what needs no trial."""
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult], *, attempt: int) -> TrialResult:
-        """The result of one trial."""
+    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult | TrialUnit:
+        """The result of one trial if a lane is not needed, otherwise what a lane has to do."""
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
         """Whether it is known, without starting anything, that one measurement serves two sets."""
@@ -91,7 +87,8 @@ class StudyRun:
         open_store: Opens the run directory; called once the study is known to be fit to start.
         prepare: Probes the build and checks the study; given where notes go.
         storage: URL of an Optuna storage that mirrors the study.
-        devices: What this driver was given of the machine; empty for all.
+        devices: What this driver was given of the machine: one group for each lane; empty for all in one.
+        make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.
         asked_trials: For the record of the session; default: those of the study.
         setup: Set by `probe`.
@@ -110,14 +107,14 @@ class StudyRun:
     prepare: Callable[[Callable[[str], None]], Setup]
     make_evaluator: Callable[[StudyRun], Evaluator]
     storage: str | None = None
-    devices: Sequence[str] = ()
+    devices: Sequence[Sequence[str]] = ()
+    make_engine: Callable[[StudyRun], Engine] | None = None
     command: Sequence[str] = ()
     asked_trials: int | None = None
 
     setup: Setup = field(init=False)
     store: Store = field(init=False)
-    bench: Bench = field(init=False)
-    comparer: Comparer = field(init=False)
+    lanes: Lanes = field(init=False)
     evaluator: Evaluator = field(init=False)
     facts: WorkloadFacts = field(init=False)
     proposer: Proposer = field(init=False)
@@ -134,11 +131,6 @@ class StudyRun:
         floor = self.store.last(FloorResult)
         return floor.reference if floor is not None else None
 
-    @functools.cached_property
-    def plan(self) -> SequentialPlan:
-        """When a trial may stop."""
-        return SequentialPlan(cap=self.spec.measure.pairs_cap)
-
     def open(self) -> None:
         """Takes the devices and the run directory; a session begins."""
         hold = self._resources.enter_context
@@ -147,11 +139,10 @@ class StudyRun:
         self._resources.callback(self.store.close)
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
-        # What is only predicted may be for nodes that are not here: their launcher would refuse this machine.
-        launcher = None if self.spec.is_predicted else self.setup.launcher(self.store)
-        self.bench = Bench(self.store, launcher, self.setup.runtime_settings, self.view)
-        self._resources.callback(self.bench.close)
-        self.comparer = _open_comparer(self.bench)
+        self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
+        if not self.spec.is_predicted:  # what is may be for nodes that are not here: their launcher would refuse this
+            self.lanes.engine = (self.make_engine or _this_process)(self)
+            self._resources.callback(self.lanes.close)
         self.evaluator = self.make_evaluator(self)
         self._resources.callback(self.evaluator.close)
 
@@ -165,37 +156,14 @@ class StudyRun:
         if spec.replay is not None or spec.is_predicted or "SLURM_JOB_ID" in caller_environment():
             return ()
         if self.devices or spec.device.platform != "cuda":
-            return self.devices
+            return [device for group in self.devices for device in group]
         visible = visible_gpu_ids(caller_environment())
         return parse_devices(visible) if visible else ()
-
-    def once(self, key: str, recorded: Callable[[], R | None], make: Callable[[int], R]) -> R:
-        """A record that is made once: found among the records, or made now, by this worker or another.
-
-        Args:
-            key: Names the work among all workers.
-            recorded: Looks the record up.
-            make: Makes it; given the number of the attempt.
-        """
-
-        def do(attempt: int) -> None:
-            record = make(attempt)
-            if self.store.claims.commit(key, attempt):
-                self.store.append(record)
-
-        unit = Unit(key, lambda: recorded() is not None, do)
-        work_off(self.store.claims, [unit], waiting=self.store.watch.waiting)
-        found = recorded()
-        assert found is not None
-        return found
 
     def close(self) -> None:
         """Ends every process of the session and gives everything back; the records can still be read."""
         self._resources.close()
 
 
-def _open_comparer(bench: Bench) -> Comparer:
-    """How a study compares: as it asks, or as its workload allows."""
-    mode, takes_turns = bench.spec.measure.mode, bench.spec.workload.takes_turns
-    alone = mode == SANDWICH or (mode == "auto" and not takes_turns)
-    return OneAtATime(bench) if alone else InTurns(bench)
+def _this_process(run: StudyRun) -> Engine:
+    return Here(Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))

@@ -43,7 +43,7 @@ from autotune.model import (
     format_seconds,
 )
 from autotune.results import describe_screen
-from autotune.rundir import POLL_S, Store
+from autotune.rundir import Store
 from autotune.settings import SearchSpace
 
 R = TypeVar("R")
@@ -55,7 +55,6 @@ CPUS_TO_SPARE = 4
 """Usable processors from which on candidates are compiled while others are measured on a GPU."""
 
 TELL_EVERY_S = 20.0
-CLAIM = "screen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,6 @@ class StudyScreener:
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
-        if (found := self._of_another_worker(screen)) is not None:
-            return found
         values = domains(space)
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
         started = time.monotonic()
@@ -229,23 +226,6 @@ class StudyScreener:
         )
         return report
 
-    def _of_another_worker(self, screen: Screener) -> ScreenReport | None:
-        """Waits while another worker of the study screens; None if it is this one's to do.
-
-        Raises:
-            LaunchError: If the other one could not.
-        """
-        before = len(self._store.of(ScreenRecord))
-        while self._store.claims.take(CLAIM) is None:
-            with self._store.watch.waiting():
-                time.sleep(POLL_S)
-            for record in self._store.of(ScreenRecord)[before:]:
-                if record.report is None:
-                    raise LaunchError(record.reason)
-            if (found := self._known(screen)) is not None:
-                return found
-        return self._known(screen)
-
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
         own = self._spec.screen.time_budget
@@ -263,8 +243,7 @@ class StudyScreener:
 
     def wait(self, work: Callable[[], R]) -> R:
         """Has something done by the thread that compiles, and waits for it."""
-        with self._store.watch.waiting():
-            return self._pool.submit(work).result()
+        return self._pool.submit(work).result()
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """What a set would run, and whether it fits; compiled now if it was not ahead."""

@@ -1,19 +1,19 @@
-"""The search: trial after trial until the asked number, the budget or the space is used up, by all workers together."""
+"""The search: trial after trial until the asked number, a budget or the space is used up, on all lanes at once."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 
-from autotune.model import BlameRecord, Failed, Failure, FailureKind, FlagSet, TrialConfig, TrialResult
-from autotune.rundir import MOST_DEATHS, POLL_S, trial_key
-from autotune.study.culprit import minimise_failure, next_case, remember, remembered
+from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
+from autotune.study.culprit import blame_unit, next_case, remember, remembered
 from autotune.study.finalists import choose_finalists
 from autotune.study.run import StudyRun
+from autotune.study.trial import complete
+from autotune.study.units import Job
 
 BUDGET_SHARE_FOR_PROOF = 0.5
-"""Largest share of a time budget that is kept back from the search for confirming."""
+"""Largest share of a budget that is kept back from the search for confirming."""
 
 
 class Search:
@@ -26,36 +26,21 @@ class Search:
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._store = run.store
-        self._claims = run.store.claims
         self._proposer = run.proposer
         self._asked = run.spec.search.trials
-        self._told: set[int] = set()
+        self._told = 0
+        self._tried: dict[int, FlagSet] = {}  # what lanes are trying now
+        self._blamed: set[int] = set()  # whose cause a lane is looking for
+        self._is_over = False
 
     def work(self) -> None:
         """Tries sets until there is nothing left to try."""
-        run, claims = self._run, self._claims
         self._recall_failures()
-        self._proposer.share(claims)
-        has_begun = False
-        while True:
-            results = self._take_in(is_shown=has_begun)
-            self._tell_news()
-            if len(results) >= self._asked:
-                break
-            if not has_begun:
-                has_begun = True
-                run.view.stage("search", f"{self._asked - len(results)} of {self._asked} trials to go")
-            self._mind_the_budget(results)
-            if self._find_cause(results):
-                continue
-            begun = self._begin_trial(results)
-            if begun is not None:
-                self._try(*begun, results)
-            elif not claims.search_is_over() or self._others_are_trying(results):
-                with self._store.watch.waiting():
-                    time.sleep(POLL_S)
-            else:
-                break
+        left = self._asked - len(self._results())
+        self._tell_news()
+        if left > 0:
+            self._run.view.stage("search", f"{left} of {self._asked} trials to go")
+            self._run.lanes.work(self._next)
         self._proposer.finish()
         self._tell_news()
 
@@ -75,28 +60,50 @@ class Search:
         for text in self._proposer.news():
             self._run.view.note(text)
 
-    def _take_in(self, *, is_shown: bool) -> Sequence[TrialResult]:
-        """All results so far; what is new of them is told to the proposer, and what others did to the user."""
+    def _results(self) -> Sequence[TrialResult]:
+        """All results so far; what is new of them is told to the proposer."""
         results = self._store.of(TrialResult)
-        for result in results[len(self._told) :] if self._claims.worker is None else results:
-            if result.number not in self._told:
-                self._told.add(result.number)
-                self._proposer.tell(result)
-                if is_shown and result.by != self._claims.worker:
-                    self._run.view.trial_of_other(result)
+        for result in results[self._told :]:
+            self._proposer.tell(result)
+        self._told = len(results)
         return results
 
-    def _mind_the_budget(self, results: Sequence[TrialResult]) -> None:
-        """Ends the search when the rest of the time is needed for proofs."""
-        budget_s = self._run.spec.search.time_budget
-        if budget_s is None or self._claims.search_is_over():
-            return
-        if self._store.watch.total_s + self._proof_cost_s(results, budget_s) >= budget_s:
-            self._run.view.note(f"time budget used: the search ends after {len(results)} of {self._asked} trials")
-            self._claims.end_search()
+    # ------------------------------------------------------------------ what is next
 
-    def _proof_cost_s(self, results: Sequence[TrialResult], budget_s: float) -> float:
-        """Seconds to keep back for confirming, from what trials took so far; at most half of the budget."""
+    def _next(self) -> Job | None:
+        """What a lane may do now; trials whose result is known without one are recorded on the way."""
+        while True:
+            results = self._results()
+            self._tell_news()
+            if len(results) + len(self._tried) >= self._asked:
+                return None
+            self._mind_the_budgets(results)
+            if self._is_over:
+                return None
+            if (job := self._look_for_cause(results)) is not None:
+                return job
+            if (config := self._propose(results)) is None:
+                return None
+            if (job := self._begin(config, results)) is not None:
+                return job
+
+    def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
+        """Ends the search when the rest of the time is needed for proofs, or the hours of devices are used up."""
+        spec, lanes = self._run.spec.search, self._run.lanes
+        budgets = []
+        if spec.time_budget is not None:
+            budgets.append(("time budget", spec.time_budget, self._store.watch.total_s, 1.0))
+        if spec.gpu_hours is not None:
+            each = lanes.device_count / max(1, len(lanes.names))
+            budgets.append(("budget of GPU hours", 3600 * spec.gpu_hours, lanes.ledger.device_s, each))
+        for what, budget_s, used_s, devices in budgets:
+            kept_s = min(BUDGET_SHARE_FOR_PROOF * budget_s, devices * self._proof_cost_s(results))
+            if used_s + kept_s >= budget_s and not self._is_over:
+                self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials")
+                self._is_over = True
+
+    def _proof_cost_s(self, results: Sequence[TrialResult]) -> float:
+        """Seconds of a lane that confirming may take, from what trials took so far."""
         spec = self._run.spec
         if not choose_finalists(self._run):
             return 0.0
@@ -105,81 +112,62 @@ class Search:
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
         one_s = 1.5 * statistics.median(starts) + 2 * spec.confirm.pairs * block_s
         pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
-        return min(BUDGET_SHARE_FOR_PROOF * budget_s, pairs * one_s)
+        return pairs * one_s
 
-    def _find_cause(self, results: Sequence[TrialResult]) -> bool:
-        """Looks for the smallest failing part of one set that crashed or hung; whether there was one to look for.
-
-        What was found, by whomever, is kept from the sampler.
-        """
-        known = self._store.of(BlameRecord)
-        self._proposer.bad += [b.smallest for b in known if b.smallest not in self._proposer.bad]
-        trial = next_case(results, known)
-        if trial is None or (attempt := self._claims.take(key := f"blame-{trial.number:04d}")) is None:
-            return False
-        record = minimise_failure(self._run.bench, trial, results)
-        if not self._claims.commit(key, attempt):
-            return False
-        self._store.append(record)
-        what = "cause" if record.is_minimal else "smallest failing part found"
-        self._run.view.note(f"trial {trial.number}: the {what} of the {record.failure_kind} is {record.smallest}")
-        if self._run.spec.replay is None and self._run.reference is not None:
-            remember(record, self._run.reference)
-        return True
-
-    def _begin_trial(self, results: Sequence[TrialResult]) -> tuple[TrialConfig, int] | None:
-        """A trial that nobody else has, and the number of its attempt; None if there is none to begin now."""
-        claims = self._claims
-        if claims.search_is_over():
-            return None
+    def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
+        """A set that nobody tries or has tried; None if there is none now."""
         done = {r.number for r in results}
-        for number in range(1, self._asked + 1):
-            if number in done or (attempt := claims.take(trial_key(number))) is None:
-                continue
-            # Its last owner may have recorded it, and ended, since the results were read.
-            if attempt > 1 and any(r.number == number for r in self._store.of(TrialResult)):
-                continue
-            while True:
-                taken = claims.sets()
-                if number in taken:  # given back by a worker that died
-                    return taken[number], attempt
-                config = self._proposer.ask(number, taken=[c.settings for c in taken.values()])
-                if config is None:
-                    self._run.view.note(
-                        f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
-                    )
-                    claims.end_search()
-                    return None
-                if claims.take_set(config):
-                    return config, attempt
-        return None
+        number = next(n for n in range(1, self._asked + 1) if n not in done and n not in self._tried)
+        config = self._proposer.ask(number, taken=self._tried.values())
+        if config is None and not self._tried:
+            self._run.view.note(
+                f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
+            )
+            self._is_over = True
+        return config
 
-    def _others_are_trying(self, results: Sequence[TrialResult]) -> bool:
-        done = {r.number for r in results}
-        return any(self._claims.is_taken(trial_key(n)) for n in self._claims.sets() if n not in done)
+    # ------------------------------------------------------------------ trials
 
-    def _try(self, config: TrialConfig, attempt: int, results: Sequence[TrialResult]) -> None:
-        """Makes one trial and records it, unless another worker took it over, thinking this one dead."""
-        run, key = self._run, trial_key(config.number)
-        run.evaluator.compile_ahead(lambda: self._guess_after(config))
+    def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> Job | None:
+        """A trial for a lane; None if its result is known already, which is recorded."""
+        run = self._run
         run.view.trial_starts(config, self._asked)
-        if (deaths := self._claims.deaths(key)) >= MOST_DEATHS:
-            result = TrialResult(**dict(config), outcome=Failed(failure=node_lost(deaths)))
-        else:
-            result = run.evaluator.evaluate(config, results, attempt=attempt)
-        if not self._claims.commit(key, attempt):
-            run.view.note(f"trial {config.number} was given to another worker, for this one gave no sign of life")
-            return
+        found = run.evaluator.evaluate(config, results)
+        if isinstance(found, TrialResult):
+            self._end(found)
+            return None
+        self._tried[config.number] = config.settings
+        run.evaluator.compile_ahead(lambda: self._guess_after(config))
+        folder = ("trials", f"{config.number:04d}")
+        return Job(found, folder, f"trial-{config.number}", self._end)
+
+    def _end(self, result: TrialResult) -> None:
+        self._tried.pop(result.number, None)
+        result = complete(result, self._store.of(TrialResult))
         self._store.append(result)
-        run.view.trial_ends(result)
+        self._run.view.trial_ends(result)
 
     def _guess_after(self, config: TrialConfig) -> FlagSet | None:
         """What would be proposed after a set, were that to tell nothing new."""
         following = self._proposer.ask(config.number + 1, taken=[config.settings])
         return following.settings if following is not None else None
 
+    # ------------------------------------------------------------------ causes of failures
 
-def node_lost(deaths: int) -> Failure:
-    """What is recorded of work that is not given back again."""
-    message = f"{deaths} workers died over this, one after the other; it is not given to another"
-    return Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
+        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+        known = self._store.of(BlameRecord)
+        self._proposer.bad += [b.smallest for b in known if b.smallest not in self._proposer.bad]
+        trial = next_case(results, known, self._blamed)
+        if trial is None or self._run.spec.is_predicted:  # looking means starting
+            return None
+        self._blamed.add(trial.number)
+        number = f"{trial.number:04d}"
+        return Job(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+
+    def _end_blame(self, record: BlameRecord) -> None:
+        self._store.append(record)
+        what = "cause" if record.is_minimal else "smallest failing part found"
+        self._run.view.note(f"trial {record.trial}: the {what} of the {record.failure_kind} is {record.smallest}")
+        if self._run.spec.replay is None and self._run.reference is not None:
+            remember(record, self._run.reference)

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import time
+from pathlib import Path
 
-from autotune.model import FlagSet, SoakRecord
-from autotune.rundir import attempts
+from autotune.model import SoakRecord
 from autotune.study.bench import Bench
-from autotune.study.run import StudyRun
+from autotune.study.units import SoakUnit
 from autotune.workers import WorkerFailed
 
 
-def soak_set(run: StudyRun, settings: FlagSet) -> SoakRecord:
-    """Runs a set alone for as long as the study asks, or until it fails.
-
-    Programs that end by themselves are started again. What an earlier session soaked at least as long is not repeated.
-    """
-    least_s, least_steps = run.spec.confirm.soak, run.spec.confirm.soak_steps
-
-    def recorded() -> SoakRecord | None:
-        for record in run.store.of(SoakRecord):
-            enough = record.steps_s >= least_s and record.step_count >= least_steps
-            if record.settings == settings and (enough or record.failure is not None):
-                return record
-        return None
-
-    key = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
-    return run.once(
-        key, recorded, lambda attempt: _soak(run.bench, settings, attempts(key, attempt), least_s, least_steps)
-    )
-
-
-def _soak(bench: Bench, settings: FlagSet, name: str, least_s: float, least_steps: int) -> SoakRecord:
-    """One soak, in as many processes as it takes."""
-    started = time.monotonic()
-    folder = bench.store.folder("soak", name)
+def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
+    """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
+    settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
     times: list[float] = []
     starts = 0
     failure = None
@@ -50,7 +28,7 @@ def _soak(bench: Bench, settings: FlagSet, name: str, least_s: float, least_step
             steps = max(bench.spec.measure.run_steps, bench.steps_for(worker))
             while sum(times) < least_s or len(times) < least_steps:
                 times += worker.run_block(steps)
-                bench.view.phase(f"soaking: {len(times)} steps, {sum(times):.0f} of {least_s:.0f} s")
+                bench.desk.phase(f"soaking: {len(times)} steps, {sum(times):.0f} of {least_s:.0f} s")
                 if not bench.spec.workload.takes_turns:
                     break  # a program of its own length: again from the start
         except WorkerFailed as error:
@@ -67,6 +45,4 @@ def _soak(bench: Bench, settings: FlagSet, name: str, least_s: float, least_step
         starts=starts,
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         failure=failure,
-        duration_s=round(time.monotonic() - started, 3),
-        directory=bench.store.relative(folder),
     )

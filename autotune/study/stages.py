@@ -16,7 +16,9 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FlagSet,
     FloorResult,
+    LedgerRecord,
     ScreenRecord,
     SessionRecord,
     SoakRecord,
@@ -33,7 +35,7 @@ from autotune.study.proof import prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
-from autotune.study.soak import soak_set
+from autotune.study.units import Job, SoakUnit
 
 
 class Stage(NamedTuple):
@@ -76,7 +78,6 @@ def screen(run: StudyRun) -> None:
 def search(run: StudyRun) -> None:
     """Needs the space; tries sets until the asked number, the budget or the space is used up."""
     Search(run).work()
-    run.bench.close()  # proofs start fresh processes of both arms
 
 
 def confirm(run: StudyRun) -> None:
@@ -131,12 +132,25 @@ def soak(run: StudyRun) -> None:
         run.view.stage(
             "soak", f"the winner alone for {format_seconds(least_s)} of steps: does it hang or diverge later?"
         )
-        record = soak_set(run, run.proven.settings)
+        record = _soaked(run, run.proven.settings, least_s)
         run.view.note(describe_soak(record))
         if record.failure is None:
             return
         run.proven = None
         final_proof(run)
+
+
+def _soaked(run: StudyRun, settings: FlagSet, least_s: float) -> SoakRecord:
+    """The soak of a set: what an earlier session soaked at least as long is not repeated."""
+    least_steps = run.spec.confirm.soak_steps
+    for record in run.store.of(SoakRecord):
+        enough = record.steps_s >= least_s and record.step_count >= least_steps
+        if record.settings == settings and (enough or record.failure is not None):
+            return record
+    name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
+    unit = SoakUnit(settings=settings, least_s=least_s, least_steps=least_steps)
+    run.lanes.do(Job(unit, ("soak", name), name, run.store.append))
+    return run.store.of(SoakRecord)[-1]
 
 
 def conclude(run: StudyRun) -> None:
@@ -145,7 +159,7 @@ def conclude(run: StudyRun) -> None:
 
 
 STAGES = (
-    Stage("probe", probe, (SessionRecord,)),
+    Stage("probe", probe, (SessionRecord, LedgerRecord)),
     Stage("noise floor", noise_floor, (FloorResult,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord)),

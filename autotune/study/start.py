@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.cluster import Engine
 from autotune.model import Effort, Stopwatch, StudySpec, View, load_study, parse_study
 from autotune.rundir import Store
 from autotune.study.measured import Measuring
@@ -24,8 +25,8 @@ def new_run(
     view: View,
     watch: Stopwatch,
     storage: str | None = None,
-    worker: str | None = None,
-    devices: Sequence[str] = (),
+    devices: Sequence[Sequence[str]] = (),
+    make_engine: Callable[[StudyRun], Engine] | None = None,
     command: Sequence[str] = (),
 ) -> StudyRun:
     """The context of one session, for `run_study`; nothing is started or written yet.
@@ -37,8 +38,8 @@ def new_run(
         view: Told what happens.
         watch: Counts the study's time; the view may show it.
         storage: URL of an Optuna storage that mirrors the study.
-        worker: Name of this worker if several share the study.
-        devices: What this driver was given of the machine; empty for all.
+        devices: What this driver was given of the machine: one group for each lane; empty for all in one.
+        make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.
 
     Raises:
@@ -49,11 +50,12 @@ def new_run(
     return StudyRun(
         spec=spec,
         view=view,
-        open_store=lambda: create(worker=worker, watch=watch),
+        open_store=lambda: create(watch=watch),
         prepare=lambda note: prepare(spec, storage=storage, note=note),
         make_evaluator=Predicting if spec.is_predicted else Measuring,
         storage=storage,
         devices=devices,
+        make_engine=make_engine,
         command=command,
     )
 

@@ -67,13 +67,11 @@ class InTurns(Comparer):
         bench, reports = self.bench, (reference.report, candidate.report)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
-        keep = bench.store.pair_writer(folder)
         ratios: list[float] = []
 
         def on_pair(pair: Pair) -> None:
-            keep(pair)
+            bench.desk.pair(folder, pair)
             ratios.append(log_ratio(pair))
-            bench.view.pair(ratios)
             bench.gpus.look(folder)  # between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
@@ -83,7 +81,7 @@ class InTurns(Comparer):
             rng=random.Random(f"{bench.spec.seed}/{name}"),
             stop=rule.stop,
             on_pair=on_pair,
-            clock=lambda: bench.store.watch.total_s,
+            clock=lambda: bench.now_s,
             meter=bench.meter,
         )
         comparison = make_comparison(
@@ -137,7 +135,7 @@ def measure_pairs(
         All pairs, and the reason for stopping in words.
 
     Raises:
-        ReferenceFailed: If the reference failed in a block, or the machine did under either.
+        ReferenceFailed: If the reference failed in a block.
         WorkerFailed: If the candidate failed in a block.
     """
     workers = {Arm.REFERENCE: reference, Arm.CANDIDATE: candidate}
@@ -153,7 +151,7 @@ def measure_pairs(
             try:
                 blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
-                if arm is Arm.REFERENCE or error.infrastructure:
+                if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error
                 raise
         (reference_s, reference_j), (candidate_s, candidate_j) = blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE]

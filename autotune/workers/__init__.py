@@ -7,4 +7,4 @@ from autotune.workers.gang import GANG_VARIABLE, GangLauncher
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher
 from autotune.workers.replay import ReplayLauncher
-from autotune.workers.srun import SrunLauncher
+from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher

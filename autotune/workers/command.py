@@ -39,7 +39,7 @@ class CommandLauncher(LocalLauncher):
             kind, command = ReadWorker, [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
         log = folder / log_name(0)
         process = GuardedProcess(command, env, log, self._spec.measure.log_bytes, cwd=self._study_dir)
-        worker = kind([process], self._spec, self._watch, settings)
+        worker = kind([process], self._spec, settings)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _command(self, folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FailureKind, FlagSet, LaunchError, Stopwatch, StudySpec
+from autotune.model import FailureKind, FlagSet, LaunchError, StudySpec
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
 from autotune.workers.srun import FOR_SURE_OF_SETTINGS, SET_BY_NODE, STEP_LIMIT_S, StepProcess, of_machine
@@ -41,15 +41,14 @@ class GangLauncher(LocalLauncher):
         spec: The study.
         study_dir: Folder of the study file, the same on all machines.
         base: The caller's environment, which names the gang.
-        watch: Told how long the driver waits for workers.
 
     Raises:
         LaunchError: If the gang is not of the study's size, or the study has no `entry`.
     """
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str], watch: Stopwatch) -> None:
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         own = {n: v for n, v in base.items() if n != GANG_VARIABLE and n not in SET_BY_NODE}
-        super().__init__(spec, study_dir=study_dir, base=own, watch=watch)
+        super().__init__(spec, study_dir=study_dir, base=own)
         self._members = [Member(**m) for m in json.loads(base[GANG_VARIABLE])]
         wanted = spec.device.node_count
         if len(self._members) != wanted:
@@ -67,7 +66,7 @@ class GangLauncher(LocalLauncher):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
         environment = self._worker_environment(settings)
-        worker = GangWorker(self._ranks(folder), self._spec, self._watch, settings, self._members[0].host, environment)
+        worker = GangWorker(self._ranks(folder), self._spec, settings, self._members[0].host, environment)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _ranks(self, folder: Path) -> list[StepProcess]:
@@ -96,7 +95,6 @@ class GangWorker(LocalWorker):
     Args:
         ranks: One process for each.
         spec: The study.
-        watch: Told how long the driver waits.
         settings: Under which the processes were started.
         host: Where the first rank's machine is reached.
         env: The whole environment of each rank, but for what its machine sets.
@@ -106,12 +104,11 @@ class GangWorker(LocalWorker):
         self,
         ranks: list[StepProcess],
         spec: StudySpec,
-        watch: Stopwatch,
         settings: FlagSet,
         host: str,
         env: Mapping[str, str],
     ) -> None:
-        super().__init__([*ranks], spec, watch, settings)
+        super().__init__([*ranks], spec, settings)
         self._ranks = ranks
         self._host = host
         self._env = env
@@ -133,7 +130,7 @@ class GangWorker(LocalWorker):
         vanished = [number for number, rank in enumerate(self._ranks) if rank.has_vanished or rank.is_stopped]
         if not vanished or failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
-        said = " ".join(self._ranks[vanished[0]].said_by_srun())
+        said = " ".join(self._ranks[vanished[0]].said_by_carrier())
         return of_machine(
             f"lost the machine of rank {vanished[0]}: {said or 'nothing is known of it'}",
             kind=FailureKind.NODE_LOST,

@@ -69,6 +69,15 @@ class GuardedProcess(ChildProcess):
             found.append(self.end)
         return found
 
+    def said_by_carrier(self) -> tuple[str, ...]:
+        """The last of what the guard, or what carries it (``srun``), had to say; nothing while all is well."""
+        try:
+            text = self.guard_log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ()
+        lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
+        return tuple(lines[-8:])
+
     def first(self, kinds: Collection[str], limit_s: float) -> dict[str, Any] | None:
         """Waits for a message of some kinds; None if the process ended or said nothing within `limit_s` seconds."""
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)

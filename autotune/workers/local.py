@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of
+from autotune.model import Failure, FailureKind, FlagSet, StudySpec, WorkerReport, kind_of
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess, listen
@@ -29,19 +29,17 @@ class LocalLauncher:
         spec: The study.
         study_dir: Folder of the study file, where the user's own modules are found.
         base: The caller's environment.
-        watch: Told how long the driver waits for workers.
     """
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str], watch: Stopwatch) -> None:
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
-        self._watch = watch
         self._alive: list[LocalWorker] = []
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        worker = LocalWorker(self._processes(settings, folder), self._spec, self._watch, settings)
+        worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
@@ -119,17 +117,15 @@ class LocalWorker:
     Args:
         processes: One for each rank.
         spec: The study.
-        watch: Told how long the driver waits.
         settings: Under which the processes were started.
     """
 
     report: WorkerReport
 
-    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet) -> None:
+    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
         self._measure = spec.measure
-        self._watch = watch
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
@@ -192,12 +188,11 @@ class LocalWorker:
         if self.closed:
             return
         self.closed = True
-        with self._watch.waiting():
-            for process in self._processes:
-                process.send({"type": "stop"})
-            self._wait_for_ends(STOP_PATIENCE_S)
-            for process in self._processes:
-                process.close(KILL_PATIENCE_S)
+        for process in self._processes:
+            process.send({"type": "stop"})
+        self._wait_for_ends(STOP_PATIENCE_S)
+        for process in self._processes:
+            process.close(KILL_PATIENCE_S)
 
     def _gather(self, kind: str, limit_s: float, progress: Progress | None) -> list[dict[str, Any]]:
         """Waits for one message of a kind from every rank.
@@ -214,9 +209,7 @@ class LocalWorker:
                 missing = [i for i in range(len(self._processes)) if i not in got]
                 where = f" (ranks {missing})" if len(self._processes) > 1 else ""
                 raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
-            with self._watch.waiting():
-                messages = listen(self._processes, min(remaining, 1.0))
-            for rank, message in messages:
+            for rank, message in listen(self._processes, min(remaining, 1.0)):
                 if message["type"] == "phase":
                     self._phase = str(message["phase"])
                     if progress is not None and rank == 0:

@@ -21,7 +21,7 @@ from autotune.machine import (
     slurm_hosts,
     slurm_step_command,
 )
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError, Stopwatch, StudySpec
+from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
 from autotune.workers.guarded import GuardedProcess
@@ -66,14 +66,13 @@ class SrunLauncher(LocalLauncher):
         spec: The study.
         study_dir: Folder of the study file, on a disk that all nodes share.
         base: The caller's environment.
-        watch: Told how long the driver waits for workers.
 
     Raises:
         LaunchError: If there is no job, or it has too few nodes.
     """
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str], watch: Stopwatch) -> None:
-        super().__init__(spec, study_dir=study_dir, base=base, watch=watch)
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
+        super().__init__(spec, study_dir=study_dir, base=base)
         wanted = spec.device.node_count
         given = base.get(NODES_VARIABLE) or base.get("SLURM_JOB_NODELIST")
         if not given or not base.get("SLURM_JOB_ID"):
@@ -102,7 +101,7 @@ class SrunLauncher(LocalLauncher):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
         place = Place(self._nodes, self._base, self._worker_environment(settings))
-        worker = SrunWorker(self._steps(folder), self._spec, self._watch, settings, place)
+        worker = SrunWorker(self._steps(folder), self._spec, settings, place)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _steps(self, folder: Path) -> list[StepProcess]:
@@ -147,15 +146,6 @@ class StepProcess(GuardedProcess):
         """Whether its guard was told to stop, which nobody here did before the end was looked at."""
         return self.end is not None and bool(self.end.get("stopped"))
 
-    def said_by_srun(self) -> tuple[str, ...]:
-        """The last of what ``srun`` itself had to say; nothing while all is well."""
-        try:
-            text = self.guard_log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ()
-        lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
-        return tuple(lines[-8:])
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -178,15 +168,12 @@ class SrunWorker(LocalWorker):
     Args:
         steps: One for each rank.
         spec: The study.
-        watch: Told how long the driver waits.
         settings: Under which the processes were started.
         place: Where they run.
     """
 
-    def __init__(
-        self, steps: list[StepProcess], spec: StudySpec, watch: Stopwatch, settings: FlagSet, place: Place
-    ) -> None:
-        super().__init__([*steps], spec, watch, settings)
+    def __init__(self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, place: Place) -> None:
+        super().__init__([*steps], spec, settings)
         self._steps = steps
         self._place = place
 
@@ -233,7 +220,7 @@ class SrunWorker(LocalWorker):
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         if kind is FailureKind.HANG and self._phase == "launch":
-            said = " ".join(line for step in self._steps for line in step.said_by_srun())
+            said = " ".join(line for step in self._steps for line in step.said_by_carrier())
             self.close()
             return self._unless_lost(of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
         return self._unless_lost(super()._failed(kind, message))
@@ -243,7 +230,7 @@ class SrunWorker(LocalWorker):
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
-        return step.said_by_srun()
+        return step.said_by_carrier()
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
         """The failure, or that one of the nodes is gone: then what its peers say of it is not the settings' fault."""

@@ -72,7 +72,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "symptoms": ("symptoms",),
     "targets list": ("targets", "list"),
     "verify": ("verify", "winner.env"),
-    "worker": ("worker", "shapes.toml", "--run-dir", "runs/shared"),
 }
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.model import LaunchError, Stopwatch, parse_study
+from autotune.model import LaunchError, parse_study
 from autotune.workers import GANG_VARIABLE, GangLauncher
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
@@ -131,4 +131,4 @@ def test_what_cannot_be_is_refused(members: int, workload: dict[str, Any], words
     gang = json.dumps([{"host": "127.0.0.1", "through": []}] * members)
     study = parse_study({**spec(), "workload": workload, "device": {"count": 4, "node_count": 2}})
     with pytest.raises(LaunchError, match=words):
-        GangLauncher(study, study_dir=".", base={GANG_VARIABLE: gang}, watch=Stopwatch())
+        GangLauncher(study, study_dir=".", base={GANG_VARIABLE: gang})

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -50,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     launchers = []
 
     def begin(spec: StudySpec, base: dict[str, str], settings: dict[str, Any] | None = None) -> LocalWorker:
-        launcher = SrunLauncher(spec, study_dir=str(PROGRAMS), base=base, watch=Stopwatch())
+        launcher = SrunLauncher(spec, study_dir=str(PROGRAMS), base=base)
         launchers.append(launcher)
         return launcher.start(FlagSet(settings or {}), tmp_path, progress=lambda phase: None)
 
@@ -139,7 +138,7 @@ def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Pat
         from autotune.model import FlagSet, Stopwatch
         from autotune.workers.srun import SrunLauncher
         from tests.cluster.test_srun import PROGRAMS, two_nodes
-        launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())
+        launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ)
         worker = launcher.start(FlagSet(), Path({str(tmp_path)!r}), progress=lambda phase: None)
         Path({str(tmp_path / "ready")!r}).touch()
         while True:
@@ -200,4 +199,4 @@ def test_a_job_that_is_over_refuses_steps_in_srun_s_own_words(slurm: Slurm, allo
 )
 def test_a_place_without_nodes_says_what_to_do(slurm: Slurm, base: dict[str, str], words: str) -> None:
     with pytest.raises(LaunchError, match=words):
-        SrunLauncher(two_nodes(), study_dir=".", base={**slurm.env, **base}, watch=Stopwatch())
+        SrunLauncher(two_nodes(), study_dir=".", base={**slurm.env, **base})

@@ -19,7 +19,7 @@ from autotune.study.measured import Measuring
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from harness.simulated import GivenSetup, given_run
+from harness.simulated import GivenSetup, given_run, runner_of
 from tests.machine.test_telemetry import Nvml, NvmlError
 from tests.runs import SPACE, Diary, asking, replay_study
 
@@ -208,7 +208,7 @@ def metered_run(path: Path, *, mode: str, objectives: tuple[str, ...] = ("step_t
     launcher = Metered(spec.replay, seed=0, platform="cpu")
 
     def metered(run: StudyRun) -> Measuring:
-        run.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+        runner_of(run).bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
         return Measuring(run)
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)

@@ -147,13 +147,19 @@ def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
     assert Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).watch.total_s >= 100.0
 
 
-def test_stopwatch_splits_waiting_from_own_time() -> None:
+def test_stopwatch_counts_neither_a_pause_nor_time_without_a_lane() -> None:
     now = 0.0
     watch = Stopwatch(5.0, clock=lambda: now)
     now = 2.0
-    with watch.waiting():
-        now = 5.0
-    assert (watch.session_s, watch.waited_s, watch.total_s) == (5.0, 3.0, 10.0)
+    assert watch.total_s == 7.0
+    now = 2.0 + 3600  # suspended: nobody looked for an hour
+    assert watch.total_s == 7.0
+    now += 3
+    watch.hold(True)
+    now += 20
+    watch.hold(False)
+    now += 1
+    assert (watch.session_s, watch.total_s, watch.paused_s) == (6.0, 11.0, 3620.0)
 
 
 def test_torn_pair_is_ignored(tmp_path: Path) -> None:

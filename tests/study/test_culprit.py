@@ -10,7 +10,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.model.records import BlameRecord
 from autotune.model.trial import TrialResult
-from autotune.study.culprit import MOST_STARTS, remember, remembered, shrink, walks_into
+from autotune.study.blame import MOST_STARTS, shrink
+from autotune.study.culprit import remember, remembered, walks_into
 from tests.runs import Run, replay_study
 
 SETS = ("a", "b", "c", "d", "e", "f", "g")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,36 +144,6 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
     assert "screen" not in diary.stages
     assert set(rules.compiled) <= {FlagSet(), FlagSet({COMBINE: "11", SLOP: "17"}), FlagSet({COMBINE: "11"})}
     assert store.of(TrialResult)[1].same_as == 1
-
-
-class Slow(Rules):
-    """A compiler that takes its time, so that two workers would meet."""
-
-    def compile(self, sets: Any) -> Iterator[Any]:
-        time.sleep(0.02)
-        return super().compile(sets)
-
-
-def test_of_several_workers_one_screens_and_all_have_its_result(tmp_path: Path) -> None:
-    spec = study()
-    rules = {name: Slow() for name in ("a", "b")}
-    left: dict[str, list[str]] = {}
-
-    def work(name: str) -> None:
-        store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path, worker=name)
-        with contextlib.closing(store), contextlib.closing(StudyScreener(store, Diary())) as screening:
-            narrow = screening.screened(screen(rules[name]), space(), {})
-            left[name] = [p.name for p in narrow.parameters]
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in rules]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert left["a"] == left["b"]
-    assert SLOP not in left["a"]
-    assert len(Store.open(tmp_path / "run").of(ScreenRecord)) == 1
-    assert not (rules["a"].compiled and rules["b"].compiled)
 
 
 class Failing(Rules):

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec, parse_study
 from autotune.workers.command import CommandLauncher
@@ -46,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def begin(spec: StudySpec, settings: dict[str, Any] | None = None) -> LocalWorker:
         kind = CommandLauncher if spec.workload.command is not None else LocalLauncher
-        launcher = kind(spec, study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())
+        launcher = kind(spec, study_dir=str(PROGRAMS), base=os.environ)
         launchers.append(launcher)
         return launcher.start(FlagSet(settings or {}), tmp_path, progress=lambda phase: None)
 

@@ -22,7 +22,6 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord
@@ -157,7 +156,7 @@ def test_nothing_of_a_study_full_of_faults_is_left_alive(study: Path) -> None:
 
 def test_an_unknown_flag_that_gets_past_all_checks_is_named(tmp_path: Path) -> None:
     spec = parse_study({"name": "s", "workload": {"entry": "faults:build"}})
-    launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ, watch=Stopwatch())
+    launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
     with pytest.raises(WorkerFailed, match="xla_no_such_flag") as error:
         launcher.start(FlagSet({"xla_no_such_flag": "1"}), tmp_path, progress=lambda phase: None)
     assert (error.value.failure.kind, error.value.infrastructure) == (FailureKind.UNKNOWN_FLAG, False)
@@ -166,7 +165,7 @@ def test_an_unknown_flag_that_gets_past_all_checks_is_named(tmp_path: Path) -> N
 def test_memory_that_the_system_refuses_is_named(tmp_path: Path) -> None:
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); x = bytearray(1 << 31)"
     spec = parse_study({"name": "s", "workload": {"command": [sys.executable, "-c", code], "read": {"preset": "clu"}}})
-    launcher = CommandLauncher(spec, study_dir=str(tmp_path), base=os.environ, watch=Stopwatch())
+    launcher = CommandLauncher(spec, study_dir=str(tmp_path), base=os.environ)
     with pytest.raises(WorkerFailed) as error:
         launcher.start(FlagSet(), tmp_path, progress=lambda phase: None)
     assert error.value.failure.kind is FailureKind.OUT_OF_MEMORY

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from autotune.machine import environment
-from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.spec import parse_study
@@ -38,7 +37,7 @@ def test_a_taken_port_is_a_fault_of_the_machine(tmp_path: Path, taken: int, monk
             "measure": {"start_limit_s": 120},
         }
     )
-    launcher = LocalLauncher(spec, study_dir=str(tmp_path), base=environment.caller_environment(), watch=Stopwatch())
+    launcher = LocalLauncher(spec, study_dir=str(tmp_path), base=environment.caller_environment())
     with pytest.raises(WorkerFailed) as caught:
         launcher.start(FlagSet(), tmp_path, progress=lambda phase: None)
     launcher.close()

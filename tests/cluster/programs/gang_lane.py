@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel
-from autotune.model import FlagSet, Stopwatch, parse_study
+from autotune.model import FlagSet, parse_study
 from autotune.workers import GangLauncher, WorkerFailed
 
 channel = Channel()
 study = channel.receive()
-launcher = GangLauncher(parse_study(study["study"]), study_dir=study["study_dir"], base=os.environ, watch=Stopwatch())
+launcher = GangLauncher(parse_study(study["study"]), study_dir=study["study_dir"], base=os.environ)
 
 
 def do(unit: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""When a set crashes or hangs: looks on a lane for its smallest part that still does.
+
+The search is delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE
+Transactions on Software Engineering 28(2), 2002) with a bounded number of starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.model import BlameRecord, FailureKind, FlagSet
+from autotune.study.bench import Bench
+from autotune.study.units import BlameUnit
+from autotune.workers import WorkerFailed
+
+MOST_STARTS = 12
+MOST_HANGS = 4
+"""A start that hangs costs its whole time limit, so few of them are tried."""
+
+
+def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path) -> BlameRecord:
+    """Finds the smallest part of a failing set that fails in the same way.
+
+    Args:
+        bench: Where; a living reference is left alone.
+        unit: The set, how it failed, and what is known of its parts.
+        folder: Where logs go.
+    """
+    kind = unit.failure_kind
+    most = MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+    starts = 0
+    known: dict[FlagSet, bool] = {FlagSet(): False, unit.settings: True}
+    for part, is_failing in unit.known:
+        known.setdefault(part, is_failing)
+
+    def fails(part: FlagSet) -> bool | None:
+        """Whether a part fails alike; None if the starts are used up."""
+        nonlocal starts
+        if part not in known:
+            if starts == most:
+                return None
+            starts += 1
+            bench.desk.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
+            own = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, f"{starts:02d}")
+            known[part] = _fails(bench, part, own, kind)
+        return known[part]
+
+    smallest, is_minimal = shrink(unit.settings, fails)
+    return BlameRecord(
+        trial=unit.trial,
+        failure_kind=kind,
+        settings=unit.settings,
+        smallest=smallest,
+        is_minimal=is_minimal,
+        starts=starts,
+    )
+
+
+def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
+    """The smallest failing part by delta debugging, and whether no single setting of it can be left out.
+
+    Args:
+        settings: A set that fails.
+        fails: Whether a part does; None if it can't be asked any more.
+    """
+    current, pieces = list(settings), 2
+    while len(current) > 1:
+        size = -(-len(current) // pieces)
+        chunks = [current[i : i + size] for i in range(0, len(current), size)]
+        rests = [[n for n in current if n not in chunk] for chunk in chunks] if len(chunks) > 2 else []
+        for names in (*chunks, *rests):
+            verdict = fails(FlagSet({n: settings[n] for n in names}))
+            if verdict is None:
+                return FlagSet({n: settings[n] for n in current}), False
+            if verdict:
+                pieces = 2 if names in chunks else max(2, pieces - 1)
+                current = names
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(current), 2 * pieces)
+    return FlagSet({n: settings[n] for n in current}), True
+
+
+def _fails(bench: Bench, part: FlagSet, folder: Path, kind: FailureKind) -> bool:
+    """Whether a part fails in the same way, at its start or in its first blocks."""
+    try:
+        worker = bench.start(part, folder)
+    except WorkerFailed as error:
+        return error.failure.kind is kind
+    try:
+        for _ in range(3):
+            worker.run_block(bench.steps_for(worker))
+    except WorkerFailed as error:
+        return error.failure.kind is kind
+    finally:
+        worker.close()
+    return False

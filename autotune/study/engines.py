@@ -1,0 +1,112 @@
+"""Which lanes a study gets: this process, groups of this machine's devices, or nodes of its SLURM job."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from autotune.cluster import Engine, Message, Place, Processes, lane_name, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
+from autotune.model import LaunchError, StudyFileError, StudySpec
+from autotune.study.lane import study_message
+from autotune.study.run import StudyRun
+from autotune.workers import SRUN_VARIABLE
+
+HIGHEST_STEP = 0xFFFFFFF0
+"""Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
+
+MakeEngine = Callable[[StudyRun], Engine]
+
+
+def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
+    """Groups of devices, one for each lane: ``0-3,4-7`` are two of four, ``0+2,1+3`` two of two.
+
+    Raises:
+        StudyFileError: If a group is malformed, or a device is in two of them.
+    """
+    if text is None:
+        return ()
+    groups = tuple(parse_devices(part.replace("+", ",")) for part in text.split(","))
+    devices = [device for group in groups for device in group]
+    if len(set(devices)) != len(devices):
+        raise StudyFileError(f"each device must be in one lane but got {text!r}")
+    return groups
+
+
+def choose_engine(spec: StudySpec, groups: Sequence[Sequence[str]]) -> MakeEngine | None:
+    """The lanes of a study as it is called here; None is this process alone.
+
+    Args:
+        spec: The study.
+        groups: Devices of this machine that were named, one group for each lane.
+
+    Raises:
+        StudyFileError: If trials of several nodes are given devices of one machine.
+        LaunchError: If this machine does not have those devices.
+    """
+    if spec.is_predicted:
+        return None
+    if groups:
+        if spec.device.node_count > 1:
+            raise StudyFileError(
+                "--devices names lanes of this machine but a trial of this study spans "
+                f"{spec.device.node_count} nodes; leave it out, and the nodes of the SLURM job are the lanes"
+            )
+        if len(groups) > 1:
+            return lambda run: _on_devices(run, groups)
+        if spec.replay is None:
+            restrict_devices(spec.device.platform, groups[0])
+        return None
+    nodes = _nodes_of_job()
+    if len(nodes) >= 2 * spec.device.node_count:
+        return lambda run: _on_nodes(run, nodes)
+    return None
+
+
+def _nodes_of_job() -> tuple[str, ...]:
+    """Nodes of the SLURM job in which this is called; none inside one of its steps, whose place others decided."""
+    own = caller_environment()
+    step = own.get("SLURM_STEP_ID", "")
+    in_step = step.isdigit() and int(step) < HIGHEST_STEP
+    listed = own.get("SLURM_JOB_NODELIST", "")
+    if in_step or not listed or "SLURM_JOB_ID" not in own or not inside_slurm_job():
+        return ()
+    return slurm_hosts(listed, own)
+
+
+def _on_devices(run: StudyRun, groups: Sequence[Sequence[str]]) -> Engine:
+    names = {lane_name(group): list(group) for group in groups}
+    places = lanes_here(groups, _studies(run, names), socket.gethostname())
+    return _engine(run, places, f"{len(places)} lanes of this machine")
+
+
+def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
+    """A lane on each node; where a trial spans several, on each group of them, its ranks started from here."""
+    own, size = caller_environment(), run.spec.device.node_count
+    try:
+        extra = shlex.split(own.get(SRUN_VARIABLE, ""))
+    except ValueError as error:
+        raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
+    if size == 1:
+        places = lanes_on_nodes(
+            nodes, _studies(run, {n: [] for n in nodes}), devices=run.spec.device.count, extra=extra
+        )
+        return _engine(run, places, f"{len(places)} nodes of this job")
+    groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
+    places = lanes_of_groups(groups, _studies(run, {g[0]: [] for g in groups}), devices=run.spec.device.count)
+    return _engine(run, places, f"{len(places)} groups of {size} nodes of this job")
+
+
+def _studies(run: StudyRun, devices: Mapping[str, list[str]]) -> dict[str, Message]:
+    """The first message of each lane."""
+    return {
+        name: study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path, lane=name, devices=own)
+        for name, own in devices.items()
+    }
+
+
+def _engine(run: StudyRun, places: Sequence[Place], words: str) -> Engine:
+    run.view.note(f"this study has {words}")
+    return Processes(places, logs=Path(run.store.path) / "lanes", words=words)

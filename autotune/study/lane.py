@@ -1,0 +1,146 @@
+"""The program of a lane that is a process of its own, on this machine or another: takes units, tells results.
+
+Run as ``python -m autotune.study.lane`` behind a guard. Its first message is the study; see `autotune.cluster.Engine`.
+Its logs go into the run directory where that is a disk that both see, and are sent to the driver otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.child import Channel
+from autotune.machine import restrict_devices
+from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.rundir import Folders
+from autotune.study.preflight import make_launcher
+from autotune.study.runner import Runner
+from autotune.study.units import Assignment
+
+ALIVE_EVERY_S = 5.0
+MOST_SENT = 4_000_000
+"""Most bytes of logs that are sent for one unit."""
+
+
+def study_message(
+    spec: StudySpec, *, study_dir: str, run: Path | None, lane: str, devices: list[str]
+) -> dict[str, Any]:
+    """What a lane's first message says.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, as the lane sees it.
+        run: The run directory, where the lane sees it, too; None where it does not.
+        lane: Its name.
+        devices: What it may use of its machine; empty for all.
+    """
+    return {
+        "type": "study",
+        "study": spec.model_dump(mode="json"),
+        "study_dir": study_dir,
+        "run": str(run) if run else None,
+        "lane": lane,
+        "devices": devices,
+    }
+
+
+class _Desk:
+    """Tells the driver what a bench says, over the channel."""
+
+    def __init__(self, channel: Channel, folders: Folders) -> None:
+        self._channel = channel
+        self._folders = folders
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends one message, from any thread."""
+        with self._lock:
+            self._channel.send(kind, **fields)
+
+    def phase(self, what: str) -> None:
+        """See `autotune.study.bench.Desk`."""
+        self.send("phase", what=what)
+
+    def pair(self, folder: Path, pair: Pair) -> None:
+        """See `autotune.study.bench.Desk`."""
+        self.send("pair", folder=self._folders.relative(folder).split("/"), pair=pair.model_dump(mode="json"))
+
+    def incident(self, what: str) -> None:
+        """See `autotune.study.bench.Desk`."""
+        self.send("incident", what=what)
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Says every few seconds that the lane lives, while inside."""
+        ended = threading.Event()
+
+        def say_on() -> None:
+            while not ended.wait(ALIVE_EVERY_S):
+                with contextlib.suppress(OSError):
+                    self.send("alive")
+
+        threading.Thread(target=say_on, name="alive", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def main() -> int:
+    """Serves one driver until it is gone."""
+    channel = Channel()
+    with contextlib.ExitStack() as stack:
+        told = channel.receive()
+        if told["type"] != "study":
+            return 0
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-lane-"))
+        folders = Folders(Path(told["run"] or scratch))
+        desk = _Desk(channel, folders)
+        stack.enter_context(desk.alive())
+        try:
+            sees_run = told["run"] is not None
+            spec = StudySpec.model_validate(told["study"])
+            if told["devices"] and spec.replay is None:
+                restrict_devices(spec.device.platform, told["devices"])
+            launcher = make_launcher(spec, told["study_dir"])
+            runner = Runner(spec, folders, launcher, desk, name=told["lane"])
+        except AutotuneError as error:
+            channel.receive()
+            desk.send("error", message=str(error))
+            return 1
+        stack.callback(runner.close)
+        while (told := channel.receive())["type"] == "unit":
+            _do(runner, Assignment.model_validate(told["assignment"]), desk, None if sees_run else folders)
+    return 0
+
+
+def _do(runner: Runner, assignment: Assignment, desk: _Desk, logs: Folders | None) -> None:
+    """Does one unit and tells its result, after the logs where the driver cannot see them."""
+    try:
+        record = runner.do(assignment)
+    except AutotuneError as error:
+        desk.send("error", message=str(error), is_node_lost=isinstance(error, NodeLostError))
+        return
+    finally:
+        if logs is not None:
+            _send_logs(desk, logs, assignment.folder)
+    desk.send("result", record=record.model_dump(mode="json", exclude_none=True))
+
+
+def _send_logs(desk: _Desk, folders: Folders, folder: tuple[str, ...]) -> None:
+    left = MOST_SENT
+    for file in sorted(folders.folder(*folder).rglob("*")):
+        if not file.is_file() or file.is_symlink():
+            continue
+        text = file.read_bytes()[:left].decode(errors="replace")
+        left -= len(text)
+        desk.send("file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text)
+        file.unlink()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,356 @@
+"""The driver's side of lanes: gives units to free ones, records what comes back, and counts what was used up.
+
+One driver decides and writes. A lane that is lost takes the unit in hand with it, which goes to another lane; what it
+might still say has no reader. So nothing is done twice and nothing is left out, whoever dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.cluster import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.machine import measured_versions
+from autotune.model import (
+    RECORD,
+    TURNS,
+    AnyRecord,
+    FlagSet,
+    FloorResult,
+    IncidentRecord,
+    LaunchError,
+    NodeLostError,
+    Pair,
+    TrialResult,
+    TrialStatus,
+    View,
+    log_ratio,
+)
+from autotune.rundir import Store, refuse_strangers, refuse_upgraded
+from autotune.study.bench import floor_folder
+from autotune.study.ledger import Ledger
+from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, TrialUnit, node_lost
+
+MOST_LOST = 3
+"""A unit over which so many lanes were lost is not given to another: perhaps it kills them."""
+
+LISTEN_S = 1.0
+SILENT_S = 60.0
+"""A lane at work that says nothing for so long (it would say at least that it is alive) is given up."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One lane that is there now."""
+
+    name: str
+    host: str
+    devices: int
+    heard_s: float
+    floor: FloorResult | None = None
+    job: Job | None = None
+    told_programs: int = 0
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Keeps raw pairs, of one measurement after the other."""
+
+    store: Store
+    writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = field(default_factory=dict)
+
+    def keep(self, folder: Path, pair: Pair) -> list[float]:
+        """Keeps a pair; gives the log ratios of its measurement so far."""
+        if pair.index == 0:
+            self.writers[folder] = (self.store.pair_writer(folder), [])
+        write, ratios = self.writers[folder]
+        write(pair)
+        ratios.append(log_ratio(pair))
+        return ratios
+
+
+class Lanes:
+    """All lanes of one session.
+
+    Args:
+        store: The run directory, locked.
+        view: Told what happens.
+        runtime: Tells which of some settings are read when a program runs.
+
+    Attributes:
+        engine: Offers the lanes; set before the first use.
+        ledger: What the study has used up.
+    """
+
+    engine: Engine
+
+    def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
+        self._store = store
+        self._view = view
+        self._runtime = runtime
+        self._lanes: dict[str, _Lane] = {}
+        self._dismissed: dict[str, str] = {}
+        self._pending: list[Job] = []
+        self._keeper = _Keeper(store)
+        self._programs: list[tuple[str, int]] = []
+        self._programs_seen = 0
+        self._has_said_floor = False
+        self.ledger = Ledger(store)
+
+    # ------------------------------------------------------------------ for stages
+
+    def first_floor(self) -> FloorResult:
+        """The noise floor of the first lane that has one; what runs on the others goes on meanwhile.
+
+        Raises:
+            LaunchError: If the reference runs on none of them.
+        """
+        while True:
+            for lane in self._lanes.values():
+                if lane.floor is not None:
+                    return lane.floor
+            self._begin_floors()
+            self._listen()
+
+    def work(self, source: Callable[[], Job | None]) -> None:
+        """Gives units to free lanes until there is none left and the results of all are told.
+
+        Args:
+            source: Gives the next unit; None if there is none now. It is asked again after each result.
+        """
+        while True:
+            self._begin_floors()
+            is_dry = False
+            while (lane := self._free()) is not None:
+                job = self._pending.pop(0) if self._pending else source()
+                if job is None:
+                    is_dry = True
+                    break
+                self._begin(lane, job)
+            if not self._at_work() and not self._pending:
+                if is_dry:
+                    return
+                if (job := source()) is None:  # nothing to do, whether a lane comes or not
+                    return
+                self._pending.append(job)
+            self._listen()
+
+    def do(self, job: Job) -> None:
+        """Has one unit done."""
+        jobs = [job]
+        self.work(lambda: jobs.pop() if jobs else None)
+
+    def close(self) -> None:
+        """Ends every lane, and writes down what was used up."""
+        self.ledger.count(self.device_count)
+        self.ledger.write(self.names)
+        self.engine.close()
+        self._lanes.clear()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Lanes that are there now."""
+        return sorted(self._lanes)
+
+    @property
+    def device_count(self) -> int:
+        """Devices of all lanes that are there now."""
+        return sum(x.devices for x in self._lanes.values())
+
+    # ------------------------------------------------------------------ giving
+
+    def _free(self) -> _Lane | None:
+        return next((x for x in self._lanes.values() if x.job is None and x.floor is not None), None)
+
+    def _at_work(self) -> bool:
+        return any(x.job is not None and not isinstance(x.job.unit, FloorUnit) for x in self._lanes.values())
+
+    def _begin_floors(self) -> None:
+        for lane in self._lanes.values():
+            if lane.floor is None and lane.job is None:
+                if not self._has_said_floor:
+                    self._has_said_floor = True
+                    self._view.stage(
+                        "noise floor", "the reference is measured against itself: what can be resolved on this machine?"
+                    )
+                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name or None), "floor", lambda record: None))
+
+    def _begin(self, lane: _Lane, job: Job) -> None:
+        lane.job, lane.heard_s = job, self._store.watch.total_s
+        self._learn_programs()
+        assignment = Assignment(
+            unit=job.unit,
+            folder=job.own_folder,
+            name=job.name,
+            mode=lane.floor.comparison.mode if lane.floor else None,
+            loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
+            runtime=tuple(self._runtime(self._settings_of(job.unit))),
+            programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
+            at_s=lane.heard_s,
+        )
+        if isinstance(job.unit, TrialUnit):
+            lane.told_programs = len(self._programs)
+        self.engine.begin(lane.name, {"type": "unit", "assignment": assignment.model_dump(mode="json")})
+
+    def _settings_of(self, unit: AnyUnit) -> FlagSet:
+        """All settings that a unit may run under."""
+        own = unit.config.settings if isinstance(unit, TrialUnit) else getattr(unit, "settings", FlagSet())
+        return self._store.spec.baseline.merge(own)
+
+    def _learn_programs(self) -> None:
+        """Programs that were measured since the last look, each with the first trial that ran it."""
+        results = self._store.of(TrialResult)
+        for result in results[self._programs_seen :]:
+            if result.program_key is not None and result.status is TrialStatus.MEASURED:
+                self._programs.append((result.program_key, result.number))
+        self._programs_seen = len(results)
+
+    # ------------------------------------------------------------------ hearing
+
+    def _listen(self) -> None:
+        """Waits a moment for news of lanes, and takes them in."""
+        for told in self.engine.news(LISTEN_S):
+            self._take(told)
+        watch = self._store.watch
+        watch.hold(not self._lanes)  # time without a lane is spent in somebody's queue
+        self.ledger.count(self.device_count)
+        self.ledger.write_if_due(self.names)
+        for lane in list(self._lanes.values()):
+            if lane.job is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
+                self._view.note(f"lane {lane.name} has been silent for {SILENT_S:.0f} s and is given up")
+                self.engine.give_up(lane.name, "silent")
+                self._lose(lane.name, f"silent for {SILENT_S:.0f} s")
+
+    def _take(self, told: Told) -> None:
+        name, message = told
+        kind = message["type"]
+        if kind == JOINED:
+            self._join(name, message)
+            return
+        lane = self._lanes.get(name)
+        if lane is None:
+            return  # given up: it has no reader any more
+        lane.heard_s = self._store.watch.total_s
+        if kind == LEFT:
+            self._lose(name, str(message["why"]))
+        elif lane.job is None:
+            return  # of a unit that was given up
+        elif kind == "phase":
+            self.phase(str(message["what"]), name)
+        elif kind == "pair":
+            folder = self._inside(lane.job, message["folder"])
+            self.pair(folder, Pair.model_validate(message["pair"]), name)
+        elif kind == "incident":
+            self.incident(str(message["what"]), name)
+        elif kind == "file":
+            folder = self._inside(lane.job, message["folder"])
+            self._store.write_beside(folder, str(message["name"]), lambda: str(message["text"]))
+        elif kind in ANSWERS:
+            self._answer(lane, lane.job, message)
+
+    def _inside(self, job: Job, parts: Sequence[str]) -> Path:
+        """A folder of a unit in hand: a lane writes nowhere else.
+
+        Raises:
+            LaunchError: If it tries to.
+        """
+        allowed = (job.own_folder, floor_folder(None))
+        if not any(tuple(parts[: len(a)]) == a for a in allowed):
+            raise LaunchError(f"a lane must keep to the folder of its unit but asks for {'/'.join(parts)!r}")
+        return self._store.folder(*parts)
+
+    def _join(self, name: str, message: Any) -> None:
+        if name in self._dismissed:
+            return
+        lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
+        known = [f for f in self._store.of(FloorResult) if f.by == (name or None)]
+        if known and (not name or known[-1].provenance.get("host") == lane.host):
+            if self._store.spec.replay is None:
+                refuse_upgraded(known[-1], measured_versions())
+            self._adopt(lane, known[-1])
+        self._lanes[name] = lane
+        if name:
+            self._view.note(f"lane {name} on {lane.host} joins")
+
+    def _adopt(self, lane: _Lane, floor: FloorResult) -> None:
+        lane.floor = floor
+        lane.devices = lane.devices or floor.reference.device_count
+        spec = self._store.spec
+        if floor.comparison.mode != TURNS and spec.measure.mode == "auto" and spec.workload.takes_turns:
+            self._view.note("two processes do not fit into the device's memory: they run one at a time, in sandwiches")
+        self._view.floor(floor)
+
+    def _lose(self, name: str, why: str) -> None:
+        """A lane is gone; its unit goes to another, or is recorded as lost if that happened too often."""
+        lane = self._lanes.pop(name, None)
+        if lane is None:
+            return
+        self._view.note(f"lane {name} is lost: {why}")
+        job = lane.job
+        if job is None or isinstance(job.unit, FloorUnit):
+            return
+        self._store.append(IncidentRecord(what=f"lane lost at {job.name}: {why}", by=name or None))
+        job.lost += 1
+        if job.lost < MOST_LOST:
+            self._pending.insert(0, job)
+        else:
+            job.done(job.unit.failed(node_lost(job.lost)))
+
+    def _answer(self, lane: _Lane, job: Job, message: Any) -> None:
+        if message["type"] == "error":
+            self._dismiss(lane, str(message["message"]), is_node_lost=bool(message.get("is_node_lost")))
+            return
+        try:
+            record: AnyRecord = RECORD.validate_python(message["record"])
+            record = record.model_copy(update={"by": lane.name or None})
+        except (ValidationError, KeyError) as error:
+            self._dismiss(lane, f"what it says cannot be read: {error}")
+            return
+        lane.job = None
+        if isinstance(job.unit, FloorUnit):
+            self._first_result(lane, record)
+        else:
+            job.done(record)
+
+    def _first_result(self, lane: _Lane, floor: AnyRecord) -> None:
+        """A lane's noise floor: it is one of the study's, unless it is another kind of machine."""
+        assert isinstance(floor, FloorResult)
+        try:
+            refuse_strangers(floor, self._store.of(FloorResult))
+        except LaunchError as error:
+            self._dismiss(lane, str(error))
+            return
+        self._store.append(floor)
+        self._adopt(lane, floor)
+        for warning in (*floor.reference.warnings, *floor.comparison.warnings):
+            self._view.note(warning)
+
+    def _dismiss(self, lane: _Lane, why: str, *, is_node_lost: bool = False) -> None:
+        """A lane that is there but of no use; the study goes on with the others.
+
+        Raises:
+            LaunchError: If there is no other.
+        """
+        self._dismissed[lane.name] = why
+        self.engine.give_up(lane.name, "of no use")
+        self._lose(lane.name, why)
+        if not self._lanes:
+            raise NodeLostError(why) if is_node_lost else LaunchError(why)
+
+    # ------------------------------------------------------------------ the desk of a lane
+
+    def phase(self, what: str, lane: str = "") -> None:
+        """What is under way on a lane."""
+        self._view.phase(what, lane)
+
+    def pair(self, folder: Path, pair: Pair, lane: str = "") -> None:
+        """Keeps one raw pair."""
+        self._view.pair(self._keeper.keep(folder, pair), lane)
+
+    def incident(self, what: str, lane: str = "") -> None:
+        """Records what happened to the tuner."""
+        self._store.append(IncidentRecord(what=what, by=lane or None))

@@ -1,0 +1,209 @@
+"""Does units of work on one lane: the far side of `autotune.study.lanes`, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from autotune.machine import describe_machine
+from autotune.model import (
+    AblationResult,
+    AnyRecord,
+    Comparison,
+    EnergyUse,
+    FlagSet,
+    FloorResult,
+    LaunchError,
+    Objective,
+    StudySpec,
+    WorkerReport,
+    told_log_ratio,
+)
+from autotune.rundir import Folders
+from autotune.stats import SequentialPlan, Verdict
+from autotune.study.alone import SANDWICH, OneAtATime
+from autotune.study.bench import Bench, Desk, ReferenceFailed
+from autotune.study.blame import minimise_failure
+from autotune.study.comparer import Compared, Comparer, fixed, sequential
+from autotune.study.measure import measure_trial
+from autotune.study.soak import soak_alone
+from autotune.study.turns import InTurns
+from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, SoakUnit, TrialUnit
+from autotune.workers import Launcher, WorkerFailed
+
+FLOOR_PAIRS_LEAST = 16
+MOST_LOST_IN_A_ROW = 3
+"""Units in a row over which the reference did not stay alive, after which the lane is of no use."""
+
+
+class Runner:
+    """One lane's bench, and how it compares.
+
+    Args:
+        spec: The study.
+        folders: Where logs go.
+        launcher: Starts workers.
+        desk: Told what is under way.
+        name: Of the lane, if the study has several.
+
+    Attributes:
+        comparer: How it compares; may change once the noise floor has told what fits into memory.
+    """
+
+    def __init__(
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, name: str | None = None
+    ) -> None:
+        self._spec = spec
+        self._folders = folders
+        self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
+        self._lost_in_a_row = 0
+        self.bench = Bench(spec, folders, launcher, desk, name=name)
+        self.comparer = self._open_comparer(spec.measure.mode)
+
+    def _open_comparer(self, mode: str) -> Comparer:
+        """How a study compares: as it asks, or as its workload allows."""
+        alone = mode == SANDWICH or (mode == "auto" and not self._spec.workload.takes_turns)
+        return OneAtATime(self.bench) if alone else InTurns(self.bench)
+
+    def do(self, assignment: Assignment) -> AnyRecord:
+        """Does one unit; a failing set is data, never an exception.
+
+        Raises:
+            LaunchError: If the reference cannot be kept alive here.
+            RunDirectoryError: If the logs cannot be written.
+        """
+        unit, bench = assignment.unit, self.bench
+        started = time.monotonic()
+        bench.begin(assignment.at_s)
+        bench.runtime = frozenset(assignment.runtime)
+        bench.programs.update(assignment.programs)
+        bench.loss_tolerance = assignment.loss_tolerance
+        if assignment.mode is not None and assignment.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(assignment.mode)
+        if isinstance(unit, PairUnit | AblationUnit | SoakUnit):
+            bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
+        folder = self._folders.folder(*assignment.folder)
+        try:
+            record = self._record(assignment, folder)
+        except ReferenceFailed as error:
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(unit, FloorUnit):
+                raise LaunchError(
+                    f"the reference must stay alive but {error.failure.message}. Look at "
+                    f"{'/'.join(assignment.folder)} and floor/reference/worker.log, then run the same command again"
+                ) from error
+            record = unit.failed(error.failure)
+        else:
+            self._lost_in_a_row = 0
+        done = {"directory": "/".join(assignment.folder)}
+        if not isinstance(unit, FloorUnit):
+            done["duration_s"] = round(time.monotonic() - started, 3)  # type: ignore[assignment]
+        return record.model_copy(update=done)
+
+    def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
+        unit, name = assignment.unit, assignment.name
+        if isinstance(unit, FloorUnit):
+            return self._floor(folder)
+        if isinstance(unit, TrialUnit):
+            return measure_trial(self.bench, self.comparer, self._plan, unit, folder, name=name)
+        if isinstance(unit, PairUnit):
+            return self._pair(unit, folder, name)
+        if isinstance(unit, AblationUnit):
+            return self._ablation(unit, folder, name)
+        if isinstance(unit, SoakUnit):
+            return soak_alone(self.bench, unit, folder)
+        return minimise_failure(self.bench, unit, folder)
+
+    def close(self) -> None:
+        """Ends every process of the lane."""
+        self.bench.close()
+
+    # ------------------------------------------------------------------ units
+
+    def _floor(self, folder: Path) -> FloorResult:
+        """The reference against a second process of itself."""
+        bench, spec = self.bench, self._spec
+        rule = fixed(max(FLOOR_PAIRS_LEAST, self._plan.cap // 2), sesoi=spec.measure.smallest_effect)
+        found: Compared[None] | None = None
+        while found is None:
+            try:
+                found = self.comparer.compare(FlagSet(), folder, name="floor", rule=rule)
+            except ReferenceFailed:
+                raise
+            except WorkerFailed as error:
+                if error.failure.phase != "step":
+                    raise LaunchError(
+                        f"a second reference must run beside the first but did not: {error}; its log is "
+                        f"{error.failure.log}. If both do not fit in memory together, make the workload smaller"
+                    ) from error
+                bench.lose_reference(error)
+        assert found.comparison is not None
+        if found.comparison.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(found.comparison.mode)
+        return FloorResult(
+            floor=self.comparer.noise_floor(found.pairs, plan=self._plan),
+            reference=found.reference,
+            comparison=found.comparison,
+            provenance=describe_machine(),
+            loss_tolerance=found.drift,
+            directory=self._folders.relative(folder),
+        )
+
+    def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
+        """One fresh pair of processes: its figures, or its failure."""
+        try:
+            found = self.comparer.fresh_pair(unit.settings, folder, name=name, inspect=self.bench.check_loss)
+        except ReferenceFailed:
+            raise
+        except WorkerFailed as error:
+            return unit.failed(error.failure)
+        if (figures := found.comparison) is None:
+            assert found.settled is not None
+            return unit.failed(found.settled)
+        return unit.base().model_copy(
+            update={
+                "log_ratio": math.log(figures.estimate.ratio),
+                "pair_count": figures.pair_count,
+                "reference_step_s": figures.reference_step_s,
+                "candidate_step_s": figures.candidate_step_s,
+                "energy": figures.energy,
+                "others": self._others(found.reference, found.candidate, figures.energy),
+            }
+        )
+
+    def _others(
+        self, reference: WorkerReport, candidate: WorkerReport, energy: EnergyUse | None
+    ) -> dict[Objective, float] | None:
+        """Log ratios of the study's objectives other than step time, as far as this pair of processes tells them."""
+        wanted = [o for o in self._spec.search.objectives if o is not Objective.STEP_TIME]
+        found = {o: told_log_ratio(o, candidate, reference, energy) for o in wanted}
+        return {o: v for o, v in found.items() if v is not None} or None
+
+    def _ablation(self, unit: AblationUnit, folder: Path, name: str) -> AblationResult:
+        """A set without one setting against the whole set."""
+        bench, settings, sesoi = self.bench, unit.settings, self._spec.measure.smallest_effect
+        less = settings.without(unit.left_out)
+
+        def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
+            return bench.program_key(settings, whole) == bench.program_key(less, without) or None
+
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None)
+        base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
+        try:
+            found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)
+        except WorkerFailed as error:
+            return base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
+        kept, reason = pays(found.comparison, sesoi)
+        return base.model_copy(update={"comparison": found.comparison, "kept": kept, "reason": reason})
+
+
+def pays(comparison: Comparison | None, sesoi: float) -> tuple[bool, str]:
+    """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
+    if comparison is None:
+        return False, "the program is the same without it"
+    if comparison.verdict is Verdict.SLOWER:
+        return True, "slower without it"
+    if comparison.verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
+        return True, "not resolved, but the estimate is slower without it"
+    return False, "no slower without it"

@@ -1,0 +1,195 @@
+"""Units of work: what a lane is asked to do, whole, and what the driver records if no lane lives through it.
+
+A unit is data, for it may travel to another machine. What comes back is a record of the study, measured under the
+driver's own rules: a unit carries all that the lane needs to know of other trials.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from autotune.model import (
+    AblationResult,
+    AnyRecord,
+    BlameRecord,
+    ConfirmRun,
+    Failed,
+    Failure,
+    FailureKind,
+    Record,
+    Settings,
+    SoakRecord,
+    TrialConfig,
+    TrialResult,
+)
+from autotune.stats import Estimate
+
+
+class Unit(Record):
+    """One piece of work."""
+
+    @abstractmethod
+    def failed(self, failure: Failure) -> AnyRecord:
+        """The record of this unit when it killed lane after lane."""
+
+
+class FloorUnit(Unit):
+    """The reference against a second process of itself: each lane's first unit."""
+
+    kind: Literal["floor"] = "floor"
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """Nothing is recorded: a lane on which the reference does not run is none."""
+        raise NotImplementedError
+
+
+class TrialUnit(Unit):
+    """One set against the reference.
+
+    Attributes:
+        incumbent: The best estimate so far; None where no set is given up for being worse.
+        compiled_key: Name of the program as the screen compiled it.
+    """
+
+    kind: Literal["trial"] = "trial"
+    config: TrialConfig
+    incumbent: Estimate | None = None
+    compiled_key: str | None = None
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`."""
+        return TrialResult(**dict(self.config), outcome=Failed(failure=failure), compiled_key=self.compiled_key)
+
+
+class PairUnit(Unit):
+    """One fresh pair of processes of a proof; see `ConfirmRun`."""
+
+    kind: Literal["pair"] = "pair"
+    stage: str
+    trial: int
+    settings: Settings
+    repeat: int
+
+    def base(self) -> ConfirmRun:
+        """The record, but for its figures."""
+        return ConfirmRun(stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0)
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`."""
+        return self.base().model_copy(update={"failure": failure})
+
+
+class AblationUnit(Unit):
+    """A set without one setting against the whole set."""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: str
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`: what cannot be told to be useless stays."""
+        return AblationResult(
+            settings=self.settings,
+            left_out=self.left_out,
+            failure=failure,
+            kept=True,
+            reason="it could not be left out",
+        )
+
+
+class SoakUnit(Unit):
+    """The winner alone for a while."""
+
+    kind: Literal["soak"] = "soak"
+    settings: Settings
+    least_s: float
+    least_steps: int
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`."""
+        return SoakRecord(
+            settings=self.settings, asked_s=self.least_s, asked_steps=self.least_steps, steps_s=0.0, step_count=0,
+            starts=0, failure=failure,
+        )  # fmt: skip
+
+
+class BlameUnit(Unit):
+    """Looking for the smallest part of a failing set that fails alike.
+
+    Attributes:
+        known: Parts of which it is known from other trials whether they fail so.
+    """
+
+    kind: Literal["blame"] = "blame"
+    trial: int
+    settings: Settings
+    failure_kind: FailureKind
+    known: tuple[tuple[Settings, bool], ...] = ()
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`: the whole set is what is known to fail."""
+        return BlameRecord(
+            trial=self.trial, failure_kind=self.failure_kind, settings=self.settings, smallest=self.settings,
+            is_minimal=False, starts=0,
+        )  # fmt: skip
+
+
+AnyUnit = Annotated[FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | BlameUnit, Field(discriminator="kind")]
+
+
+class Assignment(Record):
+    """A unit, and what its lane must know to do it as every other lane would.
+
+    Attributes:
+        folder: Where its raw samples and logs go, in parts.
+        name: Seeds the order of its blocks, whichever lane does it and however often.
+        mode: How this lane compares; None before its noise floor has told.
+        loss_tolerance: What the lane's noise floor allows losses to differ.
+        programs: Names of programs that were measured since this lane was told last, each with its trial's number.
+        runtime: Names among the settings in question that are read when a program runs.
+        at_s: The study's time now, in seconds.
+    """
+
+    unit: AnyUnit
+    folder: tuple[str, ...]
+    name: str
+    mode: str | None = None
+    loss_tolerance: float = 0.0
+    runtime: tuple[str, ...] = ()
+    programs: dict[str, int] = Field(default_factory=dict)
+    at_s: float = 0.0
+
+
+def node_lost(deaths: int) -> Failure:
+    """What is recorded of work that is not given to another lane."""
+    message = f"{deaths} lanes were lost over this, one after the other; it is not given to another"
+    return Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+
+
+@dataclass(slots=True)
+class Job:
+    """One unit on its way to a result.
+
+    Attributes:
+        unit: What.
+        folder: Where its raw samples go; another attempt gets a folder of its own.
+        name: Seeds the order of blocks.
+        done: Told the result.
+        lost: Lanes that were lost over it.
+    """
+
+    unit: AnyUnit
+    folder: tuple[str, ...]
+    name: str
+    done: Callable[[Any], None]
+    lost: int = 0
+
+    @property
+    def own_folder(self) -> tuple[str, ...]:
+        """The folder of this attempt: a lane that only seemed lost may still write logs into the last one's."""
+        return self.folder if not self.lost else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")

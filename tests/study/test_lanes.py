@@ -1,0 +1,271 @@
+"""One driver gives units to lanes and records what comes back: whoever dies, nothing is doubled and nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome
+from autotune.model.spec import StudySpec
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from autotune.study.lanes import SILENT_S
+from autotune.study.run import StudyRun
+from autotune.study.runner import Runner
+from autotune.study.stages import run_study
+from autotune.study.units import Assignment
+from autotune.workers.replay import ReplayLauncher
+from harness.kills import tally_of
+from harness.simulated import GivenSetup, given_run
+from tests.runs import SPACE, Diary, asking, replay_study
+
+Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
+"""What a lane says instead of doing a unit; None lets it do it."""
+
+
+class Desk:
+    """Gathers what a lane says on its way."""
+
+    def __init__(self, run: StudyRun, said: list[Told], lane: str) -> None:
+        self._run, self._said, self._lane = run, said, lane
+
+    def phase(self, what: str) -> None:
+        self._said.append(Told(self._lane, {"type": "phase", "what": what}))
+
+    def pair(self, folder: Path, pair: Any) -> None:
+        parts = self._run.store.relative(folder).split("/")
+        message = {"type": "pair", "folder": parts, "pair": pair.model_dump(mode="json")}
+        self._said.append(Told(self._lane, message))
+
+    def incident(self, what: str) -> None:
+        self._said.append(Told(self._lane, {"type": "incident", "what": what}))
+
+
+class Scripted:
+    """Lanes in this process that meet their fate; each `news` lets one of them do its unit."""
+
+    words = "lanes of a test"
+
+    def __init__(self, run: StudyRun, names: list[str], fate: Fate, *, hosts: Mapping[str, str] | None = None) -> None:
+        self._run, self._fate, self._hosts = run, fate, hosts or {}
+        self.said: deque[Told] = deque(self._joined(n) for n in names)
+        self._runners: dict[str, Runner] = {}
+        self._units: deque[tuple[str, Assignment]] = deque()
+        self.given_up: list[str] = []
+        self.most_at_once = 0
+
+    def _joined(self, name: str) -> Told:
+        return Told(name, {"type": JOINED, "host": self._hosts.get(name, socket.gethostname()), "devices": 2})
+
+    def begin(self, lane: str, message: Message) -> None:
+        self._units.append((lane, Assignment.model_validate(message["assignment"])))
+        self.most_at_once = max(self.most_at_once, len(self._units))
+
+    def news(self, wait_s: float) -> list[Told]:
+        if not self.said and self._units:
+            self._do(*self._units.popleft())
+        said = list(self.said)
+        self.said.clear()
+        return said
+
+    def _do(self, lane: str, assignment: Assignment) -> None:
+        if (instead := self._fate(lane, assignment)) is not None:
+            for message in instead:
+                self.said.append(self._joined(lane) if message["type"] == JOINED else Told(lane, message))
+            return
+        spec, said = self._run.spec, list[Told]()
+        if lane not in self._runners:
+            assert spec.replay is not None
+            launcher = ReplayLauncher(spec.replay, seed=len(self._runners), platform="cpu")
+            self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane), name=lane)
+        self._runners[lane].bench.desk = Desk(self._run, said, lane)
+        try:
+            record = self._runners[lane].do(assignment)
+            said.append(Told(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)}))
+        except LaunchError as error:
+            said.append(Told(lane, {"type": "error", "message": str(error)}))
+        self.said.extend(said)
+
+    def give_up(self, lane: str, why: str) -> None:
+        self.given_up.append(lane)
+        self._units = deque(u for u in self._units if u[0] != lane)
+
+    def close(self) -> None:
+        pass
+
+
+def study(tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, **more: Any) -> tuple[StudyRun, Diary]:
+    """A replayed study on scripted lanes, ready to run."""
+    spec: StudySpec = asking(replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}), trials)
+    diary = Diary()
+    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)
+    run.make_engine = lambda r: Scripted(r, lanes, fate, **more)
+    return run, diary
+
+
+def whole(store: Store, trials: int) -> None:
+    tally = tally_of(store.path)
+    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
+    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
+
+
+def fair(lane: str, assignment: Assignment) -> None:
+    return None
+
+
+def test_several_lanes_share_a_study_and_each_has_its_own_noise_floor(tmp_path: Path) -> None:
+    run, _ = study(tmp_path, fair, lanes=["a", "b", "c"])
+    assert run_study(run).outcome is Outcome.WINNER
+    whole(run.store, 12)
+    assert {f.by for f in run.store.of(FloorResult)} == {"a", "b", "c"}
+    assert {r.by for r in run.store.of(TrialResult)} == {r.by for r in run.store.of(ConfirmRun)} == {"a", "b", "c"}
+    assert run.lanes.engine.most_at_once == 3  # type: ignore[attr-defined]
+
+
+def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_path: Path) -> None:
+    lost: list[str] = []
+
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        if lane == "a" and assignment.name != "floor" and not lost:
+            lost.append(assignment.name)
+            pair = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 1.0}
+            begun = {"type": "pair", "folder": list(assignment.folder), "pair": pair}
+            return [begun, {"type": LEFT, "why": "killed"}]
+        return None
+
+    run, diary = study(tmp_path, fate, lanes=["a", "b"])
+    run_study(run)
+    whole(run.store, 12)
+    assert any("killed" in i.what for i in run.store.of(IncidentRecord))
+    again = [r for r in run.store.of(TrialResult) if r.directory == f"trials/{int(lost[0][6:]):04d}.2"]
+    assert [r.by for r in again] == ["b"]
+    assert any("lane a is lost: killed" in n for n in diary.notes)
+
+
+def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
+    """Seen with the queue of files: a worker that died at the end left its trial out, once the one that won."""
+    done: list[str] = []
+
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        if assignment.name in ("trial-11", "trial-12") and lane in ("a", "b") and len(done) < 2:
+            done.append(lane)
+            return [{"type": LEFT, "why": "node down"}, {"type": JOINED}]
+        return None
+
+    run, _ = study(tmp_path, fate, lanes=["a", "b"])
+    run_study(run)
+    whole(run.store, 12)
+    assert len(done) == 2
+
+
+def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -> None:
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        return [{"type": LEFT, "why": "killed"}, {"type": JOINED}] if assignment.name == "trial-3" else None
+
+    run, _ = study(tmp_path, fate, lanes=["a", "b"])
+    run_study(run)
+    whole(run.store, 12)
+    third = next(r for r in run.store.of(TrialResult) if r.number == 3)
+    assert third.failure is not None
+    assert third.failure.kind is FailureKind.NODE_LOST
+
+
+def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) -> None:
+    """Seen with the queue of files: a stall between commit and append gave trial 5 twice."""
+    late: list[Told] = []
+    run, _ = study(tmp_path, fair, lanes=["a", "b"])
+
+    class Frozen(Scripted):
+        def _do(self, lane: str, assignment: Assignment) -> None:
+            if lane == "a" and assignment.name == "trial-5":
+                super()._do(lane, assignment)  # done, and told too late
+                late.extend(self.said)
+                self.said.clear()
+                run.store.watch._session_s += SILENT_S + 1
+                self.said.append(Told("b", {"type": "alive"}))
+                return
+            super()._do(lane, assignment)
+            if lane != "a" and late:
+                self.said.extendleft(reversed(late))
+                late.clear()
+
+    run.make_engine = lambda r: Frozen(r, ["a", "b"], fair)
+    run_study(run)
+    whole(run.store, 12)
+    assert run.lanes.engine.given_up == ["a"]  # type: ignore[attr-defined]
+    fifth = [r for r in run.store.of(TrialResult) if r.number == 5]
+    assert [(r.by, r.directory) for r in fifth] == [("b", "trials/0005.2")]
+
+
+def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp_path: Path) -> None:
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        return [{"type": "error", "message": "kind of device"}] if lane == "odd" else None
+
+    run, diary = study(tmp_path, fate, lanes=["odd", "b"])
+    run_study(run)
+    whole(run.store, 12)
+    assert {r.by for r in run.store.of(TrialResult)} == {"b"}
+    assert any("odd" in n for n in diary.notes)
+
+
+def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]]:
+        return [{"type": "error", "message": "no GPU here", "is_node_lost": lane == "b"}]
+
+    run, _ = study(tmp_path, fate, lanes=["a", "b"])
+    with pytest.raises(NodeLostError, match="no GPU here"):
+        run_study(run)
+
+
+@pytest.mark.parametrize("folder", [["..", "x"], ["trials", "0002"], ["floor", "..", ".."], ["study.json"], []])
+def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, folder: list[str]) -> None:
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        if assignment.name == "trial-1":
+            return [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
+        return None
+
+    run, _ = study(tmp_path, fate, lanes=["a"])
+    with pytest.raises(Exception, match=r"must keep to the folder|must have a plain name"):
+        run_study(run)
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Path) -> None:
+    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=5)
+    run_study(run)
+    first = run.store.of(LedgerRecord)[-1]
+    assert first.device_s == pytest.approx(4 * run.store.watch.session_s, rel=0.3)  # two lanes of two devices
+    assert first.lanes == ("a", "b")
+    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=500)
+    search = run.spec.search.model_copy(update={"gpu_hours": (2 * first.device_s + 1.0) / 3600})
+    run.spec = run.spec.model_copy(update={"search": search})
+    run_study(run)
+    assert any("GPU hours used" in n for n in diary.notes)
+    last = run.store.of(LedgerRecord)[-1]
+    assert first.device_s < last.device_s
+    assert 5 <= len(run.store.of(TrialResult)) < 54  # the space has as many
+
+
+def test_failures_of_units_have_records_of_their_own_kind() -> None:
+    from autotune.model.flags import FlagSet
+    from autotune.study import units
+
+    failure = Failure(kind=FailureKind.NODE_LOST, message="m", phase="step")
+    one = FlagSet({"xla_a": "1"})
+    for unit in (
+        units.PairUnit(stage="confirm", trial=1, settings=one, repeat=2),
+        units.AblationUnit(settings=one, left_out="xla_a"),
+        units.SoakUnit(settings=one, least_s=1.0, least_steps=1),
+        units.BlameUnit(trial=1, settings=one, failure_kind=FailureKind.CRASH),
+    ):
+        record = unit.failed(failure)
+        assert getattr(record, "settings", None) == one
+        assert getattr(record, "failure", failure) == failure
