@@ -190,7 +190,10 @@ class DaskEngine:
         self._told.append(Told(lane.name, {"type": JOINED, "name": lane.name, "host": host, "devices": devices}))
 
     def _name(self, members: list[_Worker]) -> str:
-        name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", w.name.removeprefix("tls://")).strip("-.") for w in members)
+        """What a lane is called, for people and in paths: after its leader."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", members[0].name.removeprefix("tls://")).lstrip("._-")[:80] or "lane"
+        if len(members) > 1:
+            name += f"_and_{len(members) - 1}_more"
         names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
         return next(n for n in names if n not in self._lanes)
 

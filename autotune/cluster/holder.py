@@ -94,6 +94,8 @@ class LaneHolder(WorkerPlugin):
         self._leaves = False
         self._unwanted: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-lane-"))
+        for page in worker.services.values():
+            page.stop()  # a plain worker's, over plain HTTP
         worker.handlers[RANK_OPERATION] = serve_rank
         devices = worker.state.total_resources.get(DEVICES)
         self._tell(

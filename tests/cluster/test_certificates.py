@@ -109,14 +109,18 @@ def test_a_certificate_that_has_ended_is_refused_with_its_day(tls: Path) -> None
         security_of(tls)
 
 
-def test_nothing_of_a_pool_answers_a_stranger(engine: DaskEngine, workers: Workers, tls: Path) -> None:
+@pytest.mark.parametrize("kind", ["autotune worker", "dask worker"])
+def test_nothing_of_a_pool_answers_a_stranger(engine: DaskEngine, workers: Workers, tls: Path, kind: str) -> None:
     before = listeners(psutil.Process())
-    process = workers.join(engine.address, tls)
+    plainly = kind == "dask worker"
+    process = workers.join_plainly(engine.address, tls, "--no-nanny") if plainly else workers.join(engine.address, tls)
     joined(engine)
     host, _, port = engine.address.removeprefix("tls://").partition(":")
     ours, theirs = listeners(psutil.Process()), listeners(psutil.Process(process.pid))
     assert (host, int(port)) in ours
-    assert [found[0] for found in theirs] == ["127.0.0.1"]  # the worker itself; no page of Dask's, no dashboard
+    assert len({port for _, port in theirs}) == 1  # the worker itself; no page of Dask's, no dashboard
+    if not plainly:
+        assert {found for found, _ in theirs} == {"127.0.0.1"}  # only where it reaches the driver from
     assert ours == before
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE

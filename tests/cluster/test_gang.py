@@ -13,9 +13,12 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed")
 
+from autotune.cluster import open_pool
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.model import LaunchError, parse_study
+from autotune.model import FloorResult, LaunchError, parse_study
+from autotune.study.lane import study_message
+from autotune.study.units import Assignment, FloorUnit
 from autotune.workers import GANG_VARIABLE, GangLauncher
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
@@ -78,14 +81,14 @@ def test_a_gang_is_whole_or_no_lane(workers: Workers, tls: Path) -> None:
         assert engine.news(3) == []  # one worker is no gang of two
         workers.join(engine.address, tls, "--devices", "1", name="b")
         told = first(engine, "joined")
-        assert (told.lane, told.message["devices"]) == ("a+b", 2)
-        assert do(engine, "a+b", 1)[0].message["gang"] == ["127.0.0.1", "127.0.0.1"]
+        assert (told.lane, told.message["devices"]) == ("a_and_1_more", 2)
+        assert do(engine, "a_and_1_more", 1)[0].message["gang"] == ["127.0.0.1", "127.0.0.1"]
         one.kill()
-        assert first(engine, "left").lane == "a+b"
+        assert first(engine, "left").lane == "a_and_1_more"
         workers.join(engine.address, tls, name="c")
-        assert joined(engine) == ["b+c"]
-        begun, result = do(engine, "b+c", 2)
-        assert begun.message["lane"] == "b+c"
+        assert joined(engine) == ["b_and_1_more"]
+        begun, result = do(engine, "b_and_1_more", 2)
+        assert begun.message["lane"] == "b_and_1_more"
         assert result.message["value"] == 2
     finally:
         engine.close()
@@ -104,6 +107,28 @@ def test_a_trial_runs_over_two_workers(engine: DaskEngine, workers: Workers, tls
     assert trial(engine, lane)["processes"] == 2
 
 
+def test_the_study_s_own_lane_measures_over_two_workers(workers: Workers, tls: Path) -> None:
+    quick = {**spec()["measure"], "pairs_cap": 6, "block_s": 0.01}
+    study = parse_study({**spec(), "measure": quick})
+    told = study_message(study, study_dir=str(ROOT / "tests/workers/programs"), run=None, lane="", devices=[])
+    engine = open_pool(told, tls=tls, listen=LOOPBACK, gang_size=2)
+    try:
+        for name in ("a", "b"):
+            workers.join(engine.address, tls, name=name)
+        [lane] = joined(engine)
+        unit = Assignment(unit=FloorUnit(), folder=("floor", lane), name="floor")
+        engine.begin(lane, {"type": "unit", "assignment": unit.model_dump(mode="json")})
+        heard = hear(engine, lambda heard: not {"result", "error", "left"}.isdisjoint(kinds(heard)), 150)
+    finally:
+        engine.close()
+    assert kinds(heard)[-1] == "result", heard[-1]
+    floor = FloorResult.model_validate(heard[-1].message["record"])
+    assert (floor.reference.process_count, floor.reference.device_count) == (2, 4)
+    assert kinds(heard).count("pair") >= 6
+    files = {told.message["name"] for told in heard if told.message["type"] == "file"}
+    assert {"worker.log", "worker.1.log"} <= files
+
+
 @pytest.mark.parametrize("lost", ["leader", "member"])
 def test_no_rank_outlives_a_worker_of_its_gang(engine: DaskEngine, workers: Workers, tls: Path, lost: str) -> None:
     one = workers.join(engine.address, tls, name="a")
@@ -119,7 +144,7 @@ def test_no_rank_outlives_a_worker_of_its_gang(engine: DaskEngine, workers: Work
     wait_for(lambda: are_gone(both), "no rank is left", limit_s=15)
     workers.join(engine.address, tls, name="c")
     again = joined(engine)
-    assert again == (["b+c"] if lost == "leader" else ["a+c"])
+    assert again == (["b_and_1_more"] if lost == "leader" else ["a_and_1_more"])
     assert trial(engine, again[0])["processes"] == 2
 
 
