@@ -10,8 +10,13 @@ import typer
 
 
 def worker(
-    join: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the driver listens: tls://HOST:PORT.")],
-    tls: Annotated[Path, typer.Option(help="Folder of the pool's certificate: RUN_DIR.tls of the driver.")],
+    join: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS|FOLDER", help="Where the driver listens, tls://HOST:PORT; or its RUN_DIR.tls."),
+    ],
+    tls: Annotated[
+        Path | None, typer.Option(help="Folder of the pool's certificate: a copy of RUN_DIR.tls; with an address.")
+    ] = None,
     devices: Annotated[
         str | None, typer.Option(help="What this worker brings, such as 0-3: GPUs, or cores where there is no GPU.")
     ] = None,

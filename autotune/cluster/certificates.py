@@ -17,8 +17,9 @@ from autotune.model import LaunchError
 if TYPE_CHECKING:
     from distributed.security import Security
 
-CERTIFICATE, KEY = "tls.crt", "tls.key"
-"""File names, those of a Kubernetes Secret for TLS."""
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+ADDRESS = "address"
+"""Beside them: where the last driver listened, for workers that see the same disk."""
 
 VALID_DAYS = 3650
 
@@ -98,7 +99,7 @@ def security_of(folder: Path) -> Security:
         why = error.strerror if isinstance(error, OSError) else "it is no certificate"
         raise LaunchError(
             f"{folder} must hold the pool's {CERTIFICATE} and {KEY} but: {why}; copy them from the driver's machine "
-            "(RUN_DIR.tls there), and give the folder with --tls"
+            "(RUN_DIR.tls there), and name the folder"
         ) from error
     until = found.not_valid_after_utc
     if until < datetime.datetime.now(datetime.UTC):

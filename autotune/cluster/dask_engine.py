@@ -112,7 +112,7 @@ class DaskEngine:
             return
         found.key = self._new_key("unit")
         gang = json.dumps([w.address for w in found.workers]) if self._gang_size > 1 else ""
-        found.future = self._pool.submit(found.leader, found.key, do_unit, json.dumps(message), found.name, gang)
+        found.future = self._pool.submit(found.leader, found.key, do_unit, json.dumps(message), gang)
 
     def news(self, wait_s: float) -> list[Told]:
         """What lanes have said; see `engine.Engine`."""

@@ -46,16 +46,15 @@ def lane_command() -> list[str]:
     return [driver_python(), "-m", "autotune.study.lane"]
 
 
-def do_unit(unit: str, lane: str, gang: str) -> None:
+def do_unit(unit: str, gang: str) -> None:
     """Runs on a worker: gives its lane one unit, and sees it through.
 
     Args:
         unit: The message, as JSON.
-        lane: The lane's name.
         gang: Addresses of all workers of the lane, as a list in JSON; empty if it is this one alone.
     """
     worker = get_worker()
-    _holder(worker).do(str(worker.get_current_task()), json.loads(unit), (lane, gang))
+    _holder(worker).do(str(worker.get_current_task()), json.loads(unit), gang)
 
 
 def end_lane() -> None:
@@ -74,7 +73,7 @@ class LaneHolder(WorkerPlugin):
     """Holds the lane process of one worker, from its first unit on.
 
     Args:
-        study: The first message to each lane process; ``lane``, its name, is put in.
+        study: The first message to each lane process.
         command: The lane program; default: that of `lane_command`, asked on the worker's machine.
     """
 
@@ -89,7 +88,7 @@ class LaneHolder(WorkerPlugin):
         self._worker = worker
         self._turn = threading.Lock()  # a plain worker may have several threads
         self._lane: GuardedProcess | None = None
-        self._whose = ("", "")
+        self._gang = ""
         self._in_hand = ""
         self._leaves = False
         self._unwanted: set[str] = set()
@@ -121,10 +120,10 @@ class LaneHolder(WorkerPlugin):
             self._close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def do(self, key: str, unit: Message, whose: tuple[str, str]) -> None:
+    def do(self, key: str, unit: Message, gang: str) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
         with self._turn:
-            lane = self._open(whose)
+            lane = self._open(gang)
             self._in_hand = key
             if key in self._unwanted:
                 lane.abort()
@@ -152,20 +151,20 @@ class LaneHolder(WorkerPlugin):
             self._close()
             self._tell(CLOSED, key)
 
-    def _open(self, whose: tuple[str, str]) -> GuardedProcess:
+    def _open(self, gang: str) -> GuardedProcess:
         if self._lane is not None:
             self._lane.receive()  # it may have ended since
-            if self._lane.end is None and self._whose == whose:
+            if self._lane.end is None and self._gang == gang:
                 return self._lane
             self._close()
-        self._whose = name, gang = whose
+        self._gang = gang
         env = caller_environment()
         if gang:
             env[GANG_VARIABLE] = json.dumps([self._member(address) for address in json.loads(gang)])
         let_import_packages(env)
         command = list(self._command or lane_command())
         self._lane = GuardedProcess(command, env, self._folder / "lane.log", LANE_LOG_BYTES, cwd=str(self._folder))
-        self._lane.send({**self._study, "lane": name})
+        self._lane.send(self._study)
         return self._lane
 
     def _member(self, address: str) -> dict[str, Any]:

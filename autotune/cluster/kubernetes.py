@@ -156,7 +156,7 @@ def _driver(name: str, request: PodRequest) -> dict[str, Any]:
         env.append({"name": STORAGE_VARIABLE, "valueFrom": secret})
     command = [
         request.python, "-m", "autotune", "run", f"{STUDY_FOLDER}/study.toml",
-        "--run-dir", f"{request.mount}/{request.run_dir}", "--engine", "dask",
+        "--run-dir", f"{request.mount}/{request.run_dir}",
         "--listen", f"tls://0.0.0.0:{PORT}", "--tls", TLS_FOLDER, *request.options,
     ]  # fmt: skip
     volumes = {

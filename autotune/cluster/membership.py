@@ -46,7 +46,7 @@ class Membership:
     """How a machine takes part in a pool.
 
     Attributes:
-        address: Where the driver listens, ``tls://HOST:PORT``.
+        find: Where the driver listens, ``tls://HOST:PORT``; asked before each attempt, OSError if it is not known yet.
         tls: Folder of the pool's certificate.
         name: What this worker is called; the pool has each name once.
         devices: How many devices it brings; None if that is not known.
@@ -54,7 +54,7 @@ class Membership:
         say: Told what happens, in lines.
     """
 
-    address: str
+    find: Callable[[], str]
     tls: Path
     name: str
     devices: int | None
@@ -90,7 +90,7 @@ async def _stay(member: Membership, security: Security, folder: str) -> int:
                 await joining.result().close(reason="told to stop")
             return told.result()
         worker = joining.result()
-        member.say(f"joined {member.address} as {member.name}")
+        member.say(f"joined the pool at {worker.scheduler.address} as {member.name}")
         await _first_of(told, asyncio.ensure_future(worker.finished()))  # type: ignore[no-untyped-call]
         if told.done():
             member.say("told to stop: leaves the pool; what its lane had begun is given to others")
@@ -130,29 +130,30 @@ async def _join(member: Membership, security: Security, folder: str) -> PoolWork
     end, said = time.monotonic() + member.patience_s, ""
     while time.monotonic() < end:
         try:
-            comm = await connect(member.address, timeout=CONNECT_LIMIT_S, **security.get_connection_args("worker"))
+            address = member.find()
+            comm = await connect(address, timeout=CONNECT_LIMIT_S, **security.get_connection_args("worker"))
             host = get_address_host(comm.local_address)  # it listens only where it reaches the driver from
             await comm.close()
             worker: PoolWorker = await PoolWorker(
-                member.address, host=host, nthreads=1, name=member.name, security=security, memory_limit=0,
+                address, host=host, nthreads=1, name=member.name, security=security, memory_limit=0,
                 local_directory=folder, death_timeout=CONNECT_LIMIT_S,
                 resources={} if member.devices is None else {DEVICES: member.devices},
             )  # fmt: skip
             return worker
         except FatalCommClosedError as error:
             raise LaunchError(
-                f"the pool at {member.address} must have the certificate in {member.tls} but has another ({error}); "
+                f"the pool at {address} must have the certificate in {member.tls} but has another ({error}); "
                 "copy RUN_DIR.tls from the driver's machine again"
             ) from error
         except (OSError, TimeoutError, RuntimeError, CommClosedError) as error:
             why = _reason(error, member)
             if why != said:
-                member.say(f"cannot join {member.address} yet: {why}")
+                member.say(f"cannot join yet: {why}")
             said = why
             await asyncio.sleep(RETRY_S)
     raise NodeLostError(
-        f"a driver must be at {member.address} within {format_seconds(member.patience_s)} but none was: {said}; start "
-        "the driver (`autotune run STUDY --engine dask`), look whether this machine reaches that port, or wait longer "
+        f"a driver must be there within {format_seconds(member.patience_s)} but none was: {said}; start "
+        "the driver (`autotune run STUDY --listen ...`), look whether this machine reaches that port, or wait longer "
         "with --patience"
     )
 

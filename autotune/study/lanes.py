@@ -177,13 +177,14 @@ class Lanes:
                     self._view.stage(
                         "noise floor", "the reference is measured against itself: what can be resolved on this machine?"
                     )
-                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name or None), "floor", lambda record: None))
+                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name), "floor", lambda record: None))
 
     def _begin(self, lane: _Lane, job: Job) -> None:
         lane.job, lane.heard_s = job, self._store.watch.total_s
         self._learn_programs()
         assignment = Assignment(
             unit=job.unit,
+            lane=lane.name,
             folder=job.own_folder,
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
@@ -258,7 +259,7 @@ class Lanes:
         Raises:
             LaunchError: If it tries to.
         """
-        allowed = (job.own_folder, floor_folder(None))
+        allowed = (job.own_folder, floor_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
             raise LaunchError(f"a lane must keep to the folder of its unit but asks for {'/'.join(parts)!r}")
         return self._store.folder(*parts)

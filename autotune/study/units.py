@@ -146,6 +146,7 @@ class Assignment(Record):
     """A unit, and what its lane must know to do it as every other lane would.
 
     Attributes:
+        lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
         folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
@@ -156,6 +157,7 @@ class Assignment(Record):
     """
 
     unit: AnyUnit
+    lane: str = ""
     folder: tuple[str, ...]
     name: str
     mode: str | None = None

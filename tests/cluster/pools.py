@@ -42,9 +42,12 @@ class Workers:
     def join(self, address: str, tls: Path, *options: str, name: str = "w") -> subprocess.Popen[str]:
         return self._start([*AUTOTUNE, "--join", address, "--tls", str(tls), "--name", name, *options])
 
+    def join_by_folder(self, tls: Path, *, name: str = "w") -> subprocess.Popen[str]:
+        return self._start([*AUTOTUNE, "--join", str(tls), "--name", name])
+
     def join_plainly(self, address: str, tls: Path, *options: str) -> subprocess.Popen[str]:
-        pair = ["--tls-ca-file", str(tls / "tls.crt"), "--tls-cert", str(tls / "tls.crt")]
-        pair += ["--tls-key", str(tls / "tls.key")]
+        pair = ["--tls-ca-file", str(tls / "cert.pem"), "--tls-cert", str(tls / "cert.pem")]
+        pair += ["--tls-key", str(tls / "key.pem")]
         dask = [sys.executable, "-m", "distributed.cli.dask_worker", address, *pair]
         return self._start([*dask, "--nthreads", "1", "--no-dashboard", *options])
 

@@ -221,6 +221,25 @@ def test_workers_end_with_the_study_and_wait_where_a_driver_only_stops(
     assert process.wait(20) == 0
 
 
+def test_workers_that_see_the_certificate_s_folder_find_each_driver_by_themselves(workers: Workers, tls: Path) -> None:
+    process = workers.join_by_folder(tls)
+    for _ in range(2):  # each listens on another port
+        engine = open_engine(tls)
+        try:
+            [lane] = joined(engine)
+            assert do(engine, lane, 1)[-1].message["value"] == 1
+        finally:
+            engine.close()
+    assert process.poll() is None
+
+
+def test_an_address_alone_is_no_way_in(tmp_path: Path) -> None:
+    command = [*AUTOTUNE, "--join", "tls://127.0.0.1:1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "with --tls" in done.stderr
+
+
 def test_a_driver_that_is_killed_takes_lanes_along_and_workers_join_the_next(
     workers: Workers, tls: Path, tmp_path: Path
 ) -> None:

@@ -95,7 +95,7 @@ def test_only_the_driver_has_the_study_and_the_run_and_only_workers_have_gpus(tm
     command = container_of(driver)["command"]
     assert command[3:7] == ["run", "/etc/autotune/study.toml", "--run-dir", "/shared/runs/My.Study_7"]
     assert command[7:] == [
-        "--engine", "dask", "--listen", "tls://0.0.0.0:8786", "--tls", "/etc/autotune-tls", "--trials", "50"
+        "--listen", "tls://0.0.0.0:8786", "--tls", "/etc/autotune-tls", "--trials", "50"
     ]  # fmt: skip
     assert "resources" not in container_of(driver)
     volumes = [{v["name"] for v in job["spec"]["template"]["spec"]["volumes"]} for job in (driver, worker)]
@@ -119,13 +119,13 @@ def test_the_certificate_is_made_but_is_in_no_manifest(tmp_path: Path) -> None:
     assert first.endswith("kubectl create secret generic autotune-my-study-7-tls --from-file=runs/My.Study_7.tls")
     assert first.startswith("#")
     folder = tmp_path / "runs" / "My.Study_7.tls"
-    assert sorted(p.name for p in folder.iterdir()) == ["tls.crt", "tls.key"]
-    assert "PRIVATE KEY" in (folder / "tls.key").read_text()
+    assert sorted(p.name for p in folder.iterdir()) == ["cert.pem", "key.pem"]
+    assert "PRIVATE KEY" in (folder / "key.pem").read_text()
     assert "PRIVATE KEY" not in done.stdout
     assert [d["kind"] for d in yaml.safe_load_all(done.stdout)].count("Secret") == 0
-    key = (folder / "tls.key").read_bytes()
+    key = (folder / "key.pem").read_bytes()
     submit(tmp_path, "--image", "i")
-    assert (folder / "tls.key").read_bytes() == key  # pods that run must not be shut out
+    assert (folder / "key.pem").read_bytes() == key  # pods that run must not be shut out
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:

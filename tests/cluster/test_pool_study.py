@@ -69,7 +69,7 @@ def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joi
     stays = []
 
     def make_engine(run: StudyRun) -> Watched:
-        first = study_message(run.spec, study_dir=str(tmp_path), run=None, lane="", devices=[])
+        first = study_message(run.spec, study_dir=str(tmp_path), run=None, devices=[])
         engine = open_pool(first, tls=tls, listen=LOOPBACK)
         victim = workers.join(engine.address, tls, name="victim")
         stays.append(workers.join(engine.address, tls, name="stays"))
