@@ -22,7 +22,7 @@ from autotune.cluster.holder import DEVICES, hush_dask
 from autotune.cluster.scheduler import STUDY_OVER
 from autotune.model import STOPPED, LaunchError, NodeLostError, format_seconds
 
-CONNECT_LIMIT_S = 10.0
+CONNECT_LIMIT_S = 5.0
 RETRY_S = 1.0
 _INTERRUPTED = 130
 
@@ -131,9 +131,10 @@ async def _join(member: Membership, security: Security, folder: str) -> PoolWork
     while time.monotonic() < end:
         try:
             address = member.find()
-            comm = await connect(address, timeout=CONNECT_LIMIT_S, **security.get_connection_args("worker"))
-            host = get_address_host(comm.local_address)  # it listens only where it reaches the driver from
-            await comm.close()
+            async with asyncio.timeout(2 * CONNECT_LIMIT_S):  # a driver that closes may take us in and never greet
+                comm = await connect(address, timeout=CONNECT_LIMIT_S, **security.get_connection_args("worker"))
+                host = get_address_host(comm.local_address)  # it listens only where it reaches the driver from
+                await comm.close()
             worker: PoolWorker = await PoolWorker(
                 address, host=host, nthreads=1, name=member.name, security=security, memory_limit=0,
                 local_directory=folder, death_timeout=CONNECT_LIMIT_S,
@@ -166,6 +167,8 @@ def _reason(error: BaseException, member: Membership) -> str:
         return f"the pool has a worker called {member.name}; give this one another --name"
     if isinstance(error, CommClosedError):
         return "it hangs up, as a pool does that does not know the certificate"
+    if isinstance(error, (TimeoutError, asyncio.CancelledError)):
+        return "no answer"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,6 +303,30 @@ def test_nobody_joins_within_the_patience(tls: Path, workers: Workers) -> None:
     assert process.returncode == STOPPED
     assert "start the driver" in said
     assert "Traceback" not in said
+
+
+def test_a_listener_that_takes_workers_in_and_never_greets_does_not_hold_them_forever(
+    workers: Workers, tls: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tls / "cert.pem"))
+    context.load_cert_chain(tls / "cert.pem", tls / "key.pem")
+    taken: list[socket.socket] = []
+
+    def take() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+
+    with context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True) as listener:
+        threading.Thread(target=take, daemon=True).start()
+        process = workers.join(f"tls://127.0.0.1:{listener.getsockname()[1]}", tls, "--patience", "5s")
+        _, said = process.communicate(timeout=60)
+        listener.shutdown(socket.SHUT_RDWR)
+    for stream in taken:
+        stream.close()
+    assert taken
+    assert process.returncode == STOPPED
+    assert "no answer" in said
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
