@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import cluster, compile, flags, results, run, show
+from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
     name="autotune",
@@ -45,11 +46,19 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    guard_streams()
+
+
+def _indented(message: str) -> str:
+    """A message whose first line alone begins at the edge: what it quotes must not pass for another message."""
+    first, *rest = message.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    guard_streams()
     try:
         app(standalone_mode=True)
     except BrokenPipeError:
@@ -59,5 +68,5 @@ def main() -> None:
 
         if not isinstance(error, AutotuneError):
             raise
-        print(f"autotune: {error}", file=sys.stderr)
+        print(f"autotune: {_indented(str(error))}", file=sys.stderr)
         sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli import options
+from autotune.cli.printing import print_exact
 
 
 def submit(
@@ -66,8 +66,9 @@ def submit(
         tls = cluster.tls_folder(path)
         if not dry_run:
             cluster.make_certificates(tls)
-        sys.stdout.write(f"# Once, before this is applied: {cluster.secret_command(spec, tls)}\n")
-        sys.stdout.write(cluster.to_yaml(documents))
+        print_exact(
+            f"# Once, before this is applied: {cluster.secret_command(spec, tls)}\n{cluster.to_yaml(documents)}"
+        )
         return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
     python = container_python if container_image else driver_python()
@@ -80,7 +81,7 @@ def submit(
     )  # fmt: skip
     script = cluster.render_script(spec, request, program, with_storage=storage is not None)
     if dry_run:
-        sys.stdout.write(script)
+        print_exact(script)
         return
     job = cluster.submit_script(request, program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")

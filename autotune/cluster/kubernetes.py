@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from autotune.cluster.submit import STORAGE_VARIABLE
-from autotune.model import STOPPED, StudyFileError, StudySpec
+from autotune.model import STOPPED, StudyFileError, StudySpec, strike_text, struck_names
 
 STUDY_FOLDER = "/etc/autotune"
 TLS_FOLDER = "/etc/autotune-tls"
@@ -68,8 +68,10 @@ def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dic
     """The ConfigMap that holds the study, the driver's Service and Job, and the Job of the workers.
 
     Raises:
-        StudyFileError: If the claim has no name as Kubernetes has them, or no trial fits the workers.
+        StudyFileError: If the claim has no name as Kubernetes has them, no trial fits the workers, or the study holds a
+            secret.
     """
+    _refuse_secrets(spec, study_text)
     if not _NAME.fullmatch(request.claim):
         raise StudyFileError(f"--claim must be a name as Kubernetes has them but got {request.claim!r}")
     if request.nodes % spec.device.node_count:
@@ -147,6 +149,23 @@ def _job(name: str, part: str, request: PodRequest, how: dict[str, Any], pod: di
             },
         },
     }
+
+
+def _refuse_secrets(spec: StudySpec, study_text: str) -> None:
+    """Refuses a study that would carry secrets into a ConfigMap, for all who may look at the namespace can read it.
+
+    Raises:
+        StudyFileError: If its workload holds one, or the file anywhere has the shape of one; the message has no value.
+    """
+    names = [*struck_names(spec.workload.shown.command), *struck_names(spec.workload.shown.options)]
+    lines = [n for n, line in enumerate(study_text.splitlines(), start=1) if strike_text(line) != line]
+    if names or lines:
+        where = ", ".join(names) or f"line {', '.join(map(str, lines))}"
+        raise StudyFileError(
+            f"a study on Kubernetes travels in a ConfigMap, so it must hold no secret, but it does ({where}); put it "
+            "into a Secret, add that to the container as an environment variable (`secretKeyRef`), and let the program "
+            "read the variable: it is inherited and never recorded"
+        )
 
 
 def _driver(name: str, request: PodRequest) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from autotune.machine import replace_file
+from autotune.machine import like_folder, replace_file
 from autotune.model import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -33,7 +33,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
         RunDirectoryError: If it cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, like_folder(path.parent))
     except OSError as error:
         raise _cannot_write(path, error) from error
     try:

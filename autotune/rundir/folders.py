@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from autotune.model import Pair, RunDirectoryError
 from autotune.rundir.files import append_synced, refuse_path, write_atomically
+from autotune.rundir.record_index import parse_line
 
 PAIRS = "pairs.jsonl"
+_PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
 class Folders:
@@ -31,7 +35,9 @@ class Folders:
             refuse_path(part)
         path = self.path.joinpath(*parts)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as the one it lies in
+                folder.mkdir(mode=folder.parent.stat().st_mode & 0o777, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} must be writable but: {error.strerror}") from error
         return path
@@ -52,9 +58,13 @@ class Folders:
         write_atomically(folder / name, make_text())
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored."""
+        """Raw pairs of blocks of one measurement, in order; a torn last line is ignored.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged).
+        """
         file = self.path / directory / PAIRS
         if not file.exists():
             return
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            yield Pair.model_validate_json(line)
+        for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+            yield parse_line(_PAIR, line, file, number, what="a pair of blocks")

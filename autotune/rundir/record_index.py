@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, RunDirectoryError, Stamped
 
 R = TypeVar("R", bound=Stamped)
+T = TypeVar("T")
 
 
 class RecordIndex:
@@ -65,15 +66,27 @@ class RecordIndex:
             whole, newline, _ = stream.read().rpartition(b"\n")
         if not newline:
             return []
-        found = []
+        found: list[AnyRecord] = []
         lines = whole.split(b"\n")
-        for i, line in enumerate(lines):
-            try:
-                found.append(RECORD.validate_json(line))
-            except ValidationError as error:
-                raise RunDirectoryError(
-                    f"{file} line {line_count + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
-                    f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
-                ) from error
+        for number, line in enumerate(lines, line_count + 1):
+            found.append(parse_line(RECORD, line, file, number, what=f"a record of schema {SCHEMA_VERSION}"))
         self._read[file] = (offset + len(whole) + 1, line_count + len(lines))
         return found
+
+
+def parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
+    """Reads and checks one line of a run directory.
+
+    Raises:
+        RunDirectoryError: If it is something else; names file, line and field.
+    """
+    try:
+        return kind.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise RunDirectoryError(
+            f"{file} line {number} must be {what} but: {f'`{where}`: ' if where else ''}{said:.300}; "
+            "restore the file from a copy, or start a new run directory"
+        ) from error

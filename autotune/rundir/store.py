@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.machine import like_folder, private_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
@@ -92,8 +93,8 @@ class Store(Folders):
                 )
             spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {error!s:.1000}") from error
 
     @classmethod
     def create_or_resume(
@@ -116,8 +117,8 @@ class Store(Folders):
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            private_folder(path)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, like_folder(path))
         except OSError as error:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
@@ -163,7 +164,7 @@ class Store(Folders):
                 )
             store = cls(path, spec, study_dir=str(study_dir))
         for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+            store.folder(folder)
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -206,7 +207,7 @@ class Store(Folders):
         Raises:
             RunDirectoryError: If it cannot be written.
         """
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance", "digest") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]

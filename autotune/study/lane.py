@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.child import Channel
 from autotune.machine import restrict_devices
-from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.model import WITH_SECRETS, AutotuneError, NodeLostError, Pair, StudySpec
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
@@ -37,7 +37,7 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
     """
     return {
         "type": "study",
-        "study": spec.model_dump(mode="json"),
+        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
         "study_dir": study_dir,
         "run": str(run) if run else None,
         "devices": devices,
