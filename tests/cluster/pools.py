@@ -52,7 +52,8 @@ class Workers:
         return self._start([*dask, "--nthreads", "1", "--no-dashboard", *options])
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._folder)}
+        env = {**os.environ, **own}  # devices are reserved in TMPDIR: tests at the same time have theirs
         process = subprocess.Popen(
             command, env=env, cwd=self._folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
