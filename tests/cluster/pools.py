@@ -22,10 +22,7 @@ from tests.cluster.conftest import ROOT
 LANE = [sys.executable, str(Path(__file__).parent / "programs" / "lane.py")]
 STUDY = {"type": "study", "token": "of this study"}
 LOOPBACK = "tls://127.0.0.1:0"
-AUTOTUNE = [
-    sys.executable, "-c",
-    "from autotune.cli import app, pool; app.app.command('join')(pool.worker); app.main()", "join",
-]  # fmt: skip
+AUTOTUNE = [sys.executable, "-m", "autotune", "worker"]
 
 
 def open_engine(tls: Path, **options: Any) -> DaskEngine:

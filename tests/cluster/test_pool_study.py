@@ -57,8 +57,8 @@ class Watched:
     def give_up(self, lane: str, why: str) -> None:
         self._engine.give_up(lane, why)
 
-    def close(self) -> None:
-        self._engine.close(is_over=True)
+    def close(self, *, is_over: bool = False) -> None:
+        self._engine.close(is_over=is_over)
 
 
 def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joins(
