@@ -1,4 +1,4 @@
-"""Where a study runs: lanes here, in a SLURM job or in a pool; and handing a study to SLURM or Kubernetes."""
+"""Where a study runs: lanes of this machine, of a SLURM job or of a pool."""
 
 from autotune.cluster.certificates import make_certificates, tls_folder
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Message, Told

@@ -21,7 +21,6 @@ from autotune.cluster import (
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
 from autotune.model import LaunchError, StudyFileError, StudySpec
-from autotune.study.lane import study_message
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
@@ -82,6 +81,24 @@ def choose_engine(
     if len(nodes) >= 2 * spec.device.node_count:
         return lambda run: _on_nodes(run, nodes)
     return None
+
+
+def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
+    """What a lane's first message says.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, as the lane sees it.
+        run: The run directory, where the lane sees it, too; None where it does not.
+        devices: What it may use of its machine; empty for all.
+    """
+    return {
+        "type": "study",
+        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
+        "study_dir": study_dir,
+        "run": str(run) if run else None,
+        "devices": devices,
+    }
 
 
 def _nodes_of_job() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.child import Channel
 from autotune.machine import restrict_devices
-from autotune.model import WITH_SECRETS, AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
@@ -24,24 +24,6 @@ from autotune.study.units import Assignment
 ALIVE_EVERY_S = 5.0
 MOST_SENT = 300_000
 """Bytes of the beginning and of the end of a log that are sent: a message has a longest line."""
-
-
-def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
-    """What a lane's first message says.
-
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file, as the lane sees it.
-        run: The run directory, where the lane sees it, too; None where it does not.
-        devices: What it may use of its machine; empty for all.
-    """
-    return {
-        "type": "study",
-        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
-        "study_dir": study_dir,
-        "run": str(run) if run else None,
-        "devices": devices,
-    }
 
 
 class _Desk:

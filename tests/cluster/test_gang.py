@@ -17,7 +17,7 @@ from autotune.cluster import open_pool
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.model import FloorResult, LaunchError, parse_study
-from autotune.study.lane import study_message
+from autotune.study.engines import study_message
 from autotune.study.units import Assignment, FloorUnit
 from autotune.workers import GANG_VARIABLE, GangLauncher
 from harness.sandbox import wait_for

@@ -15,7 +15,7 @@ from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import Message, Told
 from autotune.model.records import FloorResult, IncidentRecord, Outcome
 from autotune.model.trial import TrialResult
-from autotune.study.lane import study_message
+from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from harness.kills import tally_of
