@@ -6,6 +6,7 @@ import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.cluster import (
     Engine,
@@ -20,7 +21,7 @@ from autotune.cluster import (
     tls_folder,
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
-from autotune.model import LaunchError, StudyFileError, StudySpec
+from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
