@@ -125,11 +125,14 @@ class DaskEngine:
         self._refuse_to_wait_for_nobody(told)
         return told
 
-    def give_up(self, lane: str, why: str) -> None:
-        """Ends a lane; it joins again when its worker has cleaned up. See `engine.Engine`."""
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """Ends a lane; unless it is for good it joins again when its worker has cleaned up. See `engine.Engine`."""
         found = self._lanes.get(lane)
         if found is not None:
             self._drop(found, why, gone="")
+            if for_good:  # its workers stay in the pool, but nobody waits until they are clean
+                for key in [k for k, (w, _) in self._cleaning.items() if w in found.workers]:
+                    self._pool.release(self._cleaning.pop(key)[1], cancel=False)
 
     def close(self, *, is_over: bool = False) -> None:
         """Ends every lane; see `engine.Engine`.

@@ -53,8 +53,8 @@ class Engine(Protocol):
             LaunchError: If there is no lane and none can come any more, with what to do.
         """
 
-    def give_up(self, lane: str, why: str) -> None:
-        """Ends a lane that is silent or no longer wanted; its ``left`` follows."""
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """Ends a lane that is silent, and may join again, or is of no use, and may not; its ``left`` follows."""
 
     def close(self, *, is_over: bool = False) -> None:
         """Ends every lane and everything below it, within seconds; safe to call twice.

@@ -107,8 +107,10 @@ class Processes:
         said, self._said = self._said, []
         return said
 
-    def give_up(self, lane: str, why: str) -> None:
-        """See `autotune.cluster.Engine`: it is started again, for its machine may be well."""
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """See `autotune.cluster.Engine`: unless it is for good it is started again, for its machine may be well."""
+        if for_good:
+            self._lanes[lane].starts = MOST_STARTS
         self._end(lane, self._lanes[lane], why)
 
     def close(self, *, is_over: bool = False) -> None:

@@ -337,7 +337,7 @@ class Lanes:
             LaunchError: If there is no other.
         """
         self._dismissed[lane.name] = why
-        self.engine.give_up(lane.name, "of no use")
+        self.engine.give_up(lane.name, "of no use", for_good=True)
         self._lose(lane.name, why)
         if not self._lanes:
             raise NodeLostError(why) if is_node_lost else LaunchError(why)

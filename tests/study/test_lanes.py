@@ -94,7 +94,7 @@ class Scripted:
             said.append(Told(lane, {"type": "error", "message": str(error)}))
         self.said.extend(said)
 
-    def give_up(self, lane: str, why: str) -> None:
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         self.given_up.append(lane)
         self._units = deque(u for u in self._units if u[0] != lane)
 
@@ -286,3 +286,30 @@ def test_hours_of_devices_are_shown_wherever_a_study_is(tmp_path: Path) -> None:
     assert [(x.lane, x.is_here, x.is_slow) for x in status.lanes] == [("a", False, False), ("b", False, False)]
     assert load(run.store.path).device_hours == 7.5
     assert "7.500, all sessions together" in render_html(Store.open(run.store.path))
+
+
+def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others_are_lost(tmp_path: Path) -> None:
+    """The engine would offer it again and again, and the driver would never hear that there is no lane."""
+
+    class Ending(Scripted):
+        def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+            super().give_up(lane, why)
+            self.for_good = for_good
+
+        def news(self, wait_s: float) -> list[Told]:
+            said = super().news(wait_s)
+            if not said and not self._units:
+                raise NodeLostError("all lanes are gone")
+            return said
+
+    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
+        if lane == "odd":
+            return [{"type": "error", "message": "another kind of device"}, {"type": JOINED}]
+        return [{"type": LEFT, "why": "node down"}] if assignment.name == "trial-2" else None
+
+    run, _ = study(tmp_path, fate, lanes=["odd", "b"])
+    run.make_engine = lambda r: Ending(r, ["odd", "b"], fate)
+    with pytest.raises(NodeLostError, match="all lanes are gone"):
+        run_study(run)
+    assert run.lanes.engine.for_good  # type: ignore[attr-defined]
+    assert not run.is_over
