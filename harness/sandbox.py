@@ -52,7 +52,10 @@ KillWait=5
 MinJobAge=600
 GresTypes=gpu
 {nodes}
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=ALL MaxTime=2:00:00 State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 

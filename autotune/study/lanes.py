@@ -265,7 +265,8 @@ class Lanes:
         return self._store.folder(*parts)
 
     def _join(self, name: str, message: Any) -> None:
-        if name in self._dismissed:
+        if name in self._dismissed:  # until the engine has had enough of it: it must not pass for one that is there
+            self.engine.give_up(name, self._dismissed[name])
             return
         lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
         known = [f for f in self._store.of(FloorResult) if f.by == (name or None)]
