@@ -40,10 +40,10 @@ class Diary:
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
 
-    def phase(self, what: str) -> None:
+    def phase(self, what: str, lane: str = "") -> None:
         self.phases.append(what)
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
     def proof(self, run: ConfirmRun, asked: int) -> None:

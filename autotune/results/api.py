@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.model import PREDICTED, REFERENCE_NUMBER, AutotuneError, ConclusionRecord, Objective, Outcome
+from autotune.model import (
+    PREDICTED,
+    REFERENCE_NUMBER,
+    AutotuneError,
+    ConclusionRecord,
+    LedgerRecord,
+    Objective,
+    Outcome,
+)
 from autotune.results import analysis, comparison, drawings
 from autotune.results.charts import Chart
 from autotune.results.rows import front_rows, trial_rows
@@ -58,6 +66,12 @@ class Study:
     def is_predicted(self) -> bool:
         """Whether nothing was measured: see the columns ``predicted_ratio`` and ``predicted_step_s`` of `trials`."""
         return self.store.spec.is_predicted
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of devices that stood ready for the study, summed over devices and sessions."""
+        ledger = self.store.last(LedgerRecord)
+        return ledger.device_s / 3600 if ledger else 0.0
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:

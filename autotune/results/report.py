@@ -12,6 +12,7 @@ from autotune.model import (
     AutotuneError,
     ConclusionRecord,
     FloorResult,
+    LedgerRecord,
     Outcome,
     ScreenRecord,
     SessionRecord,
@@ -183,6 +184,8 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
             rows.append(("memory", format_bytes(value)))
         elif name != "versions":
             rows.append((name.replace("_", " "), str(value)))
+    if (ledger := store.last(LedgerRecord)) is not None:
+        rows.append(("device hours", f"{ledger.device_s / 3600:.3f}, all sessions together"))
     for s in store.of(SessionRecord):
         rows.append(("session", f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}"))
     return rows
