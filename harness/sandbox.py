@@ -54,7 +54,7 @@ GresTypes=gpu
 {nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP PriorityTier=1 GraceTime=20
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP PriorityTier=1 GraceTime=4
 PartitionName=urgent Nodes=ALL MaxTime=2:00:00 State=UP PriorityTier=2 PreemptMode=OFF
 """
 
@@ -131,11 +131,15 @@ class Slurm:
 
     def kill_node(self, node: str) -> None:
         """Kills the daemon of a node and everything that runs there, as a power cut does."""
+        self.signal_node(node, signal.SIGKILL)
+        self._daemons[node].wait()
+
+    def signal_node(self, node: str, number: signal.Signals) -> None:
+        """Sends a signal to the daemon of a node and to everything that runs there."""
         below = _below(self._daemons[node].pid)
         for pid in [self._daemons[node].pid, *_steps_of(node), *below]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._daemons[node].wait()
+                os.kill(pid, number)
 
     def wait_until_back(self, node: str) -> None:
         """Waits until jobs can run on a node again."""
