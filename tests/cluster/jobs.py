@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.model.records import IncidentRecord
@@ -75,9 +75,8 @@ def write(folder: Path, text: str = REPLAYED, **values: object) -> Path:
 
 def submit(slurm: Slurm, folder: Path, *arguments: str) -> str:
     """Submits the study of a folder; gives the job's number."""
-    done = autotune(
-        "submit", "study.toml", "--partition", "gpu", "--run-dir", "run", *arguments, cwd=folder, env=slurm.env
-    )
+    command = ["submit", "study.toml", "--partition", "gpu", "--run-dir", "run", *arguments]
+    done = autotune(*command, cwd=folder, env={**slurm.env, "MARK": str(folder)})
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[1]
 
@@ -96,22 +95,24 @@ def ended(slurm: Slurm, job: str, *, limit_s: float = 150.0) -> str:
 
 
 @contextlib.contextmanager
-def driving(folder: Path, env: dict[str, str], *, code: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def driving(
+    folder: Path, env: Mapping[str, str], *arguments: str, code: str | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """`autotune run` of a folder's study in the background, killed at the end if it still runs.
 
     Args:
         folder: Where the study is.
         env: The caller's environment.
+        arguments: More of the command line.
         code: Python that is run first in the same process.
     """
     start = ["-m", "autotune"]
     if code is not None:
         start = ["-c", f"import sys; sys.argv[0] = 'autotune'\n{code}\nfrom autotune.cli import main; main()"]
-    command = [sys.executable, *start, "run", "study.toml", "--run-dir", "run"]
+    command = [sys.executable, *start, "run", "study.toml", "--run-dir", "run", *arguments]
+    env = {"PYTHONPATH": str(ROOT), "MARK": str(folder), **env}  # lanes get it, too: by the mark they are found
     with (folder / "driver.log").open("ab") as log:
-        driver = subprocess.Popen(
-            command, cwd=folder, env={"PYTHONPATH": str(ROOT), **env}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
+        driver = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
         yield driver
     finally:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,10 +13,11 @@ import pytest
 
 from autotune.model.records import ConclusionRecord, SessionRecord, SpanRecord
 from autotune.rundir.store import Store
-from tests.cluster.conftest import ROOT
-from tests.cluster.jobs import is_whole, trials_of, wait_for_trials, write
+from tests.cluster.jobs import driving, is_whole, logs, trials_of, wait_for_trials, write
 
 pytestmark = pytest.mark.cluster
+
+LANES = ("--devices", "0,1")
 
 # libfaketime would do but for its `clock_nanosleep`, under which Python's `time.sleep` fails.
 LIBRARY = r"""
@@ -72,7 +70,7 @@ class Clock:
         library = folder / "clock.so"
         command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
         subprocess.run(command, input=LIBRARY, text=True, check=True, timeout=60)
-        self.env = {"LD_PRELOAD": str(library), "WRONG_CLOCK": str(self._file)}
+        self.env = {**os.environ, "LD_PRELOAD": str(library), "WRONG_CLOCK": str(self._file)}
 
     def set(self, *, hours: int) -> None:
         """Sets it wrong by so many hours, in one step."""
@@ -88,33 +86,15 @@ def clock(tmp_path: Path) -> Clock:
     return Clock(tmp_path)
 
 
-@contextlib.contextmanager
-def driving(folder: Path, clock: Clock) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver with two lanes, under a clock."""
-    command = [sys.executable, "-m", "autotune", "run", "study.toml", "--run-dir", "run", "--devices", "0,1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **clock.env}
-    with (folder / "driver.log").open("ab") as log:
-        driver = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        yield driver
-    finally:
-        driver.kill()
-        driver.wait()
-
-
-def said(folder: Path) -> str:
-    return (folder / "driver.log").read_text()
-
-
 @pytest.mark.parametrize("hours", [2, -2])
 def test_a_clock_that_is_set_in_mid_study_uses_up_no_budget(clock: Clock, tmp_path: Path, hours: int) -> None:
     """Seen with clocks of day: two hours ahead, and a study of 30 minutes ended after 11 s."""
     write(tmp_path, trials=10, delay_s=0.03, search='time_budget = "30m"')
-    with driving(tmp_path, clock) as driver:
+    with driving(tmp_path, clock.env, *LANES) as driver:
         wait_for_trials(tmp_path, 3, driver=driver)
         clock.set(hours=hours)
-        assert driver.wait(timeout=170) == 0, said(tmp_path)
-    assert "time budget used" not in said(tmp_path)
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    assert "time budget used" not in logs(tmp_path)
     is_whole(tmp_path / "run", trials=10)
     store = Store.open(tmp_path / "run")
     times = [r.at_s for r in store.records()]
@@ -131,16 +111,16 @@ def test_a_clock_that_is_set_in_mid_study_uses_up_no_budget(clock: Clock, tmp_pa
 def test_a_night_in_the_queue_uses_up_no_budget(clock: Clock, tmp_path: Path) -> None:
     """Seen with clocks of day: workers that were started again in the morning found their budget used."""
     write(tmp_path, trials=12, delay_s=0.03, search='time_budget = "10m"\ngpu_hours = 1.0')
-    with driving(tmp_path, clock) as driver:
+    with driving(tmp_path, clock.env, *LANES) as driver:
         wait_for_trials(tmp_path, 3, driver=driver)
         driver.send_signal(signal.SIGTERM)
-        assert driver.wait(timeout=60) == 75, said(tmp_path)
+        assert driver.wait(timeout=60) == 75, logs(tmp_path)
     before = trials_of(tmp_path / "run")
     used_s = max(r.at_s for r in Store.open(tmp_path / "run").records())
     clock.set(hours=10)
-    with driving(tmp_path, clock) as driver:
-        assert driver.wait(timeout=170) == 0, said(tmp_path)
-    assert "used: the search ends" not in said(tmp_path)
+    with driving(tmp_path, clock.env, *LANES) as driver:
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    assert "used: the search ends" not in logs(tmp_path)
     is_whole(tmp_path / "run", trials=12)
     assert before < 12
     times = [r.at_s for r in Store.open(tmp_path / "run").records()]
