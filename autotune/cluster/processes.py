@@ -162,9 +162,10 @@ class Processes:
             if message["type"] == "hello":
                 lane.step = str(message["step"]) or None
             elif message["type"] == "exit":
-                lines = message["last_lines"][-1:] or [*lane.process.said_by_carrier()][-1:]
-                status = message["exit_status"]
-                self._end(name, lane, f"its process ended ({status}){': ' if lines else ''}{''.join(lines)}")
+                carrier = lane.process.said_by_carrier()
+                errors = [line for line in carrier if "error" in line]  # srun ends with advice
+                why = "".join(message["last_lines"][-1:] or errors[:1] or carrier[-1:])
+                self._end(name, lane, f"its process ended ({message['exit_status']}){': ' if why else ''}{why}")
                 return
             else:
                 self._take(name, lane, message)

@@ -34,6 +34,7 @@ pairs_cap = 8
 processes = 3
 finalists = 1
 pairs = 4
+soak = 0
 [replay]
 delay_s = {delay_s}
 noise = "quiet"
@@ -60,6 +61,7 @@ block_limit_s = 25
 processes = 3
 finalists = 1
 pairs = 4
+soak = 0
 """
 
 

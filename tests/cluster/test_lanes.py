@@ -142,3 +142,22 @@ def test_both_nodes_lost_at_the_tail_leave_no_trial_out(slurm: Slurm, allocate: 
     with driving(tmp_path, allocate(2)) as driver:
         assert driver.wait(timeout=170) == 0, logs(tmp_path)
     is_whole(tmp_path / "run", trials=8)
+
+
+def test_a_node_that_is_gone_before_the_study_begins_delays_nobody(
+    slurm: Slurm, allocate: Allocate, tmp_path: Path
+) -> None:
+    """SLURM does not know it yet, and has the lane's step wait for it."""
+    write(tmp_path)
+    env = allocate(2)
+    try:
+        slurm.kill_node("127.0.0.2")
+        with driving(tmp_path, env) as driver:
+            assert driver.wait(timeout=120) == 0, logs(tmp_path)
+    finally:
+        slurm.start_node("127.0.0.2")
+    slurm.wait_until_back("127.0.0.2")
+    is_whole(tmp_path / "run", trials=12)
+    assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1"}
+    assert Store.open(tmp_path / "run").records()[-1].at_s < 60
+    assert not marked(str(tmp_path))
