@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.model.records import FloorResult
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
@@ -85,6 +86,8 @@ def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     with driving(tmp_path, env) as driver:
         assert driver.wait(timeout=170) == 0, logs(tmp_path)
     is_whole(tmp_path / "run", trials=14)
+    floors = Store.open(tmp_path / "run").of(FloorResult)
+    assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
 
 
 def test_a_frozen_lane_is_given_up_and_its_unit_done_elsewhere(allocate: Allocate, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A study of several lanes that a real PostgreSQL mirrors: it is restarted in mid-study, and then its driver is killed."""
+"""A study of several lanes that a real PostgreSQL mirrors: it is restarted in mid-study, then the driver is killed."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from tests.cluster.jobs import REAL, driving, ended, is_whole, logs, submit, tri
 
 pytestmark = pytest.mark.cluster
 
+
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A job with the shortest limit there is: a minute, of which SLURM may give warning a minute before."""
