@@ -13,7 +13,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialConfig, TrialResult
-from autotune.results.winner import Conditions, Winner
+from autotune.results.conditions import Conditions
+from autotune.results.winner import Winner
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate

@@ -22,6 +22,7 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     format_share,
+    visible_line,
 )
 from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 from autotune.stats import Verdict
@@ -53,7 +54,8 @@ class LineView:
     def line(self, text: str) -> None:
         """Prints one line with the study's time before it."""
         minutes, seconds = divmod(int(self._watch.total_s), 60)
-        self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
+        line = f"[{minutes:3d}:{seconds:02d}] {visible_line(text)}"
+        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
         """See `autotune.model.View`."""
@@ -205,5 +207,5 @@ class LiveView(LineView):
             ("time", ", ".join(left)),
         ):
             if text:
-                table.add_row(name, Text(text))
+                table.add_row(name, Text(visible_line(text)))
         return Group(Text(), steps, table)

@@ -86,7 +86,7 @@ class Processes:
     def __init__(self, places: Sequence[Place], *, logs: Path, words: str) -> None:
         self.words = words
         self._logs = logs
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
         self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
         self._said: list[Told] = []
@@ -120,7 +120,7 @@ class Processes:
         """See `autotune.cluster.Engine`: it is started again, for its machine may be well."""
         self._end(lane, self._lanes[lane], why)
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:
         """See `autotune.cluster.Engine`."""
         for lane in self._lanes.values():
             lane.is_given_up = True

@@ -17,6 +17,7 @@ from autotune.model import (
     LedgerRecord,
     Objective,
     Outcome,
+    visible,
 )
 from autotune.results import analysis, comparison, drawings
 from autotune.results.charts import Chart
@@ -40,7 +41,7 @@ class Study:
 
     def __repr__(self) -> str:
         label = f"{PREDICTED}; " if self.is_predicted else ""
-        return f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>"
+        return visible(f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>")
 
     @property
     def name(self) -> str:
@@ -119,7 +120,7 @@ class Study:
         figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "verdict"]
         columns = ["trial", *figures, "failure", "settings"]
         table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
-        return f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}"
+        return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
 
 
 class Plots:

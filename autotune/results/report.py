@@ -24,6 +24,7 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import analysis, drawings, tables, words
+from autotune.results.audit import doubts
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
 from autotune.results.screen_words import describe_screen_record
@@ -99,7 +100,7 @@ def build(store: Store) -> dict[str, Any]:
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
         "has_energy": tables.has_energy(trials),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
-        "warnings": words.warning_lines(store),
+        "warnings": [*doubts(store), *words.warning_lines(store)],
         "provenance": _provenance(store, floor),
         "commands": _commands(store),
     }
@@ -170,7 +171,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
     spec, conclusion = store.spec, store.last(ConclusionRecord)
     facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{workload_name(spec)} {spec.workload.options or ''} (hash {spec.workload_hash})"))
+    rows.append(("workload", f"{workload_name(spec)} {spec.workload.shown.options or ''} (hash {spec.workload_hash})"))
     if floor is not None:
         w = floor.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings
+from autotune.machine import caller_environment, driver_python, open_meter, steering_settings
 from autotune.model import (
     FlagSet,
     Objective,
@@ -17,6 +17,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     format_seconds,
+    refuse_struck,
 )
 from autotune.rundir import Store
 from autotune.settings import (
@@ -32,7 +33,15 @@ from autotune.settings import (
 )
 from autotune.study.bench import watch_of
 from autotune.study.proposer import open_mirror
-from autotune.workers import CommandLauncher, Launcher, LocalLauncher, ReplayLauncher, SrunLauncher
+from autotune.workers import (
+    GANG_VARIABLE,
+    CommandLauncher,
+    GangLauncher,
+    Launcher,
+    LocalLauncher,
+    ReplayLauncher,
+    SrunLauncher,
+)
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -78,6 +87,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
         StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
+    refuse_missing_secrets(spec, source="the study")
     note("asking the installed build which settings it has")
     build = probe_build(program_python(spec), platform=spec.device.platform)
     note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
@@ -109,17 +119,26 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
-        kind = SrunLauncher
+        kind = GangLauncher if GANG_VARIABLE in caller_environment() else SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 
+def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
+    """Refuses to start a program without the secrets that were struck out of a record of its study.
+
+    Raises:
+        StudyFileError: If there are any, by name.
+    """
+    advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
+    if spec.replay is None:  # a formula needs none
+        refuse_struck(spec.workload.command, spec.workload.options, source=source, advice=advice)
+
+
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
-    """Refuses what the build refuses, and what would change which program runs."""
+    """Refuses what the build refuses; what would change which program runs is in no `FlagSet`."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
-    for _, settings in places:
-        refuse_forbidden(settings)
     problems: list[str] = []
     for place, settings in places:
         for check in check_settings(settings, known):
