@@ -125,7 +125,7 @@ class DaskEngine:
         self._refuse_to_wait_for_nobody(told)
         return told
 
-    def give_up(self, lane: str, why: str) -> None:
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends a lane; it joins again when its worker has cleaned up. See `engine.Engine`."""
         found = self._lanes.get(lane)
         if found is not None:

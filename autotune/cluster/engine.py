@@ -53,8 +53,14 @@ class Engine(Protocol):
             LaunchError: If there is no lane and none can come any more, with what to do.
         """
 
-    def give_up(self, lane: str, why: str) -> None:
-        """Ends a lane that is silent or no longer wanted; its ``left`` follows."""
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """Ends a lane that is silent or no longer wanted; its ``left`` follows.
+
+        Args:
+            lane: Its name.
+            why: In words.
+            for_good: Whether it is of no use: an engine that starts its lanes itself does not start it again.
+        """
 
     def close(self, *, is_over: bool = False) -> None:
         """Ends every lane and everything below it, within seconds; safe to call twice.

@@ -116,9 +116,11 @@ class Processes:
         said, self._said = self._said, []
         return said
 
-    def give_up(self, lane: str, why: str) -> None:
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `autotune.cluster.Engine`: it is started again, for its machine may be well."""
         self._end(lane, self._lanes[lane], why)
+        if for_good:  # else it would pass for a lane that is there when all others are gone
+            self._lanes[lane].is_given_up = True
 
     def close(self, *, is_over: bool = False) -> None:
         """See `autotune.cluster.Engine`."""

@@ -40,7 +40,7 @@ class Here:
         assignment, self._next = self._next, None
         return [Told(ONLY, {"type": "result", "record": self.runner.do(assignment)})]
 
-    def give_up(self, lane: str, why: str) -> None:
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends what runs."""
         self.runner.close()
 

@@ -265,8 +265,7 @@ class Lanes:
         return self._store.folder(*parts)
 
     def _join(self, name: str, message: Any) -> None:
-        if name in self._dismissed:  # until the engine has had enough of it: it must not pass for one that is there
-            self.engine.give_up(name, self._dismissed[name])
+        if name in self._dismissed:
             return
         lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
         known = [f for f in self._store.of(FloorResult) if f.by == (name or None)]
@@ -340,7 +339,7 @@ class Lanes:
             LaunchError: If there is no other.
         """
         self._dismissed[lane.name] = why
-        self.engine.give_up(lane.name, "of no use")
+        self.engine.give_up(lane.name, "of no use", for_good=True)
         self._lose(lane.name, why)
         if not self._lanes:
             raise NodeLostError(why) if is_node_lost else LaunchError(why)

@@ -54,8 +54,8 @@ class Watched:
                 self._act()
         return told
 
-    def give_up(self, lane: str, why: str) -> None:
-        self._engine.give_up(lane, why)
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        self._engine.give_up(lane, why, for_good=for_good)
 
     def close(self) -> None:
         self._engine.close(is_over=True)

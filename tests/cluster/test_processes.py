@@ -90,6 +90,20 @@ def test_lanes_that_say_nothing_are_given_up_one_day_with_the_reason(
         wait_for(lanes, JOINED, "a")
 
 
+def test_a_lane_given_up_for_good_does_not_pass_for_one_that_is_there(lanes: Processes) -> None:
+    """Else a study whose other lanes are gone would wait for ever."""
+    wait_for(lanes, JOINED, "a", "b", "c")
+    lanes.give_up("a", "of no use", for_good=True)
+    heard = wait_for(lanes, LEFT, "a")
+    lanes.give_up("b", "silent")
+    heard += wait_for(lanes, JOINED, "b")  # this one comes again
+    lanes.give_up("b", "of no use", for_good=True)
+    lanes.give_up("c", "of no use", for_good=True)
+    with pytest.raises(NodeLostError, match=r"all of 3 lanes are gone \(a: of no use; b: of no use; c: of no use"):
+        wait_for(lanes, JOINED, "a")
+    assert [t.lane for t in heard if t.message["type"] == JOINED] == ["b"]
+
+
 def test_a_lane_whose_program_fails_says_why_in_its_own_words(
     lanes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,8 +94,8 @@ class Scripted:
             said.append(Told(lane, {"type": "error", "message": str(error)}))
         self.said.extend(said)
 
-    def give_up(self, lane: str, why: str) -> None:
-        self.given_up.append(lane)
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        self.given_up.append(f"{lane} for good" if for_good else lane)
         self._units = deque(u for u in self._units if u[0] != lane)
 
     def close(self, *, is_over: bool = False) -> None:
@@ -214,34 +214,7 @@ def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp
     whole(run.store, 12)
     assert {r.by for r in run.store.of(TrialResult)} == {"b"}
     assert any("odd" in n for n in diary.notes)
-
-
-def test_a_dismissed_lane_that_comes_again_does_not_pass_for_one_that_is_there(tmp_path: Path) -> None:
-    """Else an engine whose other lanes are gone would wait for ever: there is still one, it thinks."""
-
-    class Obliging(Scripted):
-        def give_up(self, lane: str, why: str) -> None:
-            super().give_up(lane, why)
-            self.said.append(Told(lane, {"type": LEFT, "why": why}))
-            if len(self.given_up) < 5:  # as `Processes`, which starts each lane five times
-                self.said.append(self._joined(lane))
-
-        def news(self, wait_s: float) -> list[Told]:
-            if not self.said and not self._units:
-                assert len(self.given_up) == 5, "it would wait for ever"
-                raise NodeLostError("all lanes are gone")
-            return super().news(wait_s)
-
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        if lane == "odd":
-            return [{"type": "error", "message": "kind of device"}]
-        return [{"type": LEFT, "why": "node down"}] if assignment.name == "trial-4" else None
-
-    run, _ = study(tmp_path, fate, lanes=["odd", "b"])
-    run.make_engine = lambda r: Obliging(r, ["odd", "b"], fate)
-    with pytest.raises(NodeLostError, match="all lanes are gone"):
-        run_study(run)
-    assert run.lanes.engine.given_up == ["odd"] * 5  # type: ignore[attr-defined]
+    assert run.lanes.engine.given_up == ["odd for good"]  # type: ignore[attr-defined]
 
 
 def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
