@@ -57,7 +57,7 @@ class Watched:
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         self._engine.give_up(lane, why, for_good=for_good)
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:
         self._engine.close(is_over=True)
 
 
