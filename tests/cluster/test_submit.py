@@ -82,7 +82,7 @@ def test_a_job_whose_time_is_up_stops_cleanly_and_goes_on_in_the_queue(slurm: Sl
     is_whole(tmp_path / "run", trials=14)
 
 
-def test_a_node_lost_in_mid_study_costs_its_worker_only(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_node_lost_in_mid_study_costs_its_lane_only(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.04)
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m")
     wait_for_trials(tmp_path, 4)
