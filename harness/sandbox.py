@@ -52,7 +52,10 @@ KillWait=5
 MinJobAge=600
 GresTypes=gpu
 {nodes}
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=2:00:00 State=UP PriorityTier=1 GraceTime=4
+PartitionName=urgent Nodes=ALL MaxTime=2:00:00 State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -128,11 +131,15 @@ class Slurm:
 
     def kill_node(self, node: str) -> None:
         """Kills the daemon of a node and everything that runs there, as a power cut does."""
-        below = _below(self._daemons[node].pid)
-        for pid in [self._daemons[node].pid, *_steps_of(node), *below]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.signal_node(node, signal.SIGKILL)
         self._daemons[node].wait()
+
+    def signal_node(self, node: str, number: signal.Signals) -> None:
+        """Sends a signal to the daemon of a node and to everything that runs there."""
+        below = _below(self._daemons[node].pid)
+        for pid in [self._daemons[node].pid, *_steps_of(node, self.env["SLURM_CONF"]), *below]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def wait_until_back(self, node: str) -> None:
         """Waits until jobs can run on a node again."""
@@ -271,12 +278,12 @@ def _below(root: int) -> list[int]:
     return found
 
 
-def _steps_of(node: str) -> list[int]:
-    """Step daemons of a node and all below them: they leave the node's daemon when they start."""
-    tasks = [pid for pid, _, env in _processes() if f"\0SLURMD_NODENAME={node}\0" in f"\0{env}\0"]
-    parents = {parent for pid, parent, _ in _processes() if pid in tasks}
+def _steps_of(node: str, conf: str) -> list[int]:
+    """Step daemons of a node of one cluster and all below them: they leave the node's daemon when they start."""
+    marks = (f"\0SLURMD_NODENAME={node}\0", f"\0SLURM_CONF={conf}\0")
+    parents = {parent for _, parent, env in _processes() if all(mark in f"\0{env}\0" for mark in marks)}
     daemons = [p for p in parents if p > 1 and "slurmstepd" in _name(p)]
-    return [*daemons, *tasks]
+    return [pid for daemon in daemons for pid in (daemon, *_below(daemon))]
 
 
 def _name(pid: int) -> str:

@@ -54,7 +54,13 @@ class Engine(Protocol):
         """
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """Ends a lane that is silent, and may join again, or is of no use, and may not; its ``left`` follows."""
+        """Ends a lane that is silent, and may join again, or is of no use, and may not; its ``left`` follows.
+
+        Args:
+            lane: Its name.
+            why: In words.
+            for_good: Whether it is of no use: the engine does not offer it again.
+        """
 
     def close(self, *, is_over: bool = False) -> None:
         """Ends every lane and everything below it, within seconds; safe to call twice.

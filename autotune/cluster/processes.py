@@ -7,6 +7,7 @@ places a step, kills it and knows which nodes are gone; here is only noticed tha
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,18 +17,20 @@ from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.machine import (
     caller_environment,
     driver_python,
+    end_slurm_step,
     let_import_packages,
     slurm_client_environment,
     slurm_step_command,
 )
-from autotune.model import NodeLostError
+from autotune.model import NodeLostError, Stopwatch
 from autotune.workers import NODES_VARIABLE, SET_BY_NODE, GuardedProcess, WorkerFailed
 
 LANE_COMMAND = ("-m", "autotune.study.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0
-"""Longest time until a lane's guard has answered; a controller under load makes callers wait."""
+"""Longest time until a lane's program says its first word: a controller under load makes callers wait, and so does a
+shared disk under load when a hundred nodes read their packages at once."""
 
 MOST_STARTS = 5
 PAUSE_S = 2.0
@@ -61,11 +64,14 @@ class Place:
 class _Lane:
     place: Place
     process: GuardedProcess | None = None
+    step: str | None = None
+    ending: threading.Thread | None = None
     began_s: float = 0.0
     starts: int = 0
     again_s: float = 0.0
     has_joined: bool = False
     is_given_up: bool = False
+    last_why: str = ""
 
 
 class Processes:
@@ -82,6 +88,7 @@ class Processes:
         self._logs = logs
         logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
+        self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
         self._said: list[Told] = []
 
     def begin(self, lane: str, message: Message) -> None:
@@ -100,45 +107,43 @@ class Processes:
             for name, lane in self._lanes.items():
                 self._hear(name, lane)
         if not self._said and all(x.is_given_up for x in self._lanes.values()):
+            whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
             raise NodeLostError(
-                f"a study must have at least one lane but all of {self.words} are gone; see {self._logs.name}/*.log in "
-                "its run directory; run the same command again, on other nodes if need be, and it goes on"
+                f"a study must have at least one lane but all of {self.words} are gone ({whys[:1000]}); see "
+                f"{self._logs.name}/*.log in its run directory; run the same command again, on other nodes if need "
+                "be, and it goes on"
             )
         said, self._said = self._said, []
         return said
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `autotune.cluster.Engine`: unless it is for good it is started again, for its machine may be well."""
-        if for_good:
-            self._lanes[lane].starts = MOST_STARTS
         self._end(lane, self._lanes[lane], why)
+        if for_good:  # else it would pass for a lane that is there when all others are gone
+            self._lanes[lane].is_given_up = True
 
     def close(self, *, is_over: bool = False) -> None:
         """See `autotune.cluster.Engine`."""
-        ending = [x for x in self._lanes.values() if x.process is not None]
-        for lane in ending:
-            assert lane.process is not None
-            lane.process.abort()  # all at once, then each is waited for
-        for lane in ending:
-            assert lane.process is not None
-            lane.process.close(PATIENCE_S)
-            lane.process = None
         for lane in self._lanes.values():
             lane.is_given_up = True
+            _begin_ending(lane)
+        for lane in self._lanes.values():  # all at once: each is waited for while the others end, too
+            if lane.ending is not None:
+                lane.ending.join()
 
     # ------------------------------------------------------------------ one lane
 
     def _look_after(self, name: str, lane: _Lane) -> None:
         """Starts a lane that is not there, if it may come back."""
-        now_s = time.monotonic()
+        now_s = self._watch.session_s
         if lane.process is not None:
             if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
                 self._end(name, lane, f"it did not start within {START_LIMIT_S:.0f} s")
             return
-        if lane.is_given_up or now_s < lane.again_s:
+        if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
             return
         lane.starts += 1
-        lane.began_s, lane.has_joined = now_s, False
+        lane.began_s, lane.has_joined, lane.step, lane.ending = now_s, False, None, None
         place = lane.place
         log = self._logs / f"{name}.log"
         try:
@@ -150,38 +155,54 @@ class Processes:
             return
         if place.through:
             lane.process.send({"environment": place.remote_env, "keep": SET_BY_NODE})
-        else:
-            self._greet(name, lane)
-
-    def _greet(self, name: str, lane: _Lane) -> None:
-        assert lane.process is not None
-        lane.process.send(lane.place.study)
-        lane.has_joined = True
-        self._said.append(Told(name, {"type": JOINED, "host": lane.place.host, "devices": lane.place.devices}))
+        lane.process.send(place.study)
 
     def _hear(self, name: str, lane: _Lane) -> None:
         if lane.process is None:
             return
         for message in lane.process.receive():
             if message["type"] == "hello":
-                self._greet(name, lane)
+                lane.step = str(message["step"]) or None
             elif message["type"] == "exit":
-                lines = message["last_lines"][-1:] or [*lane.process.said_by_carrier()][-1:]
-                status = message["exit_status"]
-                self._end(name, lane, f"its process ended ({status}){': ' if lines else ''}{''.join(lines)}")
+                carrier = lane.process.said_by_carrier()
+                errors = [line for line in carrier if "error" in line]  # srun ends with advice
+                why = "".join(message["last_lines"][-1:] or errors[:1] or carrier[-1:])
+                self._end(name, lane, f"its process ended ({message['exit_status']}){': ' if why else ''}{why}")
                 return
             else:
-                lane.starts = 1 if message["type"] == "result" else lane.starts
-                self._said.append(Told(name, message))
+                self._take(name, lane, message)
+
+    def _take(self, name: str, lane: _Lane, message: Message) -> None:
+        """Passes on what a lane's program says; its first word tells that it is there."""
+        if not lane.has_joined:
+            lane.has_joined = True
+            place = lane.place
+            self._said.append(Told(name, {"type": JOINED, "host": place.host, "devices": place.devices}))
+        lane.starts = 1 if message["type"] == "result" else lane.starts
+        self._said.append(Told(name, message))
 
     def _end(self, name: str, lane: _Lane, why: str) -> None:
         """Ends what is left of a lane, and plans its next start."""
-        if lane.process is not None:
-            lane.process.close(PATIENCE_S)
-            lane.process = None
+        _begin_ending(lane)
         lane.is_given_up = lane.starts >= MOST_STARTS
-        lane.again_s = time.monotonic() + PAUSE_S * lane.starts
+        lane.again_s = self._watch.session_s + PAUSE_S * lane.starts
+        lane.last_why = why
         self._said.append(Told(name, {"type": LEFT, "why": why}))
+
+
+def _begin_ending(lane: _Lane) -> None:
+    """Ends a lane's process beside the driver: one on a node that is gone takes its time, and others have news."""
+    if lane.process is not None:
+        lane.ending = threading.Thread(target=_end_all, args=(lane.process, lane.step, lane.place.env), name="ending")
+        lane.ending.start()
+        lane.process = None
+
+
+def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) -> None:
+    """Ends a process and what is below it; a step that does not hear of it lives on unless SLURM is told."""
+    process.close(PATIENCE_S)
+    if step is not None and (process.end is None or "stopped" not in process.end):
+        end_slurm_step(step, env)
 
 
 def lanes_here(groups: Sequence[Sequence[str]], study: Mapping[str, Message], host: str) -> list[Place]:

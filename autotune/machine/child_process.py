@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from autotune.model import Stopwatch
+
+LOOK_EVERY_S = 1.0
 LONGEST_LINE = 4_000_000
 """Bytes of an unfinished message after which it is given up."""
 
@@ -81,9 +84,9 @@ class ChildProcess:
 
     def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
         """Messages as they come, until the child's stdout ends or `limit_s` seconds have passed."""
-        deadline = time.monotonic() + limit_s
-        while not self.is_over and (remaining := deadline - time.monotonic()) > 0:
-            select.select([self._out], [], [], remaining)
+        watch = Stopwatch()  # both are suspended with their job: that time is not the child's
+        while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
+            select.select([self._out], [], [], min(remaining, LOOK_EVERY_S))
             yield from self.receive()
 
     def abort(self) -> None:

@@ -57,9 +57,11 @@ class _Desk:
         ended = threading.Event()
 
         def say_on() -> None:
-            while not ended.wait(ALIVE_EVERY_S):
+            while True:  # the first word at once: it tells that the lane is there
                 with contextlib.suppress(OSError):
                     self.send("alive")
+                if ended.wait(ALIVE_EVERY_S):
+                    return
 
         threading.Thread(target=say_on, name="alive", daemon=True).start()
         try:

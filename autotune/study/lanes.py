@@ -325,6 +325,8 @@ class Lanes:
         except LaunchError as error:
             self._dismiss(lane, str(error))
             return
+        # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
+        floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):

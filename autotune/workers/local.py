@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model import Failure, FailureKind, FlagSet, StudySpec, WorkerReport, kind_of
+from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess, listen
@@ -202,9 +202,9 @@ class LocalWorker:
         """
         got: dict[int, dict[str, Any]] = {}
         errors: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + limit_s
+        watch = Stopwatch()  # driver and worker are suspended with their job: that time is not the worker's
         while len(got) < len(self._processes):
-            remaining = deadline - time.monotonic()
+            remaining = limit_s - watch.session_s
             if remaining <= 0:
                 missing = [i for i in range(len(self._processes)) if i not in got]
                 where = f" (ranks {missing})" if len(self._processes) > 1 else ""

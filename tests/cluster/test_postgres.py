@@ -1,9 +1,7 @@
-"""Four workers share a study that a real PostgreSQL mirrors: it is restarted in mid-study, and one worker is killed."""
+"""A study of several lanes that a real PostgreSQL mirrors: it is restarted in mid-study, then the driver is killed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +9,12 @@ from pathlib import Path
 import optuna
 import pytest
 
+from autotune.model.trial import TrialResult
 from autotune.rundir.mirror import NUMBER_KEY
+from autotune.rundir.store import Store
 from harness.sandbox import Postgres, wait_for
-from tests.cluster.conftest import ROOT, marked
-from tests.cluster.test_submit import is_whole, trials_of, write
+from tests.cluster.conftest import marked
+from tests.cluster.jobs import driving, is_whole, logs, trials_of, wait_for_trials, write
 
 pytestmark = pytest.mark.cluster
 
@@ -28,33 +28,27 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-def start(folder: Path, name: str, url: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "autotune", "worker", "study.toml", "--run-dir", "run", "--name", name]
-    with (folder / f"{name}.log").open("wb") as log:
-        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "AUTOTUNE_STORAGE": url, "MARK": str(folder)}
-        return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
-
-
-def test_four_workers_lose_the_database_and_one_of_them_and_every_count_is_exact(
+def test_lanes_lose_the_database_and_then_their_driver_and_every_count_is_exact(
     postgres: Postgres, tmp_path: Path
 ) -> None:
     write(tmp_path, trials=17, delay_s=0.03)
     run = tmp_path / "run"
-    workers = [start(tmp_path, f"w{i}", postgres.url) for i in range(4)]  # all at once, on an empty database
-    try:
-        wait_for(lambda: trials_of(run) >= 4, "four trials are done", limit_s=120)
+    env = {"PATH": "/usr/bin:/bin", "AUTOTUNE_STORAGE": postgres.url}
+    with driving(tmp_path, env, "--devices", "0,1,2") as driver:
+        wait_for_trials(tmp_path, 4, driver=driver)
         postgres.stop()
         before = trials_of(run)
-        wait_for(lambda: trials_of(run) > before, "a trial is done without the database", limit_s=120)
-        workers[3].kill()
+        wait_for_trials(tmp_path, before + 2, driver=driver)  # nobody waits for the database
         postgres.start()
-        assert [w.wait(timeout=200) for w in workers[:3]] == [0, 0, 0], (tmp_path / "w0.log").read_text()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        wait_for_trials(tmp_path, before + 4, driver=driver)
+        driver.kill()
+        wait_for(lambda: not marked(str(tmp_path)), "no lane is left")
+    assert trials_of(run) < 17
+    with driving(tmp_path, env, "--devices", "0,1,2") as driver:
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
     assert not marked(str(tmp_path))
     is_whole(run, trials=17)
+    assert {r.by for r in Store.open(run).of(TrialResult)} == {"device-0", "device-1", "device-2"}
     assert sorted(numbers(postgres.url)) == list(range(1, 18))
 
 

@@ -59,12 +59,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     wait_for(lambda: not marked(str(tmp_path)), "no process of a trial is left", limit_s=20)
 
 
-def ranks() -> dict[str, psutil.Process]:
-    """The ranks that are alive, by the node on which they run."""
+def ranks(slurm: Slurm) -> dict[str, psutil.Process]:
+    """The ranks that are alive, by the node on which they run; each has its guard for a parent."""
     found = [
         p for p in marked("'SLURMD_NODENAME'") if "autotune.child.measure" in p.cmdline() and "-I" not in p.cmdline()
     ]
-    return {p.environ()["SLURMD_NODENAME"]: p for p in found}
+    own = [p for p in found if p.parents()[0].environ().get("SLURM_CONF") == slurm.env["SLURM_CONF"]]
+    return {p.environ()["SLURMD_NODENAME"]: p for p in own}
 
 
 def step_processes(pattern: str) -> list[psutil.Process]:
@@ -79,7 +80,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
 
 
 def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_settings(
-    allocate: Allocate, start: Start, tmp_path: Path
+    slurm: Slurm, allocate: Allocate, start: Start, tmp_path: Path
 ) -> None:
     base = {
         **allocate(2),
@@ -90,7 +91,7 @@ def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_sett
     worker = start(two_nodes(), base, {"xla_cpu_prefer_vector_width": 256})
     assert (worker.report.process_count, worker.report.device_count) == (2, 4)
     assert len(worker.run_block(5)) == 5
-    seen = ranks()
+    seen = ranks(slurm)
     assert sorted(seen) == ["127.0.0.1", "127.0.0.2"]
     for env in [p.environ() for p in seen.values()]:
         assert env["XLA_FLAGS"] == "--xla_cpu_prefer_vector_width=256"
@@ -131,7 +132,7 @@ def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start
 
 
 @pytest.mark.parametrize("victim", ["driver", "srun", "guard"])
-def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Path, victim: str) -> None:
+def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate, tmp_path: Path, victim: str) -> None:
     code = f"""
         import os, time
         from pathlib import Path
@@ -148,7 +149,7 @@ def test_no_rank_outlives_driver_step_or_guard(allocate: Allocate, tmp_path: Pat
     driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.DEVNULL)
     try:
         wait_for((tmp_path / "ready").exists, "the trial runs")
-        both = list(ranks().values())
+        both = list(ranks(slurm).values())
         assert len(both) == 2
         if victim == "driver":
             driver.kill()

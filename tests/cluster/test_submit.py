@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,99 +15,11 @@ from autotune.machine.slurm import ask_slurm
 from autotune.model.errors import LaunchError
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
-from harness.kills import tally_of
 from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, autotune, copy_programs, marked
+from tests.cluster.conftest import ROOT, Allocate, autotune, marked
+from tests.cluster.jobs import REAL, driving, ended, is_whole, logs, submit, trials_of, wait_for_trials, write
 
 pytestmark = pytest.mark.cluster
-
-REPLAYED = """
-name = "replayed"
-[workload]
-entry = "llama"
-[device]
-node_count = {node_count}
-[search]
-trials = {trials}
-use_environment = false
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [0, 1, 2, 3]
-xla_cpu_multi_thread_eigen = [true, false]
-[measure]
-pairs_cap = 12
-[confirm]
-processes = 3
-finalists = 1
-pairs = 6
-[replay]
-delay_s = {delay_s}
-noise = "quiet"
-effects = {{ "xla_backend_optimization_level=1" = 0.9 }}
-"""
-
-SPANNING = """
-name = "spanning"
-[workload]
-entry = "faulty:build"
-[device]
-count = 4
-node_count = 2
-[search]
-trials = {trials}
-use_environment = false
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [1, 2]
-[measure]
-pairs_cap = 8
-block_limit_s = 20
-[confirm]
-processes = 3
-finalists = 1
-pairs = 4
-"""
-
-
-def write(folder: Path, text: str = REPLAYED, **values: object) -> Path:
-    folder.mkdir(exist_ok=True)
-    file = folder / "study.toml"
-    file.write_text(text.format(**{"node_count": 1, "trials": 12, "delay_s": 0.01, **values}), encoding="utf-8")
-    copy_programs(folder)
-    return file
-
-
-def submit(slurm: Slurm, folder: Path, *arguments: str) -> str:
-    """Submits the study of a folder; gives the job's number."""
-    done = autotune(
-        "submit", "study.toml", "--partition", "gpu", "--run-dir", "run", *arguments, cwd=folder, env=slurm.env
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()[1]
-
-
-def logs(folder: Path) -> str:
-    return "\n".join(p.read_text(errors="replace") for p in sorted(folder.glob("run.slurm-*.log")))
-
-
-def ended(slurm: Slurm, job: str, *, limit_s: float = 120.0) -> str:
-    """Waits for the end of a job, and of every job of an array; gives how they ended."""
-    over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
-    wait_for(lambda: set(slurm.job_state(job).split()) <= over, f"job {job} is over", limit_s=limit_s)
-    return " ".join(sorted(set(slurm.job_state(job).split())))
-
-
-def trials_of(run: Path) -> int:
-    return sum(
-        f.read_bytes().count(b'"kind":"trial"') for f in [*run.glob("records/*.jsonl"), *run.glob("records.jsonl")]
-    )
-
-
-def is_whole(run: Path, *, trials: int) -> None:
-    """Every trial is there once, with its samples, and one conclusion."""
-    tally = tally_of(run)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,13 +31,13 @@ def limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     return submit(slurm, folder, *arguments), folder
 
 
-def test_a_worker_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_lane_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / "a b'c $(touch pwned) é"
     write(folder, trials=17)
     job = submit(slurm, folder, "--nodes", "3", "--gpus-per-node", "8", "--time", "10m")
     assert ended(slurm, job) == "COMPLETED", logs(folder)
     is_whole(folder / "run", trials=17)
-    assert {r.by for r in Store.open(folder / "run").of(TrialResult)} == {f"127.0.0.{i}-{job}" for i in (1, 2, 3)}
+    assert {r.by for r in Store.open(folder / "run").of(TrialResult)} == {f"127.0.0.{i}" for i in (1, 2, 3)}
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text("raise ImportError('a login node has no jax')")
     code = "import sys; sys.argv[0] = 'autotune'; from autotune.cli import main; main()"
@@ -136,21 +47,17 @@ def test_a_worker_on_each_node_and_the_login_node_sees_them_without_jax(slurm: S
     )  # fmt: skip
     row = json.loads(shown.stdout)[0]
     assert (row["state"], row["trials"]) == ("finished", "17 of 17")
-    assert len(row["workers"]) == 3
+    assert [(x["lane"], x["is_here"], x["is_slow"]) for x in row["lanes"]] == [
+        (f"127.0.0.{i}", False, False) for i in (1, 2, 3)
+    ]
+    assert row["device_hours"] >= 0
     assert not list(tmp_path.rglob("pwned"))
-
-
-def test_an_array_is_one_worker_for_each_job(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path)
-    job = submit(slurm, tmp_path, "--nodes", "3", "--time", "10m", "--array", "--trials", "9")
-    assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
-    is_whole(tmp_path / "run", trials=9)
 
 
 def test_scancel_leaves_no_process_and_the_next_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.04)
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", "--requeue")
-    wait_for(lambda: trials_of(tmp_path / "run") >= 2, "two trials are done")
+    wait_for_trials(tmp_path, 2)
     slurm.call("scancel", job)
     assert ended(slurm, job) == "CANCELLED"
     wait_for(lambda: not marked(str(tmp_path)), "no process is left")
@@ -164,7 +71,7 @@ def test_scancel_leaves_no_process_and_the_next_job_goes_on(slurm: Slurm, tmp_pa
 def test_a_job_whose_time_is_up_stops_cleanly_and_goes_on_in_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.05)
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", "--requeue")
-    wait_for(lambda: trials_of(tmp_path / "run") >= 2, "two trials are done")
+    wait_for_trials(tmp_path, 2)
     slurm.call("scancel", "--signal=USR1", "--batch", job)  # what SLURM itself sends before the time is up
     wait_for(lambda: "Restarts=1" in slurm.call("scontrol", "show", "job", job), "the job is in the queue again")
     assert "stopped; everything so far is in" in logs(tmp_path)
@@ -175,10 +82,10 @@ def test_a_job_whose_time_is_up_stops_cleanly_and_goes_on_in_the_queue(slurm: Sl
     is_whole(tmp_path / "run", trials=14)
 
 
-def test_a_node_lost_in_mid_study_costs_its_worker_only(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_node_lost_in_mid_study_costs_its_lane_only(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.04)
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m")
-    wait_for(lambda: trials_of(tmp_path / "run") >= 4, "four trials are done")
+    wait_for_trials(tmp_path, 4)
     lost = slurm.call("squeue", "-h", "-j", job, "-o", "%N").strip()
     victim = slurm.call("scontrol", "show", "hostnames", lost).split()[-1]
     try:
@@ -191,29 +98,15 @@ def test_a_node_lost_in_mid_study_costs_its_worker_only(slurm: Slurm, tmp_path: 
         slurm.wait_until_back(victim)
 
 
-def test_run_inside_an_allocation_uses_all_of_its_nodes(slurm: Slurm, allocate: Allocate, tmp_path: Path) -> None:
-    write(tmp_path)
-    done = autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path, env=allocate(3))
-    assert done.returncode == 0, done.stderr
-    assert "this job has 3 nodes: one worker on each" in done.stdout
-    is_whole(tmp_path / "run", trials=12)
-    assert len({r.by for r in Store.open(tmp_path / "run").of(TrialResult)}) == 3
-
-
 def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_job(
     slurm: Slurm, allocate: Allocate, tmp_path: Path
 ) -> None:
-    write(tmp_path, SPANNING, trials=2)
-    env = {**allocate(2), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "autotune", "run", "study.toml", "--run-dir", "run"]
-    driver = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: trials_of(tmp_path / "run") >= 1, "a trial is done")
-        os.kill(driver.pid, signal.SIGKILL)
-        wait_for(lambda: not marked(str(tmp_path)), "no rank is left")
-    finally:
+    write(tmp_path, REAL, count=4, node_count=2, trials=2)
+    env = allocate(2)
+    with driving(tmp_path, env) as driver:
+        wait_for_trials(tmp_path, 1)
         driver.kill()
-        driver.wait()
+        wait_for(lambda: not marked(str(tmp_path)), "no rank is left")
     slurm.call("scancel", env["SLURM_JOB_ID"])
     job = submit(slurm, tmp_path, "--nodes", "2", "--gpus-per-node", "8", "--time", "10m")
     assert ended(slurm, job, limit_s=200) == "COMPLETED", logs(tmp_path)
@@ -224,10 +117,10 @@ def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_j
 
 
 def test_a_node_taken_down_ends_its_driver_and_counts_against_no_setting(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path, SPANNING, trials=5)
+    write(tmp_path, REAL, count=4, node_count=2, trials=5)
     nodes = ["--sbatch", "--nodelist=127.0.0.[1-2]"]
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", *nodes)
-    wait_for(lambda: trials_of(tmp_path / "run") >= 1, "a trial is done")
+    wait_for_trials(tmp_path, 1)
     try:
         slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=down", "reason=test")
         assert ended(slurm, job) == "FAILED"
@@ -249,12 +142,12 @@ def test_a_job_at_its_time_limit_ends_with_the_status_that_says_so(slurm: Slurm,
     wait_for(lambda: not marked(str(folder)), "no process is left")
 
 
-def test_groups_of_nodes_have_a_driver_each(slurm: Slurm, tmp_path: Path) -> None:
+def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, node_count=2, trials=8)
     job = submit(slurm, tmp_path, "--nodes", "4", "--time", "10m")
     assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
     is_whole(tmp_path / "run", trials=8)
-    assert len({r.by for r in Store.open(tmp_path / "run").of(TrialResult)}) == 2
+    assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1", "127.0.0.3"}
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -263,7 +156,7 @@ def test_groups_of_nodes_have_a_driver_each(slurm: Slurm, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--partition", "gpus"], "--partition must be one of gpu but got 'gpus'; did you mean `gpu`?"),
+        (["--partition", "gpus"], "--partition must be one of gpu, urgent but got 'gpus'; did you mean `gpu`?"),
         (["--partition", "gpu", "--nodes", "5"], "--nodes must be at most 4, all nodes of partition gpu, but got 5"),
         (["--partition", "gpu", "--time", "3h"], "--time must be at most 0-02:00:00"),
         (["--partition", "gpu", "--gpus-per-node", "9"], "SLURM refuses `sbatch`"),

@@ -95,7 +95,7 @@ class Scripted:
         self.said.extend(said)
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        self.given_up.append(lane)
+        self.given_up.append(f"{lane} for good" if for_good else lane)
         self._units = deque(u for u in self._units if u[0] != lane)
 
     def close(self, *, is_over: bool = False) -> None:
@@ -214,6 +214,7 @@ def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp
     whole(run.store, 12)
     assert {r.by for r in run.store.of(TrialResult)} == {"b"}
     assert any("odd" in n for n in diary.notes)
+    assert run.lanes.engine.given_up == ["odd for good"]  # type: ignore[attr-defined]
 
 
 def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:

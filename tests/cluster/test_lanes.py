@@ -1,0 +1,166 @@
+"""Lanes on the nodes of a real SLURM allocation: slow, frozen, killed at the worst moment; and their driver killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.model.records import FloorResult
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from harness.sandbox import Slurm, wait_for
+from tests.cluster.conftest import ROOT, Allocate, autotune, marked
+from tests.cluster.jobs import driving, incidents, is_whole, logs, trials_of, wait_for_trials, write
+
+pytestmark = pytest.mark.cluster
+
+SLOW_NODE = """
+import os, sys
+if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.study.lane" in sys.orig_argv:
+    from autotune.workers.replay import ReplayLauncher
+    usual = ReplayLauncher.__init__
+    def slow(self, replay, **more):
+        usual(self, replay.model_copy(update={"step_s": 1.3 * replay.step_s}), **more)
+    ReplayLauncher.__init__ = slow
+"""
+"""A `sitecustomize` under which one node is slow, whatever it runs."""
+
+IMPATIENT = "from autotune.study import lanes; lanes.SILENT_S = 10.0"
+
+
+def lane_on(node: str, folder: Path) -> psutil.Process:
+    """The program of a study's lane on a node; its guard has the same words in its command, and more."""
+    (found,) = [
+        p
+        for p in marked(str(folder))
+        if p.cmdline()[-2:] == ["-m", "autotune.study.lane"]
+        and "-I" not in p.cmdline()
+        and p.environ().get("SLURMD_NODENAME") == node
+    ]
+    return found
+
+
+def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate: Allocate, tmp_path: Path) -> None:
+    write(tmp_path, trials=17)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(SLOW_NODE)
+    env = {**allocate(3), "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
+    with driving(tmp_path, env) as driver:
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    assert "this study has 3 nodes of this job" in logs(tmp_path)
+    is_whole(tmp_path / "run", trials=17)
+    results = [r for r in Store.open(tmp_path / "run").of(TrialResult) if r.comparison is not None]
+    assert {r.by for r in results} == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+    for result in results:
+        assert result.comparison is not None
+        is_faster = result.settings.get("xla_backend_optimization_level") == "1"
+        assert result.comparison.estimate.ratio == pytest.approx(0.9 if is_faster else 1.0, abs=0.02), result
+    shown = autotune("status", "run", "--json", cwd=tmp_path, env=env)
+    lanes = {x["lane"]: x for x in json.loads(shown.stdout)[0]["lanes"]}
+    assert {name: x["is_slow"] for name, x in lanes.items()} == {
+        "127.0.0.1": False, "127.0.0.2": True, "127.0.0.3": False,
+    }  # fmt: skip
+    assert lanes["127.0.0.2"]["ratio"] == pytest.approx(1.3, abs=0.03)
+    assert "a slow machine" in autotune("status", "run", cwd=tmp_path, env=env).stdout
+    report = autotune("report", "run", "--md", cwd=tmp_path, env=env).stdout
+    assert ["slow" in line for line in report.splitlines() if "127.0.0.2" in line] == [True], report
+
+
+def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
+    allocate: Allocate, tmp_path: Path
+) -> None:
+    write(tmp_path, trials=14, delay_s=0.04)
+    env = allocate(3)
+    with driving(tmp_path, env) as driver:
+        wait_for_trials(tmp_path, 4, driver=driver)
+        below = [lane_on(f"127.0.0.{i}", tmp_path) for i in (1, 2, 3)]
+        driver.kill()
+        wait_for(lambda: not marked(str(tmp_path)), "nothing of the study runs on any node", limit_s=20)
+        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in below)
+    before = trials_of(tmp_path / "run")
+    assert 4 <= before < 14
+    with driving(tmp_path, env) as driver:
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    is_whole(tmp_path / "run", trials=14)
+    floors = Store.open(tmp_path / "run").of(FloorResult)
+    assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
+
+
+def test_a_frozen_lane_is_given_up_and_its_unit_done_elsewhere(allocate: Allocate, tmp_path: Path) -> None:
+    write(tmp_path, trials=14, delay_s=0.05)
+    with driving(tmp_path, allocate(2), code=IMPATIENT) as driver:
+        wait_for_trials(tmp_path, 3, driver=driver)
+        frozen = lane_on("127.0.0.2", tmp_path)
+        frozen.suspend()
+        wait_for(lambda: any("silent for 10 s" in w for w in incidents(tmp_path / "run")), "it is given up")
+        wait_for(lambda: not frozen.is_running(), "its guard ends it though it is frozen")
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    is_whole(tmp_path / "run", trials=14)
+    again = [r for r in Store.open(tmp_path / "run").of(TrialResult) if r.directory and r.directory.endswith(".2")]
+    assert len(again) == 1
+
+
+def test_a_frozen_node_is_given_up_and_changes_nothing_when_it_thaws(
+    slurm: Slurm, allocate: Allocate, tmp_path: Path
+) -> None:
+    """As a machine whose memory is used up: step, guard and lane all stand still, then go on as if nothing was."""
+    write(tmp_path, trials=17, delay_s=0.06)
+    run = tmp_path / "run"
+    with driving(tmp_path, allocate(2), code=IMPATIENT) as driver:
+        wait_for_trials(tmp_path, 3, driver=driver)
+        try:
+            slurm.signal_node("127.0.0.2", signal.SIGSTOP)
+            wait_for(lambda: any("silent for 10 s" in w for w in incidents(run)), "it is given up")
+            given_up = trials_of(run)
+            wait_for(lambda: trials_of(run) > given_up + 1, "the other lane goes on", limit_s=10)
+        finally:
+            slurm.signal_node("127.0.0.2", signal.SIGCONT)
+        assert driver.poll() is None, logs(tmp_path)
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    is_whole(run, trials=17)
+    assert not marked(str(tmp_path))
+    slurm.wait_until_back("127.0.0.2")
+
+
+def test_both_nodes_lost_at_the_tail_leave_no_trial_out(slurm: Slurm, allocate: Allocate, tmp_path: Path) -> None:
+    """Seen with the queue of files: a worker that died at the end left its trial out, once the one that won."""
+    write(tmp_path, trials=8, delay_s=0.1)
+    with driving(tmp_path, allocate(2)) as driver:
+        wait_for_trials(tmp_path, 6, driver=driver)  # the last two are on their way
+        try:
+            slurm.kill_node("127.0.0.1")
+            slurm.kill_node("127.0.0.2")
+            assert trials_of(tmp_path / "run") < 8
+            assert driver.wait(timeout=170) == 75, logs(tmp_path)
+        finally:
+            for node in ("127.0.0.1", "127.0.0.2"):
+                slurm.start_node(node)
+    assert "all of 2 nodes of this job are gone" in logs(tmp_path)
+    for node in ("127.0.0.1", "127.0.0.2"):
+        slurm.wait_until_back(node)
+    with driving(tmp_path, allocate(2)) as driver:
+        assert driver.wait(timeout=170) == 0, logs(tmp_path)
+    is_whole(tmp_path / "run", trials=8)
+
+
+def test_a_node_that_is_gone_before_the_study_begins_delays_nobody(
+    slurm: Slurm, allocate: Allocate, tmp_path: Path
+) -> None:
+    """SLURM does not know it yet, and has the lane's step wait for it."""
+    write(tmp_path)
+    env = allocate(2)
+    try:
+        slurm.kill_node("127.0.0.2")
+        with driving(tmp_path, env) as driver:
+            assert driver.wait(timeout=120) == 0, logs(tmp_path)
+    finally:
+        slurm.start_node("127.0.0.2")
+    slurm.wait_until_back("127.0.0.2")
+    is_whole(tmp_path / "run", trials=12)
+    assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1"}
+    assert Store.open(tmp_path / "run").records()[-1].at_s < 60
+    assert not marked(str(tmp_path))

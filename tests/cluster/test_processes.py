@@ -1,0 +1,122 @@
+"""Lanes that are processes: however one of them ends, or does not, the others have their say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.cluster import processes
+from autotune.cluster.engine import JOINED, LEFT, Told
+from autotune.cluster.processes import Place, Processes
+from autotune.model.errors import NodeLostError
+from tests.cluster.conftest import ROOT
+
+FAIR = """
+from autotune.child import Channel
+channel = Channel()
+assert channel.receive()["type"] == "study"
+channel.send("alive")
+while channel.receive()["type"] == "unit":
+    channel.send("result")
+"""
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """Three lanes that say at once that they are there, and answer each unit."""
+    monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", FAIR))
+    monkeypatch.setattr(processes, "PAUSE_S", 0.1)
+    places = [Place(name=n, host="here", study={"type": "study"}, env=ENV, devices=1) for n in "abc"]
+    engine = Processes(places, logs=tmp_path / "lanes", words="3 lanes")
+    yield engine
+    monkeypatch.setattr(processes, "PATIENCE_S", 0.1)
+    engine.close()
+
+
+def wait_for(engine: Processes, kind: str, *names: str, limit_s: float = 60.0) -> list[Told]:
+    """All news until each of some lanes has said a message of a kind."""
+    heard: list[Told] = []
+    end = time.monotonic() + limit_s
+    while {t.lane for t in heard if t.message["type"] == kind} < set(names):
+        assert time.monotonic() < end, heard
+        heard += engine.news(0.2)
+    return heard
+
+
+def freeze(engine: Processes, lane: str) -> None:
+    """Freezes the guard of a lane: it hears of nothing any more."""
+    process = engine._lanes[lane].process
+    assert process is not None
+    os.kill(process._process.pid, signal.SIGSTOP)
+
+
+def test_a_lane_that_does_not_end_keeps_no_other_waiting(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE_S", 6.0)
+    wait_for(lanes, JOINED, "a", "b", "c")
+    freeze(lanes, "a")
+    began_s = time.monotonic()
+    lanes.give_up("a", "silent")
+    lanes.begin("b", {"type": "unit"})
+    heard = wait_for(lanes, "result", "b")
+    assert time.monotonic() - began_s < 4
+    assert Told("a", {"type": LEFT, "why": "silent"}) in heard
+    wait_for(lanes, JOINED, "a")
+    assert time.monotonic() - began_s >= 6  # not beside what is left of the one before
+
+
+def test_lanes_that_do_not_end_are_waited_for_together(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE_S", 3.0)
+    wait_for(lanes, JOINED, "a", "b", "c")
+    for name in "abc":
+        freeze(lanes, name)
+    began_s = time.monotonic()
+    lanes.close()
+    assert 3 <= time.monotonic() - began_s < 7
+    lanes.close()
+
+
+def test_lanes_that_say_nothing_are_given_up_one_day_with_the_reason(
+    lanes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(processes, "START_LIMIT_S", 0.5)
+    with pytest.raises(NodeLostError, match=r"all of 3 lanes are gone \(a: it did not start within 0 s; b: it did"):
+        wait_for(lanes, JOINED, "a")
+
+
+def test_a_lane_given_up_for_good_does_not_pass_for_one_that_is_there(lanes: Processes) -> None:
+    """Else a study whose other lanes are gone would wait for ever."""
+    wait_for(lanes, JOINED, "a", "b", "c")
+    lanes.give_up("a", "of no use", for_good=True)
+    heard = wait_for(lanes, LEFT, "a")
+    lanes.give_up("b", "silent")
+    heard += wait_for(lanes, JOINED, "b")  # this one comes again
+    lanes.give_up("b", "of no use", for_good=True)
+    lanes.give_up("c", "of no use", for_good=True)
+    with pytest.raises(NodeLostError, match=r"all of 3 lanes are gone \(a: of no use; b: of no use; c: of no use"):
+        wait_for(lanes, JOINED, "a")
+    assert [t.lane for t in heard if t.message["type"] == JOINED] == ["b"]
+
+
+def test_a_lane_whose_program_fails_says_why_in_its_own_words(
+    lanes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", "raise SystemExit('no disk here')"))
+    heard = wait_for(lanes, LEFT, "a", "b", "c")
+    whys = {t.message["why"] for t in heard if t.message["type"] == LEFT}
+    assert whys == {"its process ended (1): no disk here"}
+
+
+def test_a_lane_is_there_once_its_own_program_says_so(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first minute may go by in reading packages from a busy disk: that is no silence."""
+    monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", f"import time; time.sleep(2)\n{FAIR}"))
+    began_s = time.monotonic()
+    heard = wait_for(lanes, JOINED, "a", "b", "c")
+    assert time.monotonic() - began_s >= 2
+    assert [t.message["type"] for t in heard if t.lane == "a"][:2] == [JOINED, "alive"]
