@@ -1,0 +1,112 @@
+"""A driver that was started by the real command, and every process below it, on whatever node it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+MARK = "AUTOTUNE_STARTED_BY"
+LANE, MEASURE = "autotune.study.lane", "autotune.child.measure"
+
+
+class Driven:
+    """One session of a study: ``autotune run``.
+
+    Args:
+        folder: The study file lies there (``study.toml``), the run directory is made there (``run``). Its path marks
+            all processes of the study, of this session and of others.
+        arguments: More of the command line.
+        env: In place of this process's environment.
+        program: What runs ``autotune``, in place of ``-m autotune``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] = os.environ,
+        program: Sequence[str] = ("-m", "autotune"),
+    ) -> None:
+        self.mark = str(folder)
+        self.run = folder / "run"
+        self._log = folder / "driver.log"
+        own = {**env, MARK: self.mark, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(folder / "data")}
+        command = [sys.executable, *program, "run", "study.toml", "--run-dir", str(self.run), *arguments]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=own, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    @property
+    def said(self) -> str:
+        """What all drivers of this folder have printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.poll() is None
+
+    def wait(self, limit_s: float = 300.0) -> int:
+        """Waits for its end; gives its exit status."""
+        return self.process.wait(timeout=limit_s)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        self.process.send_signal(number)
+
+    def lanes(self) -> dict[str, psutil.Process]:
+        """Lane programs that are alive, by the lanes' names."""
+        found = {}
+        for process in _running(self.mark, LANE):
+            try:
+                log = next(a for a in process.parent().cmdline() if a.endswith(".log"))  # its guard's
+            except (psutil.Error, AttributeError, StopIteration):
+                continue
+            found[Path(log).stem] = process
+        return found
+
+    def measuring(self) -> list[psutil.Process]:
+        """Processes that measure: reference or candidate, in the midst of a unit."""
+        return _running(self.mark, MEASURE)
+
+    def left(self, patience_s: float = 15.0) -> list[psutil.Process]:
+        """Processes of this folder that are still there some seconds later; none is how it should be."""
+        end = time.monotonic() + patience_s
+        while (alive := marked(self.mark)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return alive
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes, this one excepted, whose environment or command line holds some text."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = f"{process.environ()} {process.cmdline()}"
+            if mark in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _running(mark: str, module: str) -> list[psutil.Process]:
+    """Those that run a module of ours, their guards and carriers left out."""
+    found = []
+    for process in marked(mark):
+        try:
+            if process.cmdline()[1:3] == ["-m", module]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
