@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from autotune.rundir.store import RECORDS
+
 ROOT = Path(__file__).parents[1]
 MARK = "AUTOTUNE_STARTED_BY"
 LANE, MEASURE = "autotune.study.lane", "autotune.child.measure"
@@ -39,6 +41,7 @@ class Driven:
         self.mark = str(folder)
         self.run = folder / "run"
         self._log = folder / "driver.log"
+        self._written = _size(self.run / RECORDS)
         own = {**env, MARK: self.mark, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(folder / "data")}
         command = [sys.executable, *program, "run", "study.toml", "--run-dir", str(self.run), *arguments]
         with self._log.open("ab") as log:
@@ -55,6 +58,11 @@ class Driven:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self.process.poll() is None
+
+    @property
+    def has_written(self) -> bool:
+        """Whether this session has recorded anything."""
+        return _size(self.run / RECORDS) > self._written
 
     def wait(self, limit_s: float = 300.0) -> int:
         """Waits for its end; gives its exit status."""
@@ -110,3 +118,7 @@ def _running(mark: str, module: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0

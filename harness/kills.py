@@ -45,7 +45,7 @@ pairs_cap = 12
 processes = 3
 finalists = 2
 pairs = 6
-soak = "2s"
+soak = "6s"
 soak_steps = 20
 [replay]
 delay_s = {delay_s}
@@ -54,6 +54,7 @@ effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_wi
 failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 """
 
+# What is searched beats the baseline by far, so that a study has proofs and a soak.
 REAL = """
 name = "killed-real"
 [workload]
@@ -65,6 +66,8 @@ use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [1, 2, 3]
+[baseline]
+xla_backend_optimization_level = 0
 [measure]
 pairs_cap = 12
 block_s = 0.02
@@ -74,6 +77,9 @@ finalists = 1
 pairs = 6
 soak = "5s"
 """
+
+AT_WORK = 0.85
+"""Share of strikes for which the driver, where it has just been started again, is waited for until it is at work."""
 
 RESTARTS = 3
 """Times that a driver may end by itself because its reference, or every lane, was killed too often."""
@@ -130,10 +136,12 @@ class Killing:
         return self.place.start(self.folder, storage)
 
     def strike(self, most: int) -> None:
-        """Strikes the study so often, or until it is over: at most twice in each of its stages, in order."""
-        for stage in self.rng.choices(STAGES[:-1], k=most):
-            if len(self.strikes) >= most or not self._wait_until(stage):
+        """Strikes the study so often, at stages that chance chooses, or until it is over."""
+        for stage in sorted(self.rng.choices(STAGES[:-1], k=most), key=STAGES.index):
+            if not self._wait_until(stage) or stage_of(self.driver.run) == STAGES[-1]:
                 return
+            if self.rng.random() < AT_WORK:
+                self._wait_until_at_work()
             time.sleep(self.rng.uniform(0.0, self.place.longest_s))
             self._strike_now()
 
@@ -190,6 +198,15 @@ class Killing:
                 return True
             time.sleep(0.02)
         return False
+
+    def _wait_until_at_work(self, patience_s: float = 120.0) -> None:
+        """Waits until this session has written something, and something measures where that is a process."""
+        end = time.monotonic() + patience_s
+        is_stage = stage_of(self.driver.run)
+        while self._goes_on() and time.monotonic() < end and stage_of(self.driver.run) == is_stage:
+            if self.driver.has_written and (self.text != REAL or self.driver.measuring()):
+                return
+            time.sleep(0.05)
 
     # ------------------------------------------------------------------ strikes
 

@@ -74,9 +74,8 @@ def tally_of(run: Path) -> dict[str, Any]:
     return {
         "trials": len(results),
         "lost": len(set(range(1, len(results) + 1)) - set(numbers)),
-        "doubled": sum(
-            len(seen) - len(set(seen)) for seen in (numbers, confirmations, ablations, soaks, proofs, floors)
-        ),
+        "doubled": sum(len(seen) - len(set(seen)) for seen in (numbers, confirmations, ablations, soaks, proofs)),
+        "floors_measured_again": len(floors) - len(set(floors)),
         "sets_measured_twice": len(results) - len({r.settings for r in results}),
         "trials_with_wrong_samples": sum(not _is_whole(store, r) for r in results),
         "conclusions": len(store.of(ConclusionRecord)),
