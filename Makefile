@@ -11,8 +11,10 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
 
-# The rest: whole studies on real workers, kills, compilations for described GPUs (those skip where no plugin is).
+# The rest: whole studies on real workers, kills, power cuts and failing disks (root on Debian installs FUSE for them),
+# compilations for described GPUs (those skip where no plugin is).
 test-slow: $(VENV)/.tested
+	sh .ci/disk_packages.sh
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not cluster" --timeout 900
 
 # Wheels that compile for GPUs on a machine without one (about 570 MB), and the tests that need them.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from workloads.base import Workload
 from workloads.loading import load
 
-VARIABLE = "PLANTED_ITERATIONS"
+VARIABLE = "JAX_PLANTED_ITERATIONS"
 
 
 def build(devices: Any = None, **options: Any) -> Workload:

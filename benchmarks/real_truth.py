@@ -40,7 +40,7 @@ from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, prob
 from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
-VARIABLE = "PLANTED_ITERATIONS"
+VARIABLE = "JAX_PLANTED_ITERATIONS"
 LABEL = "PLANTED_LABEL"  # read by nobody: makes sets that differ and programs that do not
 
 

@@ -13,7 +13,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialConfig, TrialResult
-from autotune.results.winner import Conditions, Winner
+from autotune.results.conditions import Conditions
+from autotune.results.winner import Winner
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
@@ -40,10 +41,10 @@ class Diary:
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
 
-    def phase(self, what: str) -> None:
+    def phase(self, what: str, lane: str = "") -> None:
         self.phases.append(what)
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
     def proof(self, run: ConfirmRun, asked: int) -> None:

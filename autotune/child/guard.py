@@ -43,7 +43,8 @@ class BoundedLog:
     """
 
     def __init__(self, path: str, limit: int) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        mode = os.stat(os.path.dirname(path) or ".").st_mode & 0o666 | 0o600  # noqa: PTH116, PTH120 (as above, of time)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         self._half = limit // 2
         self._head = 0
         self._tail = bytearray()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, results, run, show
+from autotune.cli import cluster, compile, flags, fsck, results, run, show
+from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
     name="autotune",
@@ -28,7 +30,7 @@ for _command in (
     run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
-    cluster.submit, show.schema,
+    cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
@@ -45,19 +47,30 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    guard_streams()
+
+
+def _indented(message: str) -> str:
+    """A message whose first line alone begins at the edge: what it quotes must not pass for another message."""
+    first, *rest = message.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
     """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    guard_streams()
     try:
         app(standalone_mode=True)
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
         from autotune.model import STOPPED, AutotuneError, NodeLostError  # `--help` needs none of it
+        from autotune.rundir import cannot_write, is_fault_of_disk
 
+        if isinstance(error, OSError) and is_fault_of_disk(error):
+            error = cannot_write(Path(error.filename or "the run directory"), error)
         if not isinstance(error, AutotuneError):
             raise
-        print(f"autotune: {error}", file=sys.stderr)
+        print(f"autotune: {_indented(str(error))}", file=sys.stderr)
         sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli import options
+from autotune.cli.printing import print_exact
 
 
 def submit(
@@ -62,7 +62,7 @@ def submit(
             grace_s=grace_s, claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
             options=typed, with_storage=storage is not None,
         )  # fmt: skip
-        sys.stdout.write(cluster.to_yaml(cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)))
+        print_exact(cluster.to_yaml(cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)))
         return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
     python = container_python if container_image else driver_python()
@@ -75,7 +75,7 @@ def submit(
     )  # fmt: skip
     script = cluster.render_script(spec, request, program, with_storage=storage is not None)
     if dry_run:
-        sys.stdout.write(script)
+        print_exact(script)
         return
     job = cluster.submit_script(request, program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_json, print_table
+from autotune.cli.printing import plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.settings import Migration, ProbeReport, SettingCheck
@@ -264,7 +264,7 @@ def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_jso
 
 def _print_migration(migration: Migration) -> None:
     """The new text on standard output, the reasons on standard error."""
-    sys.stdout.write(migration.text if migration.text.endswith("\n") else migration.text + "\n")
+    print_exact(migration.text if migration.text.endswith("\n") else migration.text + "\n")
     for change in migration.changes:
         after = change.after or "(removed)"
         print(f"line {change.line}: {change.before} -> {after}: {change.reason}", file=sys.stderr)

@@ -22,10 +22,14 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     format_share,
+    visible_line,
 )
 from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 from autotune.stats import Verdict
 from autotune.study import STAGES
+
+MOST_LANES = 8
+"""Lanes that the panel shows."""
 
 _PHASE_WORDS = {
     "import": "importing jax",
@@ -50,16 +54,17 @@ class LineView:
     def line(self, text: str) -> None:
         """Prints one line with the study's time before it."""
         minutes, seconds = divmod(int(self._watch.total_s), 60)
-        self._console.print(f"[{minutes:3d}:{seconds:02d}] {text}", markup=False, highlight=False, soft_wrap=True)
+        line = f"[{minutes:3d}:{seconds:02d}] {visible_line(text)}"
+        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
         """See `autotune.model.View`."""
         self.line(f"== {name}: {detail}")
 
-    def phase(self, what: str) -> None:
+    def phase(self, what: str, lane: str = "") -> None:
         """See `autotune.model.View`; too fine for lines."""
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         """See `autotune.model.View`; too fine for lines."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
@@ -113,7 +118,8 @@ class LiveView(LineView):
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"
-        self._detail = self._what = self._doing = self._floor = ""
+        self._detail = self._what = self._floor = ""
+        self._doing: dict[str, str] = {}  # by lane
         self._best, self._best_ratio = "none yet better than the default", 1.0
         self._durations: list[float] = []
         self._left: int | None = None
@@ -129,18 +135,17 @@ class LiveView(LineView):
     def stage(self, name: str, detail: str) -> None:
         """See `autotune.model.View`."""
         super().stage(name, detail)
-        self._stage, self._detail, self._what, self._doing = name, detail, "", ""
+        self._stage, self._detail, self._what, self._doing = name, detail, "", {}
 
-    def phase(self, what: str) -> None:
+    def phase(self, what: str, lane: str = "") -> None:
         """See `autotune.model.View`."""
         is_screen = what.startswith("screening")
-        self._doing = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
+        self._doing[lane] = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         """See `autotune.model.View`."""
-        self._doing = (
-            f"{len(ratios)} pairs of blocks measured, ratio about {format_ratio(math.exp(statistics.median(ratios)))}"
-        )
+        about = format_ratio(math.exp(statistics.median(ratios)))
+        self._doing[lane] = f"{len(ratios)} pairs of blocks measured, ratio about {about}"
 
     def floor(self, result: FloorResult) -> None:
         """See `autotune.model.View`."""
@@ -152,7 +157,7 @@ class LiveView(LineView):
         super().trial_starts(config, asked)
         self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
         self._left = asked - config.number + 1
-        self._doing = "starting a worker"
+        self._doing.setdefault("", "starting a worker")
 
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.View`."""
@@ -174,6 +179,14 @@ class LiveView(LineView):
         if result.verdict is Verdict.FASTER and result.estimate is not None:
             self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"
 
+    def _lanes(self) -> list[tuple[str, str]]:
+        """What is under way: a row, or one for each lane."""
+        lanes = sorted(filter(None, self._doing))
+        if not lanes:
+            return [("", self._doing.get("", ""))]
+        more = [("", f"and {len(lanes) - MOST_LANES} lanes more")] if len(lanes) > MOST_LANES else []
+        return [*((f"  {lane}", self._doing[lane]) for lane in lanes[:MOST_LANES]), *more]
+
     def _panel(self) -> Group:
         steps = Text("  ".join(f"[{s.name}]" if s.name == self._stage else s.name for s in STAGES), style="cyan")
         left = []
@@ -188,11 +201,11 @@ class LiveView(LineView):
             ("study", f"{self._name}, {format_seconds(self._watch.total_s)} so far"),
             ("stage", self._detail),
             ("now", self._what),
-            ("", self._doing),
+            *self._lanes(),
             ("best", self._best),
             ("noise", self._floor),
             ("time", ", ".join(left)),
         ):
             if text:
-                table.add_row(name, Text(text))
+                table.add_row(name, Text(visible_line(text)))
         return Group(Text(), steps, table)

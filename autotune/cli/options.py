@@ -18,6 +18,10 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such 
 WinnerFile = Annotated[
     Path, typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
 ]
+FromRun = Annotated[
+    Path | None,
+    typer.Option("--run", help="Run directory that the file was exported from; default: looked for by name."),
+]
 Flags = Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, write_text
+from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
+
+if TYPE_CHECKING:
+    from autotune.results import Winner
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -79,13 +82,15 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model import AutotuneError, close_matches
-    from autotune.results import USE, ExportFormat, render_export
+    from autotune.results import USE, ExportFormat, origin_of_run, render_export
     from autotune.rundir import Store
 
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
-    text = render_export(Store.open(run_path), ExportFormat(form), trial=trial, even_predicted=force)
+    store = Store.open(run_path)
+    text = render_export(store, ExportFormat(form), trial=trial, even_predicted=force)
+    _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
@@ -94,6 +99,7 @@ def verify(
     study: Annotated[
         Path | None, typer.Option(help="Study file of the workload that is meant to run; compared too.")
     ] = None,
+    run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
     """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
@@ -101,16 +107,14 @@ def verify(
     from autotune.study import verify_winner
 
     winner = read_winner(file)
-    found = verify_winner(winner, file, study=study)
+    found = verify_winner(winner, file, study=study, run=run)
     if as_json:
         print_json(found)
     else:
-        for difference in found.differences:
-            print(f"differs  {difference}")
-        for note in found.notes:
-            print(f"note     {note}")
+        print_lines(f"differs  {difference}" for difference in found.differences)
+        print_lines(f"note     {note}" for note in found.notes)
         if found.holds:
-            print(f"holds    {winner.study}: this machine is as it was when it was proven")
+            print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
     if not found.holds:
         raise typer.Exit(1)
 
@@ -128,13 +132,12 @@ def exec_(
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py."""
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
-    from autotune.results import read_winner
     from autotune.study import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner = read_winner(file)
+    winner = _read_checked(file)
     found = verify_winner(winner, file).differences
     if found and not force:
         raise AutotuneError(
@@ -143,14 +146,46 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
-    for line in [*(f"not proven here, forced: {d}" for d in found), *lines]:
-        print(f"autotune: {line}", file=sys.stderr, flush=True)
+    print_lines(
+        (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
+    )
+    sys.stderr.flush()
     try:
         os.execvpe(command[0], command, merged)
     except OSError as error:
         raise AutotuneError(
             f"the command must be one that can be started but {command[0]}: {error.strerror}"
         ) from error
+
+
+def _read_checked(file: Path) -> Winner:
+    """A winner that somebody is about to use: says whose it is, and refuses one that its records do not give.
+
+    Raises:
+        AutotuneError: If there is no winner in it, or its records give another; `exec --force` is not for that.
+    """
+    from autotune.model import AutotuneError
+    from autotune.results import check_records, origin_line, read_winner
+
+    winner = read_winner(file)
+    _say(origin_line(file, winner.proof.hosts if winner.proof else ()))
+    if file.is_file():
+        found = check_records(winner, file)
+        for note in found.notes:
+            _say(f"{file}: {note}")
+        if found.differences:
+            raise AutotuneError(
+                f"{file} must hold what its run proved but differs in\n"
+                + "\n".join(f"  - {d}" for d in found.differences)
+                + "\n  export it again"
+            )
+    return winner
+
+
+def _say(line: str | None) -> None:
+    """A line beside the output, if there is one."""
+    if line is not None:
+        print(f"autotune: {line}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- library, recheck
@@ -164,10 +199,10 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
-    from autotune.results import add_to_library, read_winner
+    from autotune.results import add_to_library
 
     for run in runs:
-        print(add_to_library(read_winner(run), library))
+        print(add_to_library(_read_checked(run), library))
 
 
 @library_app.command("list")
@@ -182,7 +217,9 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     for e in known:
         c, found = e.winner.conditions, e.winner.estimate
         ratio = format_estimate(found) if found else "-"
-        print(f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}")
+        print_lines(
+            [f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"]
+        )
 
 
 def best(
@@ -198,12 +235,12 @@ def best(
     from autotune.results import best_known as nearest
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
+    _read_checked(match.entry.path)
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
         print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file))
         return
-    for line in describe_entry(match):
-        print(line)
+    print_lines(describe_entry(match))
 
 
 def recheck(
@@ -232,7 +269,7 @@ def recheck(
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:
-        print(f"{conclusion.sentence}\neverything lies in {path}")
+        print_lines([conclusion.sentence, f"everything lies in {path}"])
     if conclusion.outcome is not Outcome.WINNER:
         raise typer.Exit(1)
 

@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from autotune.compiler import Prediction, ScreenReport, Target
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
 from autotune.results import Winner
+from autotune.rundir import RunCheck
 from autotune.settings import (
     Diagnosis,
     FlagInfo,
@@ -77,6 +78,7 @@ SHAPES: dict[str, Any] = {
     "flags list": _list_of(_Setting),
     "flags migrate": Migration,
     "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
+    "fsck": RunCheck,
     "library list": _list_of(_Winner),
     "predict": _list_of(_Predicted | _Failed),
     "recheck": _Conclusion,

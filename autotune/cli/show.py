@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +53,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import describe_begin
+    from autotune.results import describe_begin, doubts, origin_of_run
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -64,7 +63,8 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        print_lines(describe_begin(store))
+        origin = origin_of_run(store)
+        print_lines([*describe_begin(store), *([origin] if origin is not None else []), *doubts(store)])
         print_study(store)
 
 
@@ -107,7 +107,7 @@ def repro(
 ) -> None:
     """Prints the environment and command that run one trial's program by hand."""
     from autotune.rundir import Store
-    from autotune.study import find_trial, reproduce_trial
+    from autotune.study import find_trial, reproduce_trial, shell_lines
 
     store = Store.open(run_path)
     result = find_trial(store, trial)
@@ -116,9 +116,8 @@ def repro(
         print_json(found)
         return
     print(f"# trial {trial} of {store.spec.name}: {result.status}")
-    for name, value in found.environment.items():
-        print(f"export {name}={shlex.quote(value)}")
-    print(shlex.join(found.command))
+    for line in shell_lines(found):
+        print(line)
 
 
 def schema() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from autotune.cluster.submit import STORAGE_VARIABLE
-from autotune.model import STOPPED, StudyFileError, StudySpec
+from autotune.model import STOPPED, StudyFileError, StudySpec, strike_text, struck_names
 
 STUDY_FOLDER = "/etc/autotune"
 RETRIES = 3
@@ -62,8 +62,9 @@ def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dic
     """The ConfigMap that holds the study, and the Job.
 
     Raises:
-        StudyFileError: If the study cannot run as pods that know nothing of each other.
+        StudyFileError: If the study cannot run as pods that know nothing of each other, or holds a secret.
     """
+    _refuse_secrets(spec, study_text)
     if spec.device.node_count > 1:
         raise StudyFileError(
             "a trial on Kubernetes must fit into one pod but the study has `device.node_count = "
@@ -102,6 +103,23 @@ def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dic
         },
     }
     return [config, job]
+
+
+def _refuse_secrets(spec: StudySpec, study_text: str) -> None:
+    """Refuses a study that would carry secrets into a ConfigMap, for all who may look at the namespace can read it.
+
+    Raises:
+        StudyFileError: If its workload holds one, or the file anywhere has the shape of one; the message has no value.
+    """
+    names = [*struck_names(spec.workload.shown.command), *struck_names(spec.workload.shown.options)]
+    lines = [n for n, line in enumerate(study_text.splitlines(), start=1) if strike_text(line) != line]
+    if names or lines:
+        where = ", ".join(names) or f"line {', '.join(map(str, lines))}"
+        raise StudyFileError(
+            f"a study on Kubernetes travels in a ConfigMap, so it must hold no secret, but it does ({where}); put it "
+            "into a Secret, add that to the container as an environment variable (`secretKeyRef`), and let the program "
+            "read the variable: it is inherited and never recorded"
+        )
 
 
 def _pod(name: str, request: PodRequest) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Processes:
     def __init__(self, places: Sequence[Place], *, logs: Path, words: str) -> None:
         self.words = words
         self._logs = logs
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
         self._said: list[Told] = []
 

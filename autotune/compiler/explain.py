@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.compiler import program as programs
 from autotune.compiler.predict import MAIN, Event, Prediction
 from autotune.compiler.program import CompiledProgram, changes
-from autotune.model import format_bytes, format_change, format_seconds, format_share
+from autotune.model import format_bytes, format_change, format_seconds, format_share, visible
 
 PREDICTED = "Step times are predicted from the compiled program, not measured."
 _LANE_HEIGHT, _LABEL_WIDTH, _DRAWN_WIDTH = 26, 190, 2200
@@ -70,7 +70,12 @@ def as_page(reference: Side, candidate: Side, *, title: str, memory_limit_bytes:
     import jinja2
 
     template = importlib.resources.files("autotune") / "data" / "explain.html.j2"
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=lambda shown: visible(shown) if isinstance(shown, str) else shown,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
     sides = [("Reference", reference), ("Candidate", candidate)]
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         title=title,

@@ -6,11 +6,11 @@ from autotune.machine.devices import parse_devices, reserve_devices, restrict_de
 from autotune.machine.energy import NO_METER, EnergyMeter, open_meter
 from autotune.machine.environment import (
     caller_environment, child_environment, data_dir, default_cache_dir, driver_python, let_import_packages,
-    merge_for_exec, refuse_forbidden, reproduction_environment, steering_settings, variables_of, without_passwords,
+    merge_for_exec, reproduction_environment, steering_settings, variables_of,
 )  # fmt: skip
-from autotune.machine.files import replace_file
+from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
 from autotune.machine.gpus import Gpu, Runner, find_gpus, gpu_topology, run_program, visible_gpu_ids, visible_gpus
-from autotune.machine.provenance import describe_machine, utc_now
+from autotune.machine.provenance import describe_machine, foreign_owner, is_this_host, utc_now
 from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,20 +64,21 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
         devices: Ids as `parse_devices` gives them.
 
     Raises:
-        LaunchError: If another study has one of them, with its process.
+        LaunchError: If another study has one of them, with its process; or others may use the locks.
     """
-    folder = Path(tempfile.gettempdir()) / f"autotune-slots-{os.getuid()}"
+    if not devices:
+        yield
+        return
     with contextlib.ExitStack() as stack:
+        folder = _open_slots()
+        stack.callback(os.close, folder)
         for device in sorted(devices):
+            name = f"{kind}-{device.replace('/', '_')}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             try:
-                folder.mkdir(mode=0o700, exist_ok=True)
-                name = folder / f"{kind}-{device.replace('/', '_')}"
-                lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                lock = os.open(name, flags, 0o600, dir_fd=folder)
             except OSError as error:
-                raise LaunchError(
-                    f"{folder} must be writable, to reserve devices against other studies, but: {error.strerror}; "
-                    "name another temporary folder with TMPDIR"
-                ) from error
+                raise _cannot_reserve(f"{name}: {error.strerror}") from error
             stack.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,6 +91,42 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield
+
+
+def _slots() -> Path:
+    """The folder of locks; in a folder that everybody may write, so another user may have put something there first."""
+    return Path(tempfile.gettempdir()) / f"autotune-slots-{os.getuid()}"
+
+
+def _open_slots() -> int:
+    """Opens the folder of locks, made if it is missing; what is checked is what is then used.
+
+    Raises:
+        LaunchError: If it is a link, another user's, or open to others: they could hold or free this user's devices.
+    """
+    path = _slots()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        why = "it is a link" if path.is_symlink() else error.strerror
+        raise _cannot_reserve(str(why)) from error
+    found = os.fstat(folder)
+    if found.st_uid != os.getuid():
+        why = f"it belongs to user {found.st_uid}"
+    elif stat.S_IMODE(found.st_mode) & 0o077:
+        why = f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})"
+    else:
+        return folder
+    os.close(folder)
+    raise _cannot_reserve(why)
+
+
+def _cannot_reserve(why: str) -> LaunchError:
+    return LaunchError(
+        f"{_slots()} must be a folder of this user alone, to reserve devices against other studies, but {why}; "
+        "remove it if it is yours, or name another temporary folder with TMPDIR"
+    )
 
 
 def worker_name(environment: Mapping[str, str], host: str, devices: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class EnergyMeter:
 
 NO_METER = EnergyMeter(problem="nobody asked for it")
 
-_SHARED = "several workers share the study, and the processor's counter is of all that runs on it; start one worker"
+_SHARED = "several lanes share this machine, and the processor's counter is of all that runs on it; use one lane"
 _NO_NVML = (
     "NVML must answer for every GPU (Volta or newer; not for parts of one that MIG made): "
     "pip install 'xla-autotune[gpu]', and see `autotune doctor`"
@@ -123,7 +123,7 @@ def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powe
     Args:
         spec: The study.
         gpus: The GPUs that are visible here.
-        is_shared: Several workers share the study, perhaps on the cores of one processor, whose counter is of all.
+        is_shared: Several lanes are at work, perhaps on the cores of one processor, whose counter is of all.
         powercap: Where Linux has its RAPL counters.
     """
     if spec.replay is not None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autotune.model import FlagSet, SettingError, kind_of
+from autotune.model import FlagSet, SettingError, is_variable, kind_of
 
 STEERING = re.compile(
     r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"
@@ -27,11 +27,6 @@ STEERING = re.compile(
 """Variables that change speed or results: taken out of the caller's environment before settings go in.
 
 Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
-
-FORBIDDEN = frozenset(
-    {"PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "IFS", "ENV", "BASH_ENV", "SHELL", "USER"}
-)
-"""Variables that no study may set: they change which program runs, not how fast it is."""
 
 _NOT_FOR_TRIALS = re.compile(
     r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
@@ -57,8 +52,8 @@ def steering_settings(environment: Mapping[str, str]) -> FlagSet:
     Raises:
         SettingError: If XLA_FLAGS is not of the form that XLA parses.
     """
-    skip = {"XLA_FLAGS", "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES", "LD_PRELOAD"}
-    names = [n for n in environment if n not in skip and STEERING.fullmatch(n)]
+    skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
+    names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
     return FlagSet.from_environment(environment, names)
 
 
@@ -72,11 +67,7 @@ def child_environment(
         settings: The settings under trial, baseline merged in.
         platform_name: ``cpu`` or ``cuda``; given to JAX_PLATFORMS.
         virtual_devices: On CPU, how many devices JAX shall make.
-
-    Raises:
-        SettingError: If a setting would change which program runs.
     """
-    refuse_forbidden(settings)
     env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
     env["JAX_PLATFORMS"] = platform_name
     if virtual_devices is not None:
@@ -102,29 +93,9 @@ def data_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "autotune"
 
 
-def refuse_forbidden(settings: Mapping[str, str]) -> None:
-    """Refuses settings that would change which program runs.
-
-    Raises:
-        SettingError: If there is one, with its name.
-    """
-    for name in settings:
-        if name in FORBIDDEN or name.startswith(("LD_", "AUTOTUNE_")):
-            raise SettingError(
-                f"a study may set what steers XLA, JAX, NCCL or the allocator but {name} changes which program "
-                "runs; take it out of the settings"
-            )
-
-
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that may be kept in a run directory: an allow-list, so secrets never are."""
     return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
-
-
-def without_passwords(text: str) -> str:
-    """Text, such as a command or a message, with the passwords of its URLs struck out."""
-    text = re.sub(r"(://[^:/@\s]*:)[^/\s]+@", r"\1***@", text)
-    return re.sub(r"\b(\w*(?:password|passwd|secret|token))=[^&\s]+", r"\1=***", text, flags=re.IGNORECASE)
 
 
 def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:

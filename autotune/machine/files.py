@@ -1,29 +1,80 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and still are when the power has failed."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
 
 
-def replace_file(path: Path, text: str) -> None:
+def like_folder(folder: Path) -> int:
+    """The mode of a new file: who may not look into its folder may not read it, wherever it is moved or copied.
+
+    Raises:
+        OSError: If there is no such folder.
+    """
+    return folder.stat().st_mode & 0o666 | 0o600
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all (temporary name beside it, sync, rename); its folder is made if it is missing.
+
+    When this returns the file is on disk, under its name. A symbolic link in its place is replaced, not followed.
 
     Raises:
         OSError: If it cannot be written; what was there before still is.
     """
+    data = content.encode() if isinstance(content, str) else content
     # Workers on two machines may have one process number.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        make_folder(path.parent)
+        mode = like_folder(path.parent)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Makes a folder and what is missing above it, and waits until their names are on disk.
+
+    Args:
+        path: One that is there keeps the mode that it was given.
+        mode: Of a new one; those above it are made as usual.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on disk: a synced file without its name is lost by a power cut.
+
+    Raises:
+        OSError: If the disk fails.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a folder that may be entered and written but not read: its names reach the disk in time
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)

@@ -7,12 +7,14 @@ from autotune.model.errors import (
     StudyFileError, close_matches,
 )  # fmt: skip
 from autotune.model.flags import (
-    FlagSet, FlagToken, Value, combine, format_set, kind_of, parse_set, parse_tokens, render_value,
+    FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.measurement import (
     PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
     Record, Settings, Stamped, WorkerReport, WorkloadFacts,
 )  # fmt: skip
+from autotune.model.names import is_variable, kind_of, refuse_reaching_out
+from autotune.model.numbers import Count, AtLeastOne, Elapsed
 from autotune.model.objectives import (
     choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
     told_log_ratio, trial_log_ratio,
@@ -22,8 +24,11 @@ from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
-from autotune.model.sections import ReplaySpec
-from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.model.secrets import (
+    STRUCK, refuse_struck, strike_command, strike_text, struck_names,
+)  # fmt: skip
+from autotune.model.sections import WITH_SECRETS, ReplaySpec
+from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip
@@ -31,3 +36,4 @@ from autotune.model.units import (
     format_bytes, format_change, format_count, format_interval, format_joules, format_ratio, format_seconds,
     format_share, parse_duration,
 )  # fmt: skip
+from autotune.model.escapes import visible, visible_line

@@ -4,7 +4,9 @@ A setting is a name and a text value. Its name says how it reaches the process:
 
 * ``xla_...`` (lower case) is an XLA flag, passed inside the variable ``XLA_FLAGS``;
 * ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
-* anything in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is an environment variable as it stands.
+* a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands.
+
+Which names and values there may be is said in `autotune.model.names`; no set holds any other.
 
 The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
 blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
@@ -21,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.model.errors import SettingError
+from autotune.model.names import kind_of, refuse_unprintable
 
 LISTS = frozenset(
     {
@@ -58,8 +61,6 @@ EDITABLE = frozenset(
 """Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
-_JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
-_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA
 _QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
 _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
@@ -110,21 +111,6 @@ def parse_tokens(text: str) -> tuple[FlagToken, ...]:
     return tuple(found)
 
 
-def kind_of(name: str) -> str:
-    """How a setting reaches the process: ``"xla"``, ``"jax"`` or ``"env"``.
-
-    Raises:
-        SettingError: If the name has none of the three forms.
-    """
-    for kind, pattern in (("xla", _XLA_NAME), ("jax", _JAX_NAME), ("env", _ENV_NAME)):
-        if pattern.fullmatch(name):
-            return kind
-    raise SettingError(
-        f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r}; "
-        "write it without dashes and without a value"
-    )
-
-
 def render_value(value: Value) -> str:
     """The text of a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
     if isinstance(value, bool):
@@ -141,7 +127,7 @@ class FlagSet(Mapping[str, str]):
         settings: Name to value; values are rendered to text.
 
     Raises:
-        SettingError: If a name has no known form, or a value holds a NUL character.
+        SettingError: If a name is not one that may be set, or a value is not printable text.
     """
 
     __slots__ = ("_items",)
@@ -152,8 +138,7 @@ class FlagSet(Mapping[str, str]):
         for name, value in pairs:
             kind_of(name)
             text = render_value(value)
-            if "\0" in text:
-                raise SettingError(f"the value of {name} must not hold a NUL character but got {text!r}")
+            refuse_unprintable(name, text)
             items[name] = text
         self._items = dict(sorted(items.items()))
 
@@ -272,10 +257,6 @@ def parse_set(text: str) -> FlagSet:
     Raises:
         SettingError: If a token has neither form.
     """
-    from autotune.model.errors import SettingError
-
-    pass
-
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")
@@ -290,6 +271,4 @@ def parse_set(text: str) -> FlagSet:
 
 def format_set(settings: FlagSet) -> str:
     """A set as `parse_set` reads it."""
-    pass
-
     return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())

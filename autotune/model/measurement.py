@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
+from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
@@ -46,7 +57,7 @@ class Stamped(Record):
         by: Name of the lane that it was measured on, where the study has several.
     """
 
-    at_s: float = 0.0
+    at_s: Elapsed = 0.0
     by: str | None = None
 
 
@@ -81,7 +92,10 @@ class Objective(StrEnum):
 
 
 class Failure(Record):
-    """One failure: what kind, in which phase, in whose words, and where the whole log is."""
+    """One failure: what kind, in which phase, in whose words, and where the whole log is.
+
+    What a program prints as it ends is recorded and shown, so secrets that can be told there are struck out.
+    """
 
     kind: FailureKind
     message: str
@@ -91,12 +105,22 @@ class Failure(Record):
     log: str | None = None
     last_lines: tuple[str, ...] = ()
 
+    @field_validator("message")
+    @classmethod
+    def _strike_message(cls, message: str) -> str:
+        return strike_text(message)
+
+    @field_validator("last_lines")
+    @classmethod
+    def _strike_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(strike_text, lines))
+
 
 class DeviceMemory(Record):
     """Memory of one device, in bytes: the most that was in use, and what the allocator may take if it says."""
 
-    peak_bytes: int
-    limit_bytes: int | None = None
+    peak_bytes: Count
+    limit_bytes: Count | None = None
 
     @property
     def share(self) -> float | None:
@@ -120,23 +144,23 @@ class WorkerReport(Record):
     fingerprint: str
     platform: str
     device_kind: str
-    device_count: int
-    process_count: int = 1
-    compile_s: float | None = None
-    start_s: float
+    device_count: AtLeastOne
+    process_count: AtLeastOne = 1
+    compile_s: Elapsed | None = None
+    start_s: Elapsed
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     dtype: str = "float32"
-    warmup_step_times_s: tuple[float, ...]
-    peak_bytes: int | None = None
-    limit_bytes: int | None = None
+    warmup_step_times_s: tuple[Elapsed, ...]
+    peak_bytes: Count | None = None
+    limit_bytes: Count | None = None
     device_memory: tuple[DeviceMemory, ...] = ()
-    temp_bytes: int | None = None
-    tokens_per_step: int | None = None
-    flops_per_step: float | None = None
-    param_count: int | None = None
-    layer_bytes: dict[str, int] = Field(default_factory=dict)
-    mesh: dict[str, int] = Field(default_factory=dict)
+    temp_bytes: Count | None = None
+    tokens_per_step: Count | None = None
+    flops_per_step: Amount | None = None
+    param_count: Count | None = None
+    layer_bytes: dict[str, Count] = Field(default_factory=dict)
+    mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -175,13 +199,13 @@ class Pair(Record):
         candidate_j: Likewise during the candidate's block.
     """
 
-    index: int
+    index: Count
     first: Arm
-    reference_s: tuple[float, ...]
-    candidate_s: tuple[float, ...]
-    at_s: float
-    reference_j: float | None = None
-    candidate_j: float | None = None
+    reference_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    candidate_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    at_s: Elapsed
+    reference_j: Joules | None = None
+    candidate_j: Joules | None = None
 
 
 class EnergyUse(Record):
@@ -195,8 +219,8 @@ class EnergyUse(Record):
     """
 
     source: str
-    reference_step_j: float
-    candidate_step_j: float
+    reference_step_j: StepJoules
+    candidate_step_j: StepJoules
     estimate: Estimate
 
 
@@ -214,9 +238,9 @@ class Comparison(Record):
 
     estimate: Estimate
     verdict: Verdict
-    reference_step_s: float
-    candidate_step_s: float
-    pair_count: int
+    reference_step_s: StepTime
+    candidate_step_s: StepTime
+    pair_count: Count
     mode: str
     stopped: str
     warnings: tuple[str, ...] = ()
@@ -235,13 +259,13 @@ class PredictedStep(Record):
 
     target: str
     topology: str
-    ratio: float
-    step_s: float
-    compute_s: float
-    communication_s: float
-    exposed_s: float
-    idle_s: float
-    mfu: float | None = None
-    tokens_per_s: float | None = None
-    peak_bytes: int | None = None
-    compile_s: float | None = None
+    ratio: Ratio
+    step_s: StepTime
+    compute_s: Elapsed
+    communication_s: Elapsed
+    exposed_s: Elapsed
+    idle_s: Elapsed
+    mfu: Amount | None = None
+    tokens_per_s: Amount | None = None
+    peak_bytes: Count | None = None
+    compile_s: Elapsed | None = None

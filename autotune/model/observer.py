@@ -11,10 +11,10 @@ from autotune.model.trial import TrialConfig, TrialResult
 class Watcher(Protocol):
     """Told what happens while one set is measured; the live view."""
 
-    def phase(self, what: str) -> None:
-        """A worker reached a phase of its start."""
+    def phase(self, what: str, lane: str = "") -> None:
+        """A worker reached a phase of its start; on which lane, if there are several."""
 
-    def pair(self, ratios: list[float]) -> None:
+    def pair(self, ratios: list[float], lane: str = "") -> None:
         """One more pair is done; log ratios so far."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:

@@ -25,6 +25,7 @@ from autotune.model.measurement import (
     Stamped,
     WorkerReport,
 )
+from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.trial import TrialResult
 from autotune.stats import Estimate, NoiseFloor, Verdict
 
@@ -48,17 +49,22 @@ class ScreenRecord(Stamped):
     report: dict[str, Any] | None = None
     reason: str = ""
     prediction: PredictedStep | None = None
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
 
 
 class SessionRecord(Stamped):
-    """One start of the driver; its budgets go on where the last session's stopped."""
+    """One start of the driver; its budgets go on where the last session's stopped.
+
+    Attributes:
+        identity: Of the study (`StudySpec.identity`): records can be told from another study's without `study.json`.
+    """
 
     kind: Literal["session"] = "session"
+    identity: str | None = None
     started: str
-    pid: int
+    pid: Count
     host: str
-    asked_trials: int
+    asked_trials: Count
     command: tuple[str, ...] = ()
 
 
@@ -66,8 +72,8 @@ class SpanRecord(Stamped):
     """One end of the driver: how long it ran, and how much of that its own processor did nothing."""
 
     kind: Literal["span"] = "span"
-    wall_s: float
-    waited_s: float
+    wall_s: Elapsed
+    waited_s: Elapsed
     ended: str
 
 
@@ -91,8 +97,8 @@ class FloorResult(Stamped):
     floor: NoiseFloor
     reference: WorkerReport
     comparison: Comparison
-    provenance: dict[str, Any]
-    loss_tolerance: float
+    provenance: Facts
+    loss_tolerance: Amount
     directory: str
 
 
@@ -108,16 +114,16 @@ class ConfirmRun(Stamped):
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
     settings: Settings
-    trial: int
-    repeat: int
-    log_ratio: float | None = None
-    pair_count: int
+    trial: Count
+    repeat: Count
+    log_ratio: LogRatio | None = None
+    pair_count: Count
     failure: Failure | None = None
-    reference_step_s: float | None = None
-    candidate_step_s: float | None = None
+    reference_step_s: StepTime | None = None
+    candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
-    others: dict[Objective, float] | None = None
-    duration_s: float = 0.0
+    others: dict[Objective, LogRatio] | None = None
+    duration_s: Elapsed = 0.0
     directory: str | None = None
 
 
@@ -132,12 +138,12 @@ class FinalistResult(Stamped):
 
     kind: Literal["finalist"] = "finalist"
     stage: str
-    trial: int
+    trial: Count
     settings: Settings
     estimate: Estimate | None = None
     corrected: Estimate | None = None
     verdict: Verdict
-    process_count: int
+    process_count: Count
     failure: Failure | None = None
     others: dict[Objective, Estimate] | None = None
 
@@ -152,7 +158,7 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
     directory: str | None = None
 
 
@@ -172,20 +178,22 @@ class ConclusionRecord(Stamped):
     Attributes:
         front: Trials that are proven to trade one objective for another, fastest first; None in a study by step time
             alone. `settings`, `trial` and `estimate` are then of the fastest, if it beats the default's step time.
+        digest: Of all that a winner or a front rests on, see `autotune.results.audit`; older runs have none.
     """
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
     sentence: str
     settings: Settings | None = None
-    trial: int | None = None
+    trial: Count | None = None
     estimate: Estimate | None = None
     prediction: PredictedStep | None = None
-    front: tuple[int, ...] | None = None
-    soaked_s: float | None = None
-    trial_count: int
+    front: tuple[Count, ...] | None = None
+    soaked_s: Elapsed | None = None
+    trial_count: Count
     ended: str
-    provenance: dict[str, Any] = Field(default_factory=dict)
+    provenance: Facts = Field(default_factory=dict)
+    digest: str | None = None
 
 
 class SoakRecord(Stamped):
@@ -202,14 +210,14 @@ class SoakRecord(Stamped):
 
     kind: Literal["soak"] = "soak"
     settings: Settings
-    asked_s: float
-    asked_steps: int
-    steps_s: float
-    step_count: int
-    starts: int
-    drift: float | None = None
+    asked_s: Elapsed
+    asked_steps: Count
+    steps_s: Elapsed
+    step_count: Count
+    starts: Count
+    drift: Ratio | None = None
     failure: Failure | None = None
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
     directory: str | None = None
 
 
@@ -224,13 +232,13 @@ class BlameRecord(Stamped):
     """
 
     kind: Literal["blame"] = "blame"
-    trial: int
+    trial: Count
     failure_kind: FailureKind
     settings: Settings
     smallest: Settings
     is_minimal: bool
-    starts: int
-    duration_s: float = 0.0
+    starts: Count
+    duration_s: Elapsed = 0.0
     directory: str | None = None
 
 

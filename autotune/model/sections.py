@@ -5,11 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
 from autotune.model.measurement import FailureKind, Objective, Settings
+from autotune.model.names import kind_of
+from autotune.model.secrets import strike_command, strike_data
 from autotune.model.units import parse_duration
 from autotune.stats import NOISE_MODELS, NoiseModel
 
@@ -21,6 +34,10 @@ Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 def _duration_or_none(value: str | float) -> float:
     """Seconds of a duration that may be 0, for none."""
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
+
+
+WITH_SECRETS = {"secrets": True}
+"""Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 
 class Section(BaseModel):
@@ -70,6 +87,9 @@ class ReadSpec(Section):
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
+    `command` and `options` hold secrets as they are, for the program; dumps have them struck out, so that none is kept,
+    and so that none is part of a study's identity.
+
     Attributes:
         entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
         options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...).
@@ -97,6 +117,18 @@ class WorkloadSpec(Section):
             if self.hook == (self.read is not None):
                 raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
         return self
+
+    @field_serializer("options", "command", mode="wrap")
+    def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        if value is None or (info.context or {}).get("secrets"):
+            return dump(value)
+        return dump(strike_data(value) if isinstance(value, dict) else strike_command(value))
+
+    @property
+    def shown(self) -> WorkloadSpec:
+        """The same with its secrets struck out, to be looked at and handed on."""
+        command = None if self.command is None else strike_command(self.command)
+        return self.model_copy(update={"options": strike_data(self.options), "command": command})
 
     @property
     def takes_turns(self) -> bool:
@@ -181,6 +213,13 @@ class SearchSpec(Section):
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
+
+    @field_validator("settings")
+    @classmethod
+    def _names_settings(cls, settings: dict[str, Domain]) -> dict[str, Domain]:
+        for name in settings:
+            kind_of(name)
+        return settings
 
     @field_validator("objectives")
     @classmethod

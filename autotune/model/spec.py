@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
+from autotune.model.secrets import strike_data
 from autotune.model.sections import (
     ConfirmSpec,
     DeviceSpec,
@@ -27,6 +28,9 @@ from autotune.model.sections import (
     Section,
     WorkloadSpec,
 )
+
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of a study's name."""
 
 
 class Effort(StrEnum):
@@ -40,7 +44,7 @@ class Effort(StrEnum):
 class StudySpec(Section):
     """A whole study, checked. Equal `identity` means results may share a run directory."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Field(pattern=STUDY_NAME)]
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
@@ -183,7 +187,8 @@ def _explain(error: Any, data: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
     got = error.get("input")
-    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {got!r}"
+    struck = strike_data(got, str(location[-1]) if location else "")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {struck!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not location:  # of the study as a whole; such a message names its keys itself
         return str(message)

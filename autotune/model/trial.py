@@ -16,6 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from autotune.model.measurement import Comparison, Failure, PredictedStep, Record, Settings, Stamped, WorkerReport
+from autotune.model.numbers import Count, Elapsed
 
 REFERENCE_NUMBER = 0
 """`same_as` of a trial whose program is the reference's own."""
@@ -34,7 +35,7 @@ class TrialStatus(StrEnum):
 class TrialConfig(Record):
     """One proposed flag set and who proposed it."""
 
-    number: int
+    number: Count
     settings: Settings
     origin: str
     params: dict[str, str] = Field(default_factory=dict)
@@ -56,7 +57,7 @@ class Twin(Record):
     """
 
     status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]
-    same_as: int
+    same_as: Count
     comparison: Comparison | None = None
     prediction: PredictedStep | None = None
     failure: Failure | None = None
@@ -90,7 +91,7 @@ class TrialResult(Stamped):
     """
 
     kind: Literal["trial"] = "trial"
-    number: int
+    number: Count
     settings: Settings
     origin: str
     params: dict[str, str] = Field(default_factory=dict)
@@ -98,7 +99,7 @@ class TrialResult(Stamped):
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
-    duration_s: float = 0.0
+    duration_s: Elapsed = 0.0
     directory: str | None = None
 
     # In JSON the outcome's fields lie beside the trial's own: one flat object a line, as readers of records know it.

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.model import PREDICTED, REFERENCE_NUMBER, AutotuneError, ConclusionRecord, Objective, Outcome
+from autotune.model import (
+    PREDICTED,
+    REFERENCE_NUMBER,
+    AutotuneError,
+    ConclusionRecord,
+    LedgerRecord,
+    Objective,
+    Outcome,
+    visible,
+)
 from autotune.results import analysis, comparison, drawings
 from autotune.results.charts import Chart
 from autotune.results.rows import front_rows, trial_rows
@@ -32,7 +41,7 @@ class Study:
 
     def __repr__(self) -> str:
         label = f"{PREDICTED}; " if self.is_predicted else ""
-        return f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>"
+        return visible(f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>")
 
     @property
     def name(self) -> str:
@@ -58,6 +67,12 @@ class Study:
     def is_predicted(self) -> bool:
         """Whether nothing was measured: see the columns ``predicted_ratio`` and ``predicted_step_s`` of `trials`."""
         return self.store.spec.is_predicted
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of devices that stood ready for the study, summed over devices and sessions."""
+        ledger = self.store.last(LedgerRecord)
+        return ledger.device_s / 3600 if ledger else 0.0
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
@@ -105,7 +120,7 @@ class Study:
         figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "verdict"]
         columns = ["trial", *figures, "failure", "settings"]
         table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
-        return f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}"
+        return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
 
 
 class Plots:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from autotune.model import format_ratio
+from autotune.model import format_ratio, visible
 from autotune.results.pages import render
 
 WIDTH = 760
@@ -218,7 +218,7 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float]:
 
 def _svg(parts: Iterable[str], height: float, description: str) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={quoteattr(description)}>'
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={quoteattr(visible(description))}>'
         + "".join(parts)
         + "</svg>"
     )
@@ -271,11 +271,11 @@ def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
 
 
 def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'
 
 
 def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
+    return f"<title>{escape(visible(text))}</title>"
 
 
 def _cut(text: str, limit: int) -> str:

@@ -29,9 +29,10 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
+from autotune.results.conditions import conditions_of
 from autotune.results.pages import Styled, render
 from autotune.results.rows import EffectRow, effect_rows
-from autotune.results.winner import conditions_of, workload_name
+from autotune.results.winner import workload_name
 from autotune.results.words import format_figures, spaced
 from autotune.rundir import Store
 from autotune.stats import Estimate, Verdict, judge
@@ -144,7 +145,8 @@ def _facts(store: Store) -> dict[str, str]:
         )
     spec, report = store.spec, floor.reference
     c = conditions_of(spec, floor, floor.provenance)
-    options = json.dumps(spec.workload.options, sort_keys=True) if spec.workload.options else ""
+    shown = spec.workload.shown.options
+    options = json.dumps(shown, sort_keys=True) if shown else ""
     layout = f"{report.process_count} processes" if report.process_count > 1 else ""
     return {
         "gpu": c.gpu,

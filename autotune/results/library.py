@@ -84,7 +84,7 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
         )
     entry = Entry(path=folder, winner=winner)
     c = winner.conditions
-    name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{c.workload}.json"
+    name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
     path = folder / _slug(entry.gpu) / _slug(winner.workload_entry) / name
     if path.exists():
         known = parse_winner(path.read_text(encoding="utf-8"), source=str(path))

@@ -12,6 +12,7 @@ from autotune.model import (
     AutotuneError,
     ConclusionRecord,
     FloorResult,
+    LedgerRecord,
     Outcome,
     ScreenRecord,
     SessionRecord,
@@ -23,6 +24,7 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import analysis, drawings, tables, words
+from autotune.results.audit import doubts
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
 from autotune.results.screen_words import describe_screen_record
@@ -98,7 +100,7 @@ def build(store: Store) -> dict[str, Any]:
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
         "has_energy": tables.has_energy(trials),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
-        "warnings": words.warning_lines(store),
+        "warnings": [*doubts(store), *words.warning_lines(store)],
         "provenance": _provenance(store, floor),
         "commands": _commands(store),
     }
@@ -169,7 +171,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
     spec, conclusion = store.spec, store.last(ConclusionRecord)
     facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{workload_name(spec)} {spec.workload.options or ''} (hash {spec.workload_hash})"))
+    rows.append(("workload", f"{workload_name(spec)} {spec.workload.shown.options or ''} (hash {spec.workload_hash})"))
     if floor is not None:
         w = floor.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))
@@ -183,6 +185,8 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
             rows.append(("memory", format_bytes(value)))
         elif name != "versions":
             rows.append((name.replace("_", " "), str(value)))
+    if (ledger := store.last(LedgerRecord)) is not None:
+        rows.append(("device hours", f"{ledger.device_s / 3600:.3f}, all sessions together"))
     for s in store.of(SessionRecord):
         rows.append(("session", f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}"))
     return rows

@@ -156,7 +156,7 @@ def _metadata(store: Store) -> dict[str, Any]:
     return {
         "timeunit": "milliseconds",
         "study": store.spec.name,
-        "workload": {"entry": workload_name(store.spec), "options": store.spec.workload.options},
+        "workload": {"entry": workload_name(store.spec), "options": store.spec.workload.shown.options},
         "started": session.started if session else "",
         "hardware": {
             "device": report.device_kind if report else None,
@@ -201,4 +201,7 @@ def _result(store: Store, r: TrialRow, parameters: Sequence[str], started: str) 
 
 def _when(started: str, at_s: float) -> str:
     """When a trial ended, by the study's own clock, which stands still between two sessions."""
-    return (datetime.fromisoformat(started) + timedelta(seconds=at_s)).isoformat() if started else ""
+    try:
+        return (datetime.fromisoformat(started) + timedelta(seconds=at_s)).isoformat()
+    except (ValueError, OverflowError):  # nobody knows, or it was edited
+        return ""

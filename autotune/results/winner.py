@@ -10,32 +10,41 @@ import json
 import re
 import shlex
 import statistics
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from autotune.machine import caller_environment, cuda_plugin, describe_machine, visible_gpus
 from autotune.model import (
     PREDICTED,
+    STUDY_NAME,
+    AtLeastOne,
     AutotuneError,
     ConclusionRecord,
     ConfirmRun,
+    Elapsed,
     FinalistResult,
+    FlagSet,
     FloorResult,
     Objective,
     Outcome,
     Record,
+    SessionRecord,
+    SettingError,
     Settings,
     StudySpec,
     describe_member,
+    refuse_reaching_out,
 )
+from autotune.results.audit import Evidence, disagreements, evidence_of, proof_digest
+from autotune.results.conditions import Conditions, conditions_of
 from autotune.rundir import Store
 from autotune.stats import Estimate
 
-WINNER_VERSION = 1
-# 1: first published form (2026-11).
+WINNER_VERSION = 2
+# 1: first published form (2026-11). 2: `proof`.
 
 MARK = "autotune-winner: "
 """Starts the comment that holds the record in an exported file."""
@@ -44,36 +53,43 @@ RECHECK_DAYS = 180
 """Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
 
 
-class Conditions(Record):
-    """Where a winner was proven; what `verify` compares. None stands for what is not known.
+def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
+    """Refuses what no winner may hold, whoever proved it: what reaches files or code, or is known to be dangerous.
+
+    Raises:
+        SettingError: If there is such a setting.
+    """
+    from autotune.settings import load_catalog  # read where a winner is, and nowhere before
+
+    refuse_reaching_out(settings)
+    catalog = load_catalog()
+    for name, value in settings.items():
+        entry = catalog.get(name)
+        if entry is not None and entry.danger and value not in entry.defaults.values():
+            raise SettingError(
+                f"a winner must be safe in training but {name}={value} is dangerous ({entry.danger}); "
+                "take it out of the study and prove the rest again"
+            )
+    return settings
+
+
+HandedOn = Annotated[Settings, AfterValidator(refuse_to_hand_on)]
+
+
+class Proof(Record):
+    """Where a proof comes from.
 
     Attributes:
-        device_kind: The device's name in JAX's words, such as ``NVIDIA H200``.
-        device_count: Devices of one node.
-        plugin: The CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``.
-        driver_major: First part of the NVIDIA driver's version.
-        cpu: The processor's name; compared only where the workload ran on it.
-        cpus_usable: Processors that the process may use; likewise.
-        workload: `StudySpec.workload_hash`.
+        digest: See `autotune.results.audit.proof_digest`.
+        run: Name of the run directory, without the folder that it lies in.
+        hosts: Machines on which the driver ran.
+        trial: The set of a front that was asked for; None for the winner, or the fastest.
     """
 
-    platform: str
-    device_kind: str | None = None
-    device_count: int | None = None
-    jax: str | None = None
-    jaxlib: str | None = None
-    plugin: str | None = None
-    driver_major: str | None = None
-    cpu: str | None = None
-    cpus_usable: int | None = None
-    workload: str | None = None
-
-    @property
-    def gpu(self) -> str:
-        """Name of the device, or of the processor where the workload ran on that."""
-        if self.platform == "cpu" and self.device_kind == "cpu":
-            return self.cpu or "unknown CPU"
-        return str(self.device_kind)
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    run: str
+    hosts: tuple[str, ...] = ()
+    trial: int | None = None
 
 
 class Winner(Record):
@@ -87,34 +103,36 @@ class Winner(Record):
         soaked_s: Seconds of the long run before the export; None if there was none.
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
+        proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
     """
 
-    winner_version: Annotated[int, Field(ge=WINNER_VERSION, le=WINNER_VERSION)] = WINNER_VERSION
-    study: str
+    winner_version: Annotated[int, Field(ge=1, le=WINNER_VERSION)] = WINNER_VERSION
+    study: Annotated[str, Field(pattern=STUDY_NAME)]
     ended: str
-    settings: Settings
-    baseline: Settings
+    settings: HandedOn
+    baseline: HandedOn
     estimate: Estimate | None = None
-    step_s: float | None = None
+    step_s: Elapsed | None = None
     sentence: str
     workload_entry: str
     workload_options: dict[str, Any]
     mesh: dict[str, int] = Field(default_factory=dict)
-    process_count: int = 1
-    node_count: int = 1
-    soaked_s: float | None = None
+    process_count: AtLeastOne = 1
+    node_count: AtLeastOne = 1
+    soaked_s: Elapsed | None = None
     others: dict[Objective, Estimate] | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
     is_predicted: bool = False
+    proof: Proof | None = None
 
     @property
     def recheck_by(self) -> str:
         """The day after which the proof counts as old, ISO 8601; empty if the end is not dated."""
         try:
             return (datetime.fromisoformat(self.ended) + timedelta(days=RECHECK_DAYS)).date().isoformat()
-        except ValueError:
+        except (ValueError, OverflowError):
             return ""
 
     @property
@@ -144,6 +162,11 @@ def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
             f"only a proven winner is exported but {store.path} is {PREDICTED}; run the study on its GPUs, or write "
             "what the model favours all the same with --force"
         )
+    return _proven_at(store, conclusion, trial)
+
+
+def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) -> ConclusionRecord:
+    """The conclusion, narrowed to the set of its front that is asked for."""
     if conclusion.outcome is Outcome.FRONT:
         return _of_the_front(store, conclusion, trial)
     if trial not in (None, conclusion.trial):
@@ -197,28 +220,66 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
         even_predicted: Take the favourite of a study in which nothing was measured, marked as what it is.
 
     Raises:
-        AutotuneError: If it has none.
+        AutotuneError: If it has none, if what the run says of it does not follow from its records, or if it holds what
+            is not handed on.
     """
-    is_predicted = even_predicted and store.spec.is_predicted
-    conclusion = _favourite(store) if is_predicted else proven_winner(store, trial)
+    if even_predicted and store.spec.is_predicted:
+        return _make_winner(store, _favourite(store), (), None)
+    proven_winner(store, trial)  # says what is missing
+    recorded = store.of(ConclusionRecord)[-1]
+    if wrong := disagreements(store, recorded):
+        raise AutotuneError(
+            f"a proof must follow from the records of its run but in {store.path}\n"
+            + "\n".join(f"  - {line}" for line in wrong)
+            + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
+        )
+    return winner_at(store, recorded, trial)
+
+
+def winner_at(store: Store, recorded: ConclusionRecord, trial: int | None) -> Winner:
+    """The winner of one recorded conclusion, or a set of its front, as it is exported.
+
+    Raises:
+        AutotuneError: If it has none, or it holds what is not handed on.
+    """
+    proof = Proof(
+        digest=proof_digest(store, recorded),
+        run=store.path.resolve().name,
+        hosts=hosts_of(store),
+        trial=trial if recorded.outcome is Outcome.FRONT else None,
+    )
+    return _make_winner(store, _proven_at(store, recorded, trial), evidence_of(store, recorded), proof)
+
+
+def hosts_of(store: Store) -> tuple[str, ...]:
+    """The machines on which a run was recorded, each once."""
+    return tuple(dict.fromkeys(s.host for s in store.of(SessionRecord)))
+
+
+def _make_winner(
+    store: Store, conclusion: ConclusionRecord, evidence: Sequence[Evidence], proof: Proof | None
+) -> Winner:
+    """What a conclusion found, with what it rests on."""
     assert conclusion.settings is not None
     of_front = conclusion.outcome is Outcome.FRONT
-    floor, facts, spec = store.last(FloorResult), conclusion.provenance, store.spec
+    floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
+    facts, spec = conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
-    runs = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
-    proofs = [r for r in runs if (r.stage == "confirm") == of_front]  # a front is not proven a second time
-    proven = [f for f in store.of(FinalistResult) if f.settings == conclusion.settings]
+    mine = [r for r in evidence if isinstance(r, ConfirmRun | FinalistResult) and r.settings == conclusion.settings]
+    # A front is not proven a second time.
+    proofs = [r for r in mine if isinstance(r, ConfirmRun) and (r.stage == "confirm") == of_front]
+    proven = [r for r in mine if isinstance(r, FinalistResult)]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
         ended=conclusion.ended,
-        settings=spec.baseline.merge(conclusion.settings),
+        settings=refuse_to_hand_on(spec.baseline.merge(conclusion.settings)),
         baseline=spec.baseline,
         estimate=conclusion.estimate,
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
-        workload_options=spec.workload.options,
+        workload_options=spec.workload.shown.options,
         mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
@@ -227,33 +288,14 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
-        is_predicted=is_predicted,
+        is_predicted=spec.is_predicted,
+        proof=proof,
     )
 
 
 def workload_name(spec: StudySpec) -> str:
-    """What a study runs, in a few words: its workload, or the user's own command."""
-    return spec.workload.entry or shlex.join(spec.workload.command or ())
-
-
-def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
-    """The conditions of a run, from what its reference and its provenance say."""
-    report = floor.reference if floor is not None else None
-    versions = {**(report.versions if report else {}), **facts.get("versions", {})}
-    driver = facts.get("driver")
-    on_cpu = spec.device.platform == "cpu"
-    return Conditions(
-        platform=spec.device.platform,
-        device_kind=report.device_kind if report else None,
-        device_count=report.device_count // spec.device.node_count if report else None,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=None if on_cpu else cuda_plugin(versions),
-        driver_major=None if on_cpu or not driver else str(driver).partition(".")[0],
-        cpu=facts.get("cpu") if on_cpu else None,
-        cpus_usable=facts.get("cpus_usable") if on_cpu else None,
-        workload=spec.workload_hash,
-    )
+    """What a study runs, in a few words: its workload, or the user's own command, less the secrets in it."""
+    return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
 # ---------------------------------------------------------------------- files
@@ -292,68 +334,12 @@ def parse_winner(text: str, *, source: str) -> Winner:
         return Winner.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
+        where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
         raise AutotuneError(
-            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {first['msg']}; export it again"
+            f"{source} must hold a winner of form 1 to {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(
             f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) but is not; "
             "export it again"
         ) from error
-
-
-# ---------------------------------------------------------------------- does it hold here?
-
-
-class Difference(Record):
-    """One condition that is not what it was in the proof."""
-
-    field: str
-    proven: str
-    here: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: proven with {self.proven}, here {self.here}"
-
-
-def this_machine(*, platform: str, workload: str | None = None) -> Conditions:
-    """What this machine offers a workload, without starting JAX on it.
-
-    Args:
-        platform: ``cpu`` or ``cuda``.
-        workload: Hash of the workload that is meant to run, if the caller names one.
-    """
-    facts = describe_machine()
-    versions = facts["versions"]
-    gpus = [g.name for g in visible_gpus(caller_environment())] if platform == "cuda" else []
-    driver = facts.get("driver") if platform == "cuda" else None
-    return Conditions(
-        platform=platform if platform == "cpu" or gpus else "cpu",
-        device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
-        device_count=len(gpus) if platform == "cuda" else None,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=cuda_plugin(versions),
-        driver_major=driver.partition(".")[0] if driver else None,
-        cpu=facts["cpu"],
-        cpus_usable=facts["cpus_usable"],
-        workload=workload,
-    )
-
-
-def differences(proven: Conditions, here: Conditions) -> list[Difference]:
-    """The conditions in which a machine is not what the proof was made on.
-
-    What the proof did not record is not compared, nor the workload if `here` names none. On CPU the count of
-    devices is the workload's own choice.
-    """
-    found = []
-    for field in Conditions.model_fields:
-        wanted, got = getattr(proven, field), getattr(here, field)
-        if wanted is None or wanted == got or (field == "workload" and got is None):
-            continue
-        if field == "device_count" and proven.platform == "cpu":
-            continue
-        found.append(Difference(field=field, proven=str(wanted), here="none" if got is None else str(got)))
-    return found

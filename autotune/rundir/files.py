@@ -1,4 +1,8 @@
-"""Writing that survives: appended lines, whole files, plain names."""
+"""Writing that survives: appended lines, whole files, plain names.
+
+What is told is on disk: a line, and the name of its file in its folder, are synced before a call returns. Nothing is
+written through a symbolic link: a link inside a run directory could lead to any file of the user who runs the study.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ import os
 import re
 from pathlib import Path
 
-from autotune.machine import replace_file
+from autotune.machine import like_folder, make_folder, replace_file, sync_folder
 from autotune.model import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_PIECE = 1 << 16
 
 
 def refuse_path(name: str) -> None:
@@ -26,61 +32,200 @@ def refuse_path(name: str) -> None:
         )
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuses a folder that holds symbolic links: whatever is opened in it for writing could be any file.
+
+    Raises:
+        RunDirectoryError: If it holds one, or cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            link = next((e.path for e in entries if e.is_symlink()), None)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    if link is not None:
+        raise _is_link(Path(link))
+
+
+def folder_within(root: Path, *parts: str) -> Path:
+    """A folder below another, made if needed; it is on disk, and neither it nor anything in it is a symbolic link.
+
+    Raises:
+        RunDirectoryError: If a part is not a plain name or is a link, it holds a link, or it cannot be made.
+    """
+    path = root
+    for part in parts:
+        refuse_path(part)
+        path = path / part
+        if path.is_symlink():
+            raise _is_link(path)
+    try:
+        make_folder(root)
+        for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as the one it lies in
+            make_folder(folder, mode=folder.parent.stat().st_mode & 0o777)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    refuse_links(path)
+    return path
+
+
 def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
     """Appends one line with one write; on failure the file ends where it ended before.
 
+    Where even that fails, the next append cuts the torn line off first.
+
+    Args:
+        path: The file, made if it is missing; only this process writes it.
+        line: The line with its newline.
+        sync: Whether to wait until it is on disk.
+
     Raises:
-        RunDirectoryError: If it cannot be written.
+        RunDirectoryError: If it cannot be written, or is a symbolic link.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor, is_new = _open_to_append(path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
-        end = os.fstat(descriptor).st_size
-        data = line.encode()
+        end = _cut(descriptor)
         try:
-            written = os.write(descriptor, data)
-            if written != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(descriptor, line.encode())
             if sync:
                 os.fsync(descriptor)
-        except OSError as error:
+                if is_new:
+                    sync_folder(path.parent)
+        except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, end)
-            raise _cannot_write(path, error) from error
+                os.fsync(descriptor)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from error
     finally:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def _open_to_append(path: Path) -> tuple[int, bool]:
+    """A descriptor, and whether the file was made just now."""
+    flags = os.O_RDWR | os.O_APPEND | _FLAGS
+    try:
+        return os.open(path, flags), False
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, like_folder(path.parent)), True
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    if os.write(descriptor, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sync_measurement(root: Path, directory: str, *names: str) -> None:
+    """Waits until raw files of one measurement, and all folders down to them, are on disk.
+
+    Args:
+        root: The run directory.
+        directory: The measurement's folder, relative to it.
+        names: Of the files; one that was never made is left out.
+
+    Raises:
+        RunDirectoryError: If the disk fails, or a file is a symbolic link.
+    """
+    folder = path = root / directory
+    try:
+        for name in names:
+            path = folder / name
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        for path in (folder, *folder.parents):
+            sync_folder(path)
+            if path == root:
+                return
+    except FileNotFoundError:  # what has no folder has nothing that could be lost
+        return
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all; see `autotune.machine.replace_file`.
 
     Raises:
         RunDirectoryError: If it cannot be written.
     """
     try:
-        replace_file(path, text)
+        replace_file(path, content)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cuts off what follows the last newline of a file: the trace of a write that never ended."""
-    if not path.exists():
-        return
+    """Cuts off what follows the last newline of a file: the trace of a write that never ended.
+
+    Raises:
+        RunDirectoryError: If it cannot be written, or is a symbolic link.
+    """
     try:
-        with path.open("rb+") as stream:
-            data = stream.read()
-            end = data.rfind(b"\n") + 1
-            if end != len(data):
-                stream.truncate(end)
+        descriptor = os.open(path, os.O_RDWR | _FLAGS)
+    except FileNotFoundError:
+        return
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
+    try:
+        _cut(descriptor)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        os.close(descriptor)
 
 
-def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    advice = "free some space and run the same command again; it goes on where it stopped"
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        advice = "make it writable and run the same command again; it goes on where it stopped"
-    return RunDirectoryError(f"{path} must be writable but: {error.strerror or error}; {advice}")
+def _cut(descriptor: int) -> int:
+    """Cuts a torn last line off; returns where the file ends now."""
+    end = size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return size
+    newline = -1
+    while end > 0 and newline < 0:
+        start = max(0, end - _PIECE)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        end = start + newline + 1
+    os.ftruncate(descriptor, end)
+    os.fsync(descriptor)
+    return end
+
+
+def _is_link(path: Path) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"nothing inside a run directory may be a symbolic link but {path} is one (to {path.readlink()}); put the "
+        "file or folder itself there, or move the whole run: the run directory as a whole may be a link"
+    )
+
+
+def is_fault_of_disk(error: OSError) -> bool:
+    """Whether an error is of the disk, and no mistake of a program: full, failed, gone or read-only."""
+    return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
+
+
+def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+    """What to say of a file or folder that cannot be written."""
+    if error.errno == errno.ELOOP and path.is_symlink():
+        return _is_link(path)
+    advice = "make it writable"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space"
+    elif error.errno == errno.EIO:
+        advice = "see to the disk (`dmesg` names what failed)"
+    return RunDirectoryError(
+        f"{path} must be writable but: {error.strerror or error}; {advice} and run the same command again; "
+        "it goes on where it stopped"
+    )
+
+
+def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
+    """What to say of a file that the file system does not give."""
+    return RunDirectoryError(
+        f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
+    )

@@ -1,15 +1,15 @@
 """The Optuna study in a storage that others look at; a copy of the run directory, so nothing waits for it for long.
 
-A storage that dies in mid-study costs a note, not the study: its trials wait here and are copied when it is back, or by
-the next session.
+A storage that dies in mid-study, or does not answer at its start, costs a note, not the study: its trials wait here and
+are copied when it is back, or by the next session. One that will never answer (a mistyped URL) is refused at once.
 """
 
 from __future__ import annotations
 
-import random
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +17,9 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial
+from sqlalchemy.exc import InterfaceError, OperationalError
 
-from autotune.machine import without_passwords
-from autotune.model import StudyFileError
+from autotune.model import StudyFileError, strike_text
 
 T = TypeVar("T")
 
@@ -45,16 +45,12 @@ class Mirror:
         name: Of the study in the storage.
         objectives: How many values a trial has, all minimised.
 
-    Attributes:
-        take: Gives the number of this worker's attempt at copying a trial, or None if a living worker does it.
-
     Raises:
-        StudyFileError: If the storage cannot be opened now: a mistyped URL must not show after hours.
+        StudyFileError: If the storage can never be opened: a mistyped URL must not show after hours.
     """
 
     def __init__(self, url: str, name: str, *, objectives: int = 1) -> None:
         self._url, self._name, self._objectives = url, name, objectives
-        self.take: Callable[[int], int | None] = lambda number: 1
         self._study: optuna.Study | None = None
         self._copied: set[Any] = set()
         self._waiting: dict[int, FrozenTrial] = {}
@@ -65,10 +61,12 @@ class Mirror:
         try:
             self._within_limit(self._copy)  # nothing yet, but a few attempts to open it
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
-            raise StudyFileError(
-                "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
-                f"but {without_passwords(f'{url}: {error}')}"
-            ) from error
+            if not may_pass(error):
+                raise StudyFileError(
+                    "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
+                    f"but {strike_text(f'{url}: {error}')}"
+                ) from error
+            self._lose(error)
 
     def add(self, number: int, trial: FrozenTrial) -> None:
         """Copies a trial unless the storage has it; one that cannot be copied now waits. Never raises."""
@@ -80,8 +78,7 @@ class Mirror:
     def finish(self) -> None:
         """Tries a last time to copy what waits."""
         self._flush()
-        if self._is_lost:
-            count = len(self._waiting)
+        if self._is_lost and (count := len(self._waiting)):
             self._news.append(
                 f"the Optuna storage lacks {count} trial{'s' if count > 1 else ''}; "
                 "once it answers, the same command copies them"
@@ -99,18 +96,22 @@ class Mirror:
         try:
             self._within_limit(self._copy)
         except Exception as error:
-            self._study = None  # its connections are worth nothing now
-            self._next_s = time.monotonic() + RETRY_S
-            if not self._is_lost:
-                self._news.append(
-                    f"the Optuna storage does not answer ({_root(error)}); the study goes on, for the run directory "
-                    "holds everything; what the storage lacks is copied when it is back"
-                )
-            self._is_lost = True
+            self._lose(error)
         else:
             if self._is_lost:
                 self._news.append(f"the Optuna storage is back; {count} trial{'s' if count > 1 else ''} copied")
             self._is_lost = False
+
+    def _lose(self, error: Exception) -> None:
+        """Notes, once, that the storage does not answer."""
+        self._study = None  # its connections are worth nothing now
+        self._next_s = time.monotonic() + RETRY_S
+        if not self._is_lost:
+            self._news.append(
+                f"the Optuna storage does not answer ({_root(error)}); the study goes on, for the run directory "
+                "holds everything; what the storage lacks is copied when it is back"
+            )
+        self._is_lost = True
 
     def _copy(self) -> None:
         """Copies all that waits; a few attempts."""
@@ -119,21 +120,15 @@ class Mirror:
                 study = self._study or self._open()
                 for number, trial in sorted(self._waiting.items()):
                     if number not in self._copied:  # an attempt that failed may have arrived all the same
-                        if (turn := self.take(number)) is None:
-                            continue  # another worker's, and to be looked at again, for it may die
-                        if turn > 1:
-                            self._see(study)
-                        if number not in self._copied:
-                            study.add_trial(trial)
-                            self._copied.add(number)
+                        study.add_trial(trial)
+                        self._copied.add(number)
                     del self._waiting[number]
                 return
             except Exception:  # as above
                 self._study = None
                 if attempt == ATTEMPTS - 1:
                     raise
-                # Four workers that open an empty PostgreSQL at once: three fail, for each makes the tables.
-                time.sleep(PAUSE_S * (1 + random.random()))
+                time.sleep(PAUSE_S)
 
     def _open(self) -> optuna.Study:
         """Opens the storage, and sees what it holds."""
@@ -145,13 +140,9 @@ class Mirror:
         study = optuna.create_study(
             storage=storage, study_name=self._name, directions=["minimize"] * self._objectives, load_if_exists=True
         )
-        self._see(study)
+        self._copied = {t.user_attrs.get(NUMBER_KEY) for t in study.get_trials(deepcopy=False)}
         self._study = study
         return study
-
-    def _see(self, study: optuna.Study) -> None:
-        """Learns which trials the storage has."""
-        self._copied = {t.user_attrs.get(NUMBER_KEY) for t in study.get_trials(deepcopy=False)}
 
     def _within_limit(self, work: Callable[[], T]) -> T:
         """Does something that may hang, in a thread that may be left behind.
@@ -178,8 +169,39 @@ class Mirror:
         return done[0]
 
 
+_FOR_GOOD = re.compile(
+    "authentication failed|no password|access denied|permission denied|pg_hba|does not exist|unknown database"
+    "|name or service not known|nodename nor servname|no address associated|unknown .*server host",
+    re.IGNORECASE,
+)
+"""What servers and their drivers say of a URL that will never do: who asks, for what, of whom."""
+
+_SQLITE_FOR_NOW = re.compile("locked|busy")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a storage that could not be opened may answer later: it is down, starting, busy, or the network is.
+
+    Any other error is for good: a URL that is malformed or names an unknown dialect, a package that is not installed, a
+    host, database or user that does not exist, a file that is no database.
+    """
+    chain = list(_chain(error))
+    said = " ".join(map(str, chain))
+    if any(isinstance(e, OperationalError | InterfaceError) and "sqlite3" in str(type(e.orig)) for e in chain):
+        return _SQLITE_FOR_NOW.search(said) is not None
+    kinds = (OperationalError, InterfaceError, TimeoutError, ConnectionError)
+    return any(isinstance(e, kinds) for e in chain) and _FOR_GOOD.search(said) is None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _root(error: BaseException) -> str:
     """The first line of what began a chain of errors: Optuna's own text hides the database's."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return without_passwords((str(error).strip() or type(error).__name__).splitlines()[0])
+    return strike_text((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, RunDirectoryError, Stamped
+from autotune.rundir.files import cannot_read
 
 R = TypeVar("R", bound=Stamped)
+T = TypeVar("T")
 
 
 class RecordIndex:
@@ -41,11 +43,15 @@ class RecordIndex:
         self._of[type(record)].append(record)
 
     def refresh(self, files: Iterable[Path]) -> None:
-        """Reads what files have gained; a torn last line is ignored.
+        """Reads what files have gained; a torn last line is ignored, and a file that was mended is read anew.
 
         Raises:
-            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
+            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged), or cannot be read.
         """
+        files = list(files)
+        if any(_size(file) < self._read.get(file, (0, 0))[0] for file in files):
+            for known in (self._all, self._of, self._read):
+                known.clear()
         fresh = [record for file in files if self._has_grown(file) for record in self._parse(file)]
         for record in fresh:
             self._append(record)
@@ -55,25 +61,49 @@ class RecordIndex:
                 records.sort(key=lambda r: r.at_s)
 
     def _has_grown(self, file: Path) -> bool:
-        return file.stat().st_size != self._read.get(file, (0, 0))[0]
+        return _size(file) != self._read.get(file, (0, 0))[0]
 
     def _parse(self, file: Path) -> list[AnyRecord]:
         """What one file has gained since it was last read."""
         offset, line_count = self._read.get(file, (0, 0))
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
+        try:
+            with file.open("rb") as stream:
+                stream.seek(offset)
+                whole, newline, _ = stream.read().rpartition(b"\n")
+        except OSError as error:
+            raise cannot_read(file, error) from error
         if not newline:
             return []
-        found = []
+        found: list[AnyRecord] = []
         lines = whole.split(b"\n")
-        for i, line in enumerate(lines):
-            try:
-                found.append(RECORD.validate_json(line))
-            except ValidationError as error:
-                raise RunDirectoryError(
-                    f"{file} line {line_count + i + 1} must be a record of schema {SCHEMA_VERSION} but: "
-                    f"{error.errors()[0]['msg']}; restore the file from a copy, or start a new run directory"
-                ) from error
+        for number, line in enumerate(lines, line_count + 1):
+            found.append(parse_line(RECORD, line, file, number, what=f"a record of schema {SCHEMA_VERSION}"))
         self._read[file] = (offset + len(whole) + 1, line_count + len(lines))
         return found
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise cannot_read(file, error) from error
+
+
+def parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
+    """Reads and checks one line of a run directory.
+
+    Raises:
+        RunDirectoryError: If it is something else; names file, line and field.
+    """
+    try:
+        return kind.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise RunDirectoryError(
+            f"{file} line {number} must be {what} but: {f'`{where}`: ' if where else ''}{said:.300}; "
+            "`autotune fsck RUN` says what can be mended"
+        ) from error

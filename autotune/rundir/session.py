@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 
-from autotune.machine import utc_now, without_passwords
-from autotune.model import SessionRecord, SpanRecord
+from autotune.machine import utc_now
+from autotune.model import SessionRecord, SpanRecord, strike_command
 from autotune.rundir.store import Store
 
 
@@ -20,15 +20,16 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
     Args:
         store: The run directory, locked.
         trials: How many trials it was asked for, those of earlier sessions included.
-        command: How it was called; passwords in it are not kept.
+        command: How it was called; secrets in it are not kept.
     """
     store.append(
         SessionRecord(
+            identity=store.spec.identity,
             started=utc_now(),
             pid=os.getpid(),
             host=socket.gethostname(),
             asked_trials=trials,
-            command=tuple(map(without_passwords, command)),
+            command=strike_command(command),
         )
     )
     began_s = time.process_time()

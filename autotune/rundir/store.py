@@ -11,37 +11,47 @@ Layout::
     records/NAME.jsonl  of runs made before 2026-11-22, which several workers recorded: read, never written
 
 A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
-is ignored by readers and cut off by the next writer.
+is ignored by readers and cut off by the next writer; `autotune fsck` (see `autotune.rundir.fsck`) mends what else a
+failed disk may leave, and moves what it drops into lost+found/.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.machine import make_folder
 from autotune.model import (
     SCHEMA_VERSION,
     AnyRecord,
     ConclusionRecord,
     RunDirectoryError,
+    SessionRecord,
     Stamped,
     Stopwatch,
     StudySpec,
 )
-from autotune.rundir.files import append_synced, cut_torn_line, write_atomically
-from autotune.rundir.folders import Folders
+from autotune.rundir.files import (
+    append_synced,
+    cannot_read,
+    cut_torn_line,
+    folder_within,
+    refuse_links,
+    sync_measurement,
+    write_atomically,
+)
+from autotune.rundir.folders import PAIRS, Folders
+from autotune.rundir.lock import LOCK, Lock
 from autotune.rundir.record_index import RecordIndex
 
 R = TypeVar("R", bound=Stamped)
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
-LOCK = "lock"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+LOST = "lost+found"
+_AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
 
 
 class Store(Folders):
@@ -59,7 +69,7 @@ class Store(Folders):
         self.study_dir = study_dir
         self.watch = Stopwatch()
         self._file = path / RECORDS
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._index = RecordIndex()
         self._is_sole_writer = False
         self._is_read = False
@@ -79,6 +89,8 @@ class Store(Folders):
     def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
         file = path / STUDY
         if not file.is_file():
+            if (path / RECORDS).is_file():
+                raise RunDirectoryError(f"{file} must hold the study of this run but is missing; {_AGAIN}")
             raise RunDirectoryError(
                 f"{path} must be a run directory (it holds a {STUDY}) but it is not; "
                 "`autotune status` lists the runs of this folder"
@@ -92,8 +104,11 @@ class Store(Folders):
                 )
             spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {error}") from error
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
+            raise RunDirectoryError(f"{file} must hold the study of this run but: {what}; {_AGAIN}") from error
 
     @classmethod
     def create_or_resume(
@@ -116,21 +131,14 @@ class Store(Folders):
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(path, mode=0o700)
         except OSError as error:
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        if not _lock(lock):
-            holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-            os.close(lock)
-            raise RunDirectoryError(
-                f"only one driver may write {path} but another does (process {holder or 'unknown'}); wait for it, stop "
-                "it, or name another folder with --run-dir; a driver takes as many lanes as it is given (--devices)"
-            )
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        for folder in (path, *(p for p in path.iterdir() if p.is_dir() and p.name != LOST and not p.is_symlink())):
+            refuse_links(folder)
+        lock = Lock(path)
         try:
             store = cls._prepare(path, spec, study_dir)
             store._lock = lock
@@ -139,31 +147,13 @@ class Store(Folders):
             # Of a session that was killed, up to the last thing it wrote.
             store.watch.go_on_from(max((r.at_s for r in store.records()), default=0.0))
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return store
 
     @classmethod
     def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
-        if (path / STUDY).exists():
-            old = cls.open(path)
-            if old.spec.identity != spec.identity:
-                fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
-                raise RunDirectoryError(
-                    f"{path} belongs to another study (different: {fields}); "
-                    "name another folder with --run-dir, or restore the study file"
-                )
-            store = cls._open(path, spec)
-        else:
-            strangers = [p.name for p in path.iterdir() if p.name != LOCK and not p.name.startswith(".study")]
-            if strangers:
-                raise RunDirectoryError(
-                    f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
-                    "name another folder with --run-dir"
-                )
-            store = cls(path, spec, study_dir=str(study_dir))
-        for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
+        store = cls._known(path, spec) or cls._new(path, spec, study_dir)
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -171,13 +161,57 @@ class Store(Folders):
             "study": spec.model_dump(mode="json"),
         }
         write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
+        for folder in FOLDERS:
+            folder_within(path, folder)
         cut_torn_line(path / RECORDS)
+        return store
+
+    @classmethod
+    def _known(cls, path: Path, spec: StudySpec) -> Store | None:
+        """The run directory of a study that began before; None if this one is new, or its study.json is lost."""
+        file = path / STUDY
+        try:
+            json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        except (ValueError, RecursionError):  # torn: all that it held is in the caller's hands
+            return None
+        old = cls.open(path)
+        if old.spec.identity != spec.identity:
+            fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
+            raise RunDirectoryError(
+                f"{path} belongs to another study (different: {fields}); "
+                "name another folder with --run-dir, or restore the study file"
+            )
+        return cls._open(path, spec)
+
+    @classmethod
+    def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
+        """A new run directory, or one whose study.json is lost but whose records say that they are of this study."""
+        store = cls(path, spec, study_dir=str(study_dir))
+        if records := store.records():
+            told = {r.identity for r in records if isinstance(r, SessionRecord)}
+            if told != {spec.identity}:
+                what = "are of another study" if told - {None} else "do not say of which study they are"
+                raise RunDirectoryError(
+                    f"{path / STUDY} must hold the study of this run but is lost, and its records {what}; restore "
+                    "that file from a copy, or name another folder with --run-dir"
+                )
+            return store
+        strangers = [p.name for p in path.iterdir() if not _is_own(p)]
+        if strangers:
+            raise RunDirectoryError(
+                f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
+                "name another folder with --run-dir"
+            )
         return store
 
     def close(self) -> None:
         """Gives the lock back; reading goes on."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
         self._is_sole_writer = False  # from here on another may write
 
@@ -196,6 +230,8 @@ class Store(Folders):
 
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
+        if (directory := getattr(record, "directory", None)) is not None:
+            sync_measurement(self.path, directory, PAIRS)  # a figure rests on its raw samples
         line = record.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
         return len(line.encode())
@@ -206,7 +242,7 @@ class Store(Folders):
         Raises:
             RunDirectoryError: If it cannot be written.
         """
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance", "digest") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
@@ -252,27 +288,12 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
     return [k for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
-def _lock(descriptor: int) -> bool:
-    """Takes a lock; tries a little longer than `is_held` may hold it by asking."""
-    for _ in range(5):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(0.05)
-    return False
+def _is_own(path: Path) -> bool:
+    """Whether something in a folder without a study is left of a start that was cut short, and holds nothing."""
+    if path.name in FOLDERS:
+        return path.is_dir() and not any(path.iterdir())
+    return path.name in (LOCK, LOST, STUDY) or path.name.startswith(".study") or _is_empty_file(path)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a driver is writing a run directory now."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+def _is_empty_file(path: Path) -> bool:
+    return path.name == RECORDS and not path.read_bytes().strip(b"\0")

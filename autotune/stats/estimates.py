@@ -58,6 +58,23 @@ class Estimate:
     level: float
     pair_count: int
 
+    def __post_init__(self) -> None:
+        """Refuses figures that no measurement gives; those of a record may have been edited.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        if not (0.0 < self.ratio < math.inf and 0.0 <= self.low < math.inf and self.high >= 0.0):
+            raise ValueError(
+                f"an estimate must have a ratio above 0 and an interval from 0 on but got {self.ratio:g} "
+                f"[{self.low:g}, {self.high:g}]"
+            )
+        if not (0.0 <= self.level <= 1.0 and 0 <= self.pair_count <= 2**53):
+            raise ValueError(
+                f"an estimate must have a level up to 1 and a count of pairs but got {self.level:g} and "
+                f"{self.pair_count:g}"
+            )
+
 
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 """The reference against itself: what a first candidate has to beat."""

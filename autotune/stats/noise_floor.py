@@ -27,12 +27,21 @@ class NoiseFloor:
         detectable: Smallest true speed-up that ends `faster` 9 times in 10 at the cap of pairs.
     """
 
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012  # records of earlier versions hold more figures
+    __pydantic_config__ = {"extra": "ignore", "ser_json_inf_nan": "strings"}  # noqa: RUF012  # records of earlier versions hold more figures
 
     estimate: Estimate
     is_honest: bool
     pair_sd: float
     detectable: float
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no measurement gives.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        if not (self.pair_sd >= 0.0 and self.detectable >= 0.0):
+            raise ValueError(f"a noise floor must be 0 or more but got {self.pair_sd:g} and {self.detectable:g}")
 
 
 def read_noise_floor(

@@ -8,7 +8,7 @@ from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
 from autotune.study.proof import more_processes, prove
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
-from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial
+from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
 from autotune.study.run import Evaluator, StudyRun
 from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study

@@ -63,9 +63,10 @@ class Bench:
         folders: Where logs go.
         launcher: Starts workers.
         desk: Told what is under way, and given what must be kept.
-        name: Of the lane, if the study has several.
+        is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
+        lane: Its name; empty where there is only one.
         runtime: Names of settings that are read when the program runs, not when it is compiled: programs that are
             equal but for those must both be measured.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
@@ -75,25 +76,26 @@ class Bench:
     """
 
     def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, name: str | None = None
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, is_shared: bool = False
     ) -> None:
         self.spec = spec
         self.folders = folders
         self.desk = desk
-        self.name = name
+        self.lane = ""
         self.runtime: frozenset[str] = frozenset()
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
         self.has_run = False
         self.restarts = 0
         self.gpus = watch_of(spec)
-        self.meter = open_meter(spec, self.gpus, is_shared=name is not None)
+        self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
         self._launcher = launcher
         self._reference: Worker | None = None
         self._began_at_s, self._began_s = 0.0, time.monotonic()
 
-    def begin(self, at_s: float) -> None:
-        """A unit begins, so many seconds after the study did."""
+    def begin(self, lane: str, at_s: float) -> None:
+        """A unit begins on this lane, so many seconds after the study did."""
+        self.lane = lane
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
 
@@ -173,7 +175,7 @@ class Bench:
             LaunchError: If it cannot be started: there is nothing to compare with.
         """
         if self._reference is None:
-            folder = self.folders.folder(*floor_folder(self.name), "reference")
+            folder = self.folders.folder(*floor_folder(self.lane), "reference")
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
@@ -248,9 +250,9 @@ class Bench:
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
-def floor_folder(lane: str | None) -> tuple[str, ...]:
+def floor_folder(lane: str) -> tuple[str, ...]:
     """Where a lane's reference and noise floor lie, in parts: each compares with its own."""
-    return ("floor",) if lane is None else ("floor", lane)
+    return ("floor", lane) if lane else ("floor",)
 
 
 def block_steps(step_s: float, *, block_s: float, least: int) -> int:

@@ -168,7 +168,7 @@ class Comparer(ABC):
                     comparer = other
                 elif is_reference_ours and isinstance(error, ReferenceFailed):
                     self.bench.lose_reference(error)
-                elif error.infrastructure and retries < CANDIDATE_RETRIES:
+                elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
                     retries += 1
                     self.bench.desk.incident(f"measured once more after: {error}")
                 else:

@@ -20,7 +20,7 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate
+from autotune.results import describe_soak, format_estimate, proof_digest
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -30,6 +30,8 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     results = run.store.of(TrialResult)
     found = _predicted(run, results) if run.spec.is_predicted else _measured(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
+    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
+        conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
     run.store.append_news(conclusion)
     return conclusion
 

@@ -102,7 +102,7 @@ def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
 def _studies(run: StudyRun, devices: Mapping[str, list[str]]) -> dict[str, Message]:
     """The first message of each lane."""
     return {
-        name: study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path, lane=name, devices=own)
+        name: study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path, devices=own)
         for name, own in devices.items()
     }
 

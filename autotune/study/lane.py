@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.child import Channel
 from autotune.machine import restrict_devices
-from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.model import WITH_SECRETS, AutotuneError, NodeLostError, Pair, StudySpec
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
@@ -26,24 +26,20 @@ MOST_SENT = 4_000_000
 """Most bytes of logs that are sent for one unit."""
 
 
-def study_message(
-    spec: StudySpec, *, study_dir: str, run: Path | None, lane: str, devices: list[str]
-) -> dict[str, Any]:
+def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
     """What a lane's first message says.
 
     Args:
         spec: The study.
         study_dir: Folder of the study file, as the lane sees it.
         run: The run directory, where the lane sees it, too; None where it does not.
-        lane: Its name.
         devices: What it may use of its machine; empty for all.
     """
     return {
         "type": "study",
-        "study": spec.model_dump(mode="json"),
+        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
         "study_dir": study_dir,
         "run": str(run) if run else None,
-        "lane": lane,
         "devices": devices,
     }
 
@@ -107,7 +103,7 @@ def main() -> int:
             if told["devices"] and spec.replay is None:
                 restrict_devices(spec.device.platform, told["devices"])
             launcher = make_launcher(spec, told["study_dir"])
-            runner = Runner(spec, folders, launcher, desk, name=told["lane"])
+            runner = Runner(spec, folders, launcher, desk, is_shared=True)
         except AutotuneError as error:
             channel.receive()
             desk.send("error", message=str(error))

@@ -177,14 +177,14 @@ class Lanes:
                     self._view.stage(
                         "noise floor", "the reference is measured against itself: what can be resolved on this machine?"
                     )
-                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name or None), "floor", lambda record: None))
+                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name), "floor", lambda record: None))
 
     def _begin(self, lane: _Lane, job: Job) -> None:
         lane.job, lane.heard_s = job, self._store.watch.total_s
-        job.begins(lane.name or None)
         self._learn_programs()
         assignment = Assignment(
             unit=job.unit,
+            lane=lane.name,
             folder=job.own_folder,
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
@@ -259,7 +259,7 @@ class Lanes:
         Raises:
             LaunchError: If it tries to.
         """
-        allowed = (job.own_folder, floor_folder(None))
+        allowed = (job.own_folder, floor_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
             raise LaunchError(f"a lane must keep to the folder of its unit but asks for {'/'.join(parts)!r}")
         return self._store.folder(*parts)
@@ -347,13 +347,11 @@ class Lanes:
 
     def phase(self, what: str, lane: str = "") -> None:
         """What is under way on a lane."""
-        self._view.phase(f"{lane}: {what}" if lane else what)
+        self._view.phase(what, lane)
 
     def pair(self, folder: Path, pair: Pair, lane: str = "") -> None:
         """Keeps one raw pair."""
-        ratios = self._keeper.keep(folder, pair)
-        if not lane:
-            self._view.pair(ratios)
+        self._view.pair(self._keeper.keep(folder, pair), lane)
 
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.machine import caller_environment, driver_python, open_meter, refuse_forbidden, steering_settings
+from autotune.machine import caller_environment, driver_python, open_meter, steering_settings
 from autotune.model import (
     FlagSet,
     Objective,
@@ -17,6 +17,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     format_seconds,
+    refuse_struck,
 )
 from autotune.rundir import Store
 from autotune.settings import (
@@ -78,6 +79,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
         StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
+    refuse_missing_secrets(spec, source="the study")
     note("asking the installed build which settings it has")
     build = probe_build(program_python(spec), platform=spec.device.platform)
     note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
@@ -113,13 +115,22 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 
+def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
+    """Refuses to start a program without the secrets that were struck out of a record of its study.
+
+    Raises:
+        StudyFileError: If there are any, by name.
+    """
+    advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
+    if spec.replay is None:  # a formula needs none
+        refuse_struck(spec.workload.command, spec.workload.options, source=source, advice=advice)
+
+
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
-    """Refuses what the build refuses, and what would change which program runs."""
+    """Refuses what the build refuses; what would change which program runs is in no `FlagSet`."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
-    for _, settings in places:
-        refuse_forbidden(settings)
     problems: list[str] = []
     for place, settings in places:
         for check in check_settings(settings, known):

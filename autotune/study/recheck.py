@@ -20,11 +20,11 @@ from autotune.model import (
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate
+from autotune.results import Winner, describe_finalist, format_estimate, proof_digest
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
-from autotune.study.preflight import make_launcher
+from autotune.study.preflight import make_launcher, refuse_missing_secrets
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -70,6 +70,8 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)
+        if conclusion.outcome is Outcome.WINNER:
+            conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
     return conclusion
 
@@ -153,5 +155,6 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
         return load_study(study), study.resolve().parent
     if file.is_dir():
         old = Store.open(file)
+        refuse_missing_secrets(old.spec, source=str(file))
         return old.spec, Path(old.study_dir)
     raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")

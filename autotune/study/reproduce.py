@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import dataclass
 
 from autotune.machine import reproduction_environment
-from autotune.model import AutotuneError, TrialResult
+from autotune.model import STRUCK, AutotuneError, TrialResult, struck_names
 from autotune.rundir import Store
 
 
@@ -17,11 +19,13 @@ class Reproduction:
     Attributes:
         environment: Variables to set.
         command: What to call.
+        secrets: Names of the secrets that it needs besides: where they belong, it has ``***``, for none is recorded.
         directory: Folder to call it in.
     """
 
     environment: dict[str, str]
     command: list[str]
+    secrets: tuple[str, ...]
     directory: str
 
 
@@ -53,4 +57,27 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
-    return Reproduction(environment=environment, command=command, directory=store.study_dir)
+    secrets = () if store.spec.replay else struck_names(command)
+    return Reproduction(environment=environment, command=command, secrets=secrets, directory=store.study_dir)
+
+
+def shell_lines(found: Reproduction) -> list[str]:
+    """A reproduction as lines of a shell, which stops with a message where a secret is not given to it."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in found.environment.items()]
+    if not found.secrets:
+        return [*lines, shlex.join(found.command)]
+    return [
+        f"# secrets are not recorded ({', '.join(found.secrets)}): give them again, as in the study file",
+        *lines,
+        " ".join(_shell_word(part, found.command[:i]) for i, part in enumerate(found.command)),
+    ]
+
+
+def _shell_word(part: str, before: list[str]) -> str:
+    """One word of a command; a variable where a secret was, called after its option."""
+    if STRUCK not in part:
+        return shlex.quote(part)
+    names = struck_names([*before[-1:], part])
+    variable = re.sub(r"\W", "_", names[-1].upper())
+    hole = '"${' + variable + ':?is a secret and was not recorded: set it first}"'
+    return hole.join(shlex.quote(text) if text else "" for text in part.split(STRUCK))

@@ -45,20 +45,20 @@ class Runner:
         folders: Where logs go.
         launcher: Starts workers.
         desk: Told what is under way.
-        name: Of the lane, if the study has several.
+        is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
         comparer: How it compares; may change once the noise floor has told what fits into memory.
     """
 
     def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, name: str | None = None
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, is_shared: bool = False
     ) -> None:
         self._spec = spec
         self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
-        self.bench = Bench(spec, folders, launcher, desk, name=name)
+        self.bench = Bench(spec, folders, launcher, desk, is_shared=is_shared)
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
@@ -75,7 +75,7 @@ class Runner:
         """
         unit, bench = assignment.unit, self.bench
         started = time.monotonic()
-        bench.begin(assignment.at_s)
+        bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
         bench.loss_tolerance = assignment.loss_tolerance
@@ -90,8 +90,8 @@ class Runner:
             self._lost_in_a_row += 1
             if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(unit, FloorUnit):
                 raise LaunchError(
-                    f"the reference must stay alive but {error}. Look at {'/'.join(assignment.folder)} and "
-                    "floor/reference/worker.log, then run the same command again"
+                    f"the reference must stay alive but {error.failure.message}. Look at "
+                    f"{'/'.join(assignment.folder)} and floor/reference/worker.log, then run the same command again"
                 ) from error
             record = unit.failed(error.failure)
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cluster import Engine
-from autotune.model import Effort, Stopwatch, StudySpec, View, load_study, parse_study
+from autotune.model import WITH_SECRETS, Effort, Stopwatch, StudySpec, View, load_study, parse_study
 from autotune.rundir import Store
 from autotune.study.measured import Measuring
 from autotune.study.predicted import Predicting, on_its_cluster
@@ -88,7 +88,7 @@ def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: st
     Raises:
         StudyFileError: If the file, or the study that comes out, is not legal.
     """
-    data = load_study(path).at_effort(Effort(effort)).model_dump()
+    data = load_study(path).at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
     for section, values in given.items():
         data[section].update({key: value for key, value in values.items() if value is not None})
     if seed is not None:

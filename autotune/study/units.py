@@ -146,6 +146,7 @@ class Assignment(Record):
     """A unit, and what its lane must know to do it as every other lane would.
 
     Attributes:
+        lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
         folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
@@ -156,6 +157,7 @@ class Assignment(Record):
     """
 
     unit: AnyUnit
+    lane: str = ""
     folder: tuple[str, ...]
     name: str
     mode: str | None = None
@@ -180,7 +182,6 @@ class Job:
         folder: Where its raw samples go; another attempt gets a folder of its own.
         name: Seeds the order of blocks.
         done: Told the result.
-        begins: Told when a lane begins it, and which.
         lost: Lanes that were lost over it.
     """
 
@@ -188,7 +189,6 @@ class Job:
     folder: tuple[str, ...]
     name: str
     done: Callable[[Any], None]
-    begins: Callable[[str | None], None] = lambda lane: None
     lost: int = 0
 
     @property

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.model import PREDICTED, load_study
-from autotune.results import Difference, Winner, differences, is_unchanged, this_machine
+from autotune.results import Difference, Winner, check_records, differences, is_unchanged, origin_line, this_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +25,32 @@ class Verification:
     notes: tuple[str, ...]
 
 
-def verify_winner(winner: Winner, file: Path, *, study: Path | None = None) -> Verification:
-    """Compares this machine with the one of a proof.
+def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run: Path | None = None) -> Verification:
+    """Compares this machine with the one of a proof, and a file with the records that it came from.
 
     Args:
         winner: What was proven.
         file: The export or run directory that it was read from.
         study: Study file of the workload that is meant to run; None does not check the workload.
+        run: The run directory of an exported file; default: where one of its name lies, see `check_records`.
 
     Raises:
         StudyFileError: If the study file is not legal.
+        RunDirectoryError: If `run` is not a run directory.
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload)
-    found, notes = differences(winner.conditions, here), []
+    found, notes = differences(winner.conditions, here), list[str]()
     if winner.is_predicted:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
-    if file.is_file() and not is_unchanged(file.read_text(encoding="utf-8"), winner):
-        found.append(Difference(field="file", proven="its text as exported", here="changed since"))
+    if file.is_file():
+        if not is_unchanged(file.read_text(encoding="utf-8"), winner):
+            found.append(Difference(field="file", proven="its text as exported", here="changed since"))
+        records = check_records(winner, file, run=run)
+        found += records.differences
+        notes += records.notes
+    if (line := origin_line(file, winner.proof.hosts if winner.proof else ())) is not None:
+        notes.append(line)
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
     if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:

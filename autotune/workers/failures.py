@@ -24,6 +24,15 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     ),
 )
 
+_HARMLESS = re.compile(
+    # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
+    r"[Tt]he caller indicates that this is not a failure|so that we can re-allocate a larger region to avoid OOM"
+    # What XLA logs at the level of information. cuda_executor.cc says CUDA_ERROR_OUT_OF_MEMORY so, each time that it
+    # asks for its share of the device, before it asks for less.
+    r"|^(?:\d{4}-\d\d-\d\d [\d:.]+: I|I\d{4} [\d:.]+\s+\d+) \S+:\d+\] "
+)
+"""Lines of a log that name a fault but report none."""
+
 _FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
 """No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
 
@@ -64,7 +73,7 @@ def _judge(
 ) -> tuple[FailureKind, str]:
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
-    text = "\n".join([message, *last_lines])
+    text = "\n".join([message, *(line for line in last_lines if not _HARMLESS.search(line))])
     # A worker that reported an exception said what it was; the log may hold older, harmless lines.
     for kind, pattern in _TABLE:
         found = pattern.search(message if error_type and message else text)

@@ -209,7 +209,7 @@ def test_illegal_options(study: Path) -> None:
     assert "search.time_budget" in refused(study.parent, "run", "typed.toml", "--time-budget", "soon")
     assert autotune("run", "typed.toml", "--trials", "0", cwd=study.parent).returncode == 2
     assert "must be reachable" in refused(
-        study.parent, "run", "typed.toml", "--storage", "postgresql://nobody@127.0.0.1:1/x"
+        study.parent, "run", "typed.toml", "--storage", "postgresqll://nobody@127.0.0.1:1/x"
     )
     assert not (study.parent / "runs").exists()  # nothing was started for a storage that is not there
 

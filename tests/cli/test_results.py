@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
-from autotune.results import winner
+from autotune.results import conditions
+from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.winner import Conditions, differences, this_machine
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -56,8 +56,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpus_usable": 3,
         "driver": "580.65.06",
     }
-    monkeypatch.setattr(winner, "describe_machine", lambda: facts)
-    monkeypatch.setattr(winner, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
+    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
+    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
 def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:

@@ -55,6 +55,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "flags list": ("flags", "list"),
     "flags migrate": ("flags", "migrate", FLAGS, "--plugin", "cpu"),
     "flags show": ("flags", "show", "xla_gpu_enable_command_buffer", "--plugin", "cpu"),
+    "fsck": ("fsck", "runs/shapes"),
     "library list": ("library", "list"),
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
     "recheck": ("recheck", "runs/shapes"),

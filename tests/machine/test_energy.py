@@ -121,7 +121,7 @@ def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
 def test_a_cpu_study_is_counted_by_rapl_and_a_replayed_one_by_nothing(powercap: Path) -> None:
     spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
     assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
-    for other, is_shared, problem in ((spec, True, "several workers"), (replay_study(), False, "replayed")):
+    for other, is_shared, problem in ((spec, True, "several lanes"), (replay_study(), False, "replayed")):
         meter = open_meter(other, GpuWatch(None, None), is_shared=is_shared, powercap=powercap)
         assert not meter.is_counting
         assert problem in meter.problem

@@ -103,7 +103,7 @@ def test_all_forms_hold_the_same(finished: Store, altered: Alter) -> None:
     assert "&lt;i&gt;GPU&lt;/i&gt;|" in table.to_html()
     assert "<i>" not in table.to_html()
     text = table.to_markdown()
-    assert "<i>GPU</i>\\|" in text
+    assert "&lt;i>GPU&lt;/i>\\|" in text
     head = next(line for line in text.splitlines() if line.startswith("| study"))
     rule, first = text.splitlines()[text.splitlines().index(head) + 1 :][:2]
     assert head.count("|") == rule.count("|") == first.replace("\\|", "").count("|")

@@ -260,7 +260,7 @@ def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
 def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_b=2": "crash"})
     store = record(tmp_path / "r", spec, trials=20)
-    # A second worker, on a node whose reference is a tenth slower.
+    # A second lane, on a machine whose reference is a tenth slower.
     floor = store.of(FloorResult)[0]
     slow_s = 1.1 * floor.comparison.reference_step_s
     slow = floor.model_copy(
@@ -273,10 +273,10 @@ def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
     (store.path / "records" / "n2.jsonl").write_text(slow.model_dump_json(exclude_none=True) + "\n")
     store = Store.open(store.path)
     report = build(store)
-    assert [(n["worker"], n[""]) for n in report["nodes"]] == [("n2", "slow"), ("n1", ""), ("n3", "")]
+    assert [(n["lane"], n[""]) for n in report["nodes"]] == [("n2", "slow"), ("n1", ""), ("n3", "")]
     assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report["soak"])
     assert any("the cause of the crash is xla_b=2 (" in line for line in report["causes"])
     for page in (render_html(store), render_markdown(store)):
         assert "soak of xla_a=1" in page
         assert "the cause of the crash is xla_b=2" in page
-        assert "<h2>The default on each node</h2>" in page or "## The default on each node" in page
+        assert "<h2>The default on each lane</h2>" in page or "## The default on each lane" in page

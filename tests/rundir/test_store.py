@@ -15,7 +15,8 @@ from autotune.model.records import RECORD, IncidentRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.files import append_synced, write_atomically
-from autotune.rundir.store import RECORDS, Store, is_held
+from autotune.rundir.lock import is_held
+from autotune.rundir.store import RECORDS, Store
 from tests.runs import record, replay_study
 
 

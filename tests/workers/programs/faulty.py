@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
+def go_wrong(fault: str) -> np.float32:
+    """What a step's callback does at last."""
+    if fault == "crash":
+        os.abort()
+    if fault == "term" and "xla_cpu_enable_fast_math=true" in os.environ.get("XLA_FLAGS", ""):
+        os.kill(os.getpid(), signal.SIGTERM)
+    if fault == "hang":
+        time.sleep(600)
+    return np.float32("nan" if fault == "nan" else 0)
+
+
 def build(devices: Any, fault: str = "", rank: int = 0, at: int = 12) -> SimpleNamespace:
     """One matrix spread over all devices, a sum over all of them in each step, and a host callback that misbehaves."""
     if fault == "sets-flags":
@@ -21,18 +33,11 @@ def build(devices: Any, fault: str = "", rank: int = 0, at: int = 12) -> SimpleN
     calls = iter(range(10**9))
 
     def misbehave() -> np.float32:
-        if jax.process_index() == rank and next(calls) >= at:
-            if fault == "crash":
-                os.abort()
-            if fault == "hang":
-                time.sleep(600)
-            if fault == "nan":
-                return np.float32("nan")
-        return np.float32(0)
+        return go_wrong(fault) if jax.process_index() == rank and next(calls) >= at else np.float32(0)
 
     def step(w: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         extra = jnp.float32(0)
-        if fault in ("crash", "hang", "nan"):
+        if fault in ("crash", "hang", "nan", "term"):
             extra = jax.pure_callback(lambda w: misbehave(), jax.ShapeDtypeStruct((), jnp.float32), w.sum())
         w = w - 0.01 * (w + batch)
         return w, {"loss": (w * w).mean() + extra, "grad_norm": jnp.abs(w).mean()}

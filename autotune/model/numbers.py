@@ -1,0 +1,68 @@
+"""Types of the numbers in records: what was measured is finite and in range, and what was edited is refused on reading.
+
+Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or power of them overflows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+LONGEST_S = 1e11
+"""Three thousand years, in seconds."""
+
+Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]
+"""A duration or a point of the study's time, in seconds."""
+
+StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]
+"""Seconds of a step: never 0, for ratios are taken of it."""
+
+Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]
+"""Candidate over reference."""
+
+LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
+"""Logarithm of a ratio."""
+
+Joules = Annotated[float, Field(ge=0, le=1e15)]
+"""An energy."""
+
+StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]
+"""Energy of a step: never 0, for ratios are taken of it."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""How many, or how many bytes: whole in a float, too."""
+
+AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
+"""How many, at least one."""
+
+Amount = Annotated[float, Field(ge=0, le=1e30)]
+"""What is counted but may be no whole number, such as FLOPs."""
+
+
+class _Facts(BaseModel):
+    """What is read of a machine's provenance; more may stand there."""
+
+    model_config = ConfigDict(extra="allow")
+
+    date: str = ""
+    host: str = ""
+    system: str = ""
+    python: str = ""
+    versions: dict[str, str] = {}
+    driver: str | None = None
+    cpu: str = ""
+    cpu_count: Count | None = None
+    cpus_usable: Count = 0
+    memory_bytes: Count = 0
+    load_1min: Amount = 0.0
+    variables: dict[str, str] = {}
+
+
+def _check_facts(value: dict[str, Any]) -> dict[str, Any]:
+    _Facts.model_validate(value, strict=True)
+    return value
+
+
+Facts = Annotated[dict[str, Any], AfterValidator(_check_facts)]
+"""See `autotune.machine.describe_machine`."""

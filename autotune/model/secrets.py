@@ -1,0 +1,179 @@
+"""Secrets in what a user hands over: recognised by name or shape, and struck out of all that is kept or shown.
+
+A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
+first, so a secret's value is no part of a study's identity. Best is a secret that no study file holds: programs
+read them from environment variables, which are inherited and never recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.model.errors import StudyFileError
+
+STRUCK = "***"
+"""Stands where a secret was."""
+
+_STRONG = re.compile(
+    "password|passwd|passphrase|secret|credential|authorization|bearer|apikey|accesskey|privatekey|signingkey|authtoken"
+)
+"""In a name with its words run together: a secret, whatever else the name says."""
+
+_WEAK = frozenset({"key", "token", "auth", "pwd", "pass"})
+"""As the last word of a name: a secret, unless the word before it says that it is an everyday thing of training."""
+
+_EVERYDAY = re.compile(
+    "batch|bos|cache|cls|column|data|dict|end|eos|feature|group|head|image|index|input|json|label|lookup|mask|output|pad"
+    "|partition|path|primary|prng|prompt|public|query|random|rng|row|sep|sort|special|start|stop|text|unk|value"
+)
+_ABOUT = re.compile("count|dim|file|folder|length|mode|name|path|size|type|variable")
+"""As the last word: the value says where the secret is, or what kind, and is none itself."""
+
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\bsk-(?=[\w-]*\d)[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{16,}|\bxox[abeprs]-[\w-]{10,}|\bA[KS]IA[0-9A-Z]{12,}|\bAIza[\w-]{30,}"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*KEY-----|$)"
+)
+"""Tokens of well-known services, each with the prefix by which their issuers let scanners find them."""
+
+_URL = re.compile(r"(://[^:/@\s]*:)\S+@")
+_VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
+_ASSIGNED = re.compile(rf"""(?P<head>(?P<name>[A-Za-z_][\w.-]*)(?:=|["']\s*[:=]\s*)){_VALUE}""")
+_OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)(?:\s+|["'],\s*))(?!-){_VALUE}""")
+_HEADER = re.compile(
+    r"(?P<head>\b(?P<name>[\w-]*(?:authorization|password|passwd|secret|api[-_]?key)):\s*(?:bearer\s+|basic\s+)?"
+    rf"|\bbearer\s+){_VALUE}",
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z_][\w.-]*)=)(?P<value>.*)", re.DOTALL)
+_BARE_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
+_NO_SECRET = re.compile(r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*")
+"""Values that hold none: nothing, a switch, or a variable that stands for it."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what an option, variable or key of this name holds is a secret."""
+    words = _words(name)
+    if not words or _ABOUT.fullmatch(words[-1]):
+        return False
+    if _STRONG.search("".join(words)):
+        return True
+    return words[-1] in _WEAK and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
+
+
+def strike_text(text: str) -> str:
+    """Text, such as a URL, a message or a shell's command, with the secrets in it struck out."""
+    text = _URL.sub(rf"\1{STRUCK}@", text)
+    text = _SHAPES.sub(STRUCK, text)
+    for pattern in (_HEADER, _ASSIGNED, _OPTION):
+        text = _strike_values(pattern, text)
+    return text
+
+
+def strike_command(command: Sequence[str]) -> tuple[str, ...]:
+    """A program's arguments with the secrets in them struck out: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
+    struck = []
+    before = ""
+    for part in command:
+        whole, option = _WHOLE.fullmatch(part), _BARE_OPTION.fullmatch(before)
+        if option and not part.startswith("-") and _is_secret(option["name"], part):
+            struck.append(STRUCK)
+        elif whole and _is_secret(whole["name"], whole["value"]):
+            struck.append(whole["head"] + STRUCK)
+        else:
+            struck.append(strike_text(part))
+        before = part
+    return tuple(struck)
+
+
+def strike_data(data: Any, name: str = "") -> Any:
+    """Plain data, such as a workload's options, with the secrets in it struck out.
+
+    Args:
+        data: Tables, lists, texts, numbers.
+        name: Key under which it lies.
+    """
+    if isinstance(data, Mapping):
+        return {k: strike_data(v, _nearer(str(k), name)) for k, v in data.items()}
+    if isinstance(data, str):
+        return STRUCK if name and _is_secret(name, data) else strike_text(data)
+    if isinstance(data, list | tuple):
+        if all(isinstance(v, str) for v in data) and not is_secret_name(name):
+            return type(data)(strike_command(data))
+        return type(data)(strike_data(v, name) for v in data)
+    is_number = isinstance(data, int | float) and not isinstance(data, bool)
+    return STRUCK if is_number and _is_secret(name, str(data)) else data
+
+
+def struck_names(data: Any, name: str = "") -> tuple[str, ...]:
+    """Names of what was struck out of a command or of options, each once; a text without a name has that of its key."""
+    return tuple(dict.fromkeys(_struck_names(data, name)))
+
+
+def refuse_struck(*parts: Any, source: str, advice: str) -> None:
+    """Refuses to run with what stands where secrets were.
+
+    Args:
+        parts: Command and options that are to be run.
+        source: Where they come from.
+        advice: What the user should do.
+
+    Raises:
+        StudyFileError: If a secret was struck out of them.
+    """
+    names = [n for part in parts for n in struck_names(part)]
+    if names:
+        raise StudyFileError(
+            f"the workload must get its secrets ({', '.join(names)}) but {source} has {STRUCK} in their place, "
+            f"for they are never recorded; {advice}, or let the program read them from environment variables"
+        )
+
+
+def _struck_names(data: Any, name: str) -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _struck_names(value, str(key))
+    elif isinstance(data, list | tuple):
+        before = ""
+        for value in data:
+            option = _BARE_OPTION.fullmatch(before)
+            yield from _struck_names(value, option["name"] if option else name)
+            before = value if isinstance(value, str) else ""
+    elif isinstance(data, str) and STRUCK in data:
+        found = re.findall(rf"([A-Za-z_][\w.-]*)=[^\s=]*?{re.escape(STRUCK)}", data)
+        yield from found or [name or "a secret"]
+
+
+def _nearer(key: str, outer: str) -> str:
+    """The name that judges a value in a table: its own key, or that of a table which holds nothing but secrets."""
+    return key if is_secret_name(key) or not _STRONG.search("".join(_words(outer))) else outer
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name in snake, kebab or camel case, lower case, without a number at the end."""
+    words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+    while words and words[-1].isdigit():
+        words.pop()
+    return words
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value under a name is one; a short number under a weak name is a count or a seed."""
+    if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip("\"' ")):
+        return False
+    return _STRONG.search("".join(_words(name))) is not None or not re.fullmatch(r"[\d.+-]{1,6}", value)
+
+
+def _strike_values(pattern: re.Pattern[str], text: str) -> str:
+    """Text without the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
+    done, at = [], 0
+    while (match := pattern.search(text, at)) is not None:
+        done.append(text[at : match.end("head")])
+        at = match.end("head")
+        if _is_secret(match["name"] or "bearer", value := match["value"]):
+            quote = value[0] if value[0] in "\"'" else ""
+            done.append(f"{quote}{STRUCK}{quote}")
+            at = match.end()
+    return "".join([*done, text[at:]])

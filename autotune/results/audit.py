@@ -1,0 +1,256 @@
+"""Whether a proof follows from its records: figures are made once more from raw pairs, and a digest is compared.
+
+A digest is no signature: it shows that something was edited or is of another run. Who forges pairs, records and digest
+together is not found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from autotune.model import (
+    RECORD,
+    AblationResult,
+    AnyRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Objective,
+    Outcome,
+    Pair,
+    RunDirectoryError,
+    SoakRecord,
+    Stamped,
+    StudySpec,
+    log_ratio,
+)
+from autotune.results.words import format_estimate
+from autotune.rundir import Store
+from autotune.stats import Estimate, Verdict, confirm, estimate_pairs, judge
+
+LAST_PROOFS = ("final", "full", "recheck")
+"""Stages of a `FinalistResult` that prove a winner; the members of a front are proven in stage ``confirm``."""
+
+ROUNDING = 1e-6
+"""Relative difference that another version of NumPy or SciPy may make of the same samples."""
+
+Evidence = FloorResult | ConfirmRun | FinalistResult | AblationResult | SoakRecord
+"""Records on which a proof rests."""
+
+
+def proof_digest(store: Store, conclusion: ConclusionRecord) -> str:
+    """SHA-256 over all that a conclusion rests on, in hexadecimal digits.
+
+    That is: the study's identity, what the conclusion itself says, every record of noise floor, proof, minimising and
+    soak before it, and the raw pairs that those name.
+
+    Args:
+        store: The run.
+        conclusion: Recorded or not.
+    """
+    digest = hashlib.sha256(f"{store.spec.identity}\n".encode())
+    for record in (
+        *evidence_of(store, conclusion),
+        conclusion.model_copy(update={"at_s": 0.0, "by": None, "digest": None}),
+    ):
+        digest.update(f"{_canonical(record)}\n".encode())
+        if isinstance(record, FloorResult | ConfirmRun | AblationResult) and record.directory is not None:
+            for pair in _pairs(store, record.directory):
+                digest.update(f"{pair.model_dump_json(exclude_none=True)}\n".encode())
+    return digest.hexdigest()
+
+
+def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
+    """In what a winner or a front does not follow from the records and raw pairs of its run, one sentence each.
+
+    Of runs that are older than digests only the figures are made again.
+
+    Raises:
+        RunDirectoryError: If a file of raw pairs holds something else.
+    """
+    records = evidence_of(store, conclusion)
+    runs = [r for r in records if isinstance(r, ConfirmRun)]
+    found = list(_of_runs(store, runs))
+    proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
+    for proof in proofs.values():
+        found += _of_proof(store.spec, proof, runs, _families(store.spec, proof, conclusion, runs))
+    if conclusion.outcome is Outcome.FRONT:
+        found += _of_front(store.spec, conclusion, list(proofs.values()))
+    else:
+        found += _of_winner(store.spec, conclusion, list(proofs.values()))
+        found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
+    if conclusion.digest is not None and conclusion.digest != (here := proof_digest(store, conclusion)):
+        found.append(f"the records have the digest {here[:12]}, the conclusion was drawn from {conclusion.digest[:12]}")
+    return found
+
+
+def doubts(store: Store) -> list[str]:
+    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner or front."""
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None or conclusion.outcome not in (Outcome.WINNER, Outcome.FRONT):
+        return []
+    try:
+        wrong = disagreements(store, conclusion)
+    except RunDirectoryError as error:
+        wrong = [str(error)]
+    return [f"DO NOT BELIEVE the conclusion: {line}" for line in wrong]
+
+
+def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
+    """The records on which a conclusion rests: those before it, or all if it is not recorded yet."""
+    records: list[AnyRecord] = store.records()
+    if conclusion in records:
+        records = records[: records.index(conclusion)]
+    return [r for r in records if isinstance(r, Evidence)]
+
+
+def _canonical(record: Stamped) -> str:
+    """A record as one text, the same whether it was just made or read from a file."""
+    again = RECORD.validate_json(record.model_dump_json(exclude_none=True))
+    return json.dumps(json.loads(again.model_dump_json(exclude_none=True)), sort_keys=True)
+
+
+def _pairs(store: Store, directory: str) -> list[Pair]:
+    """Raw pairs of one measurement of this run; none of any other place."""
+    path = PurePosixPath(directory)
+    return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(directory))
+
+
+# ---------------------------------------------------------------------- each figure once more
+
+
+def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """Pairs of processes whose figures do not follow from their raw pairs, or that count twice."""
+    for directory, count in Counter(r.directory for r in runs if r.log_ratio is not None).items():
+        if count > 1:
+            yield f"{count} pairs of processes name the same raw pairs ({directory})"
+    for run in (r for r in runs if r.log_ratio is not None):
+        name = run.directory or f"{run.stage} {run.repeat}"
+        pairs = _pairs(store, run.directory) if run.directory else []
+        if not pairs or len(pairs) != run.pair_count:
+            yield f"{name}: it has {len(pairs)} raw pairs, the record says {run.pair_count}"
+            continue
+        made = (
+            ("log ratio", run.log_ratio, math.log(estimate_pairs([log_ratio(p) for p in pairs]).ratio)),
+            ("reference's step", run.reference_step_s, statistics.median(t for p in pairs for t in p.reference_s)),
+            ("candidate's step", run.candidate_step_s, statistics.median(t for p in pairs for t in p.candidate_s)),
+        )
+        for what, said, here in made:
+            if said is not None and not _is_close(said, here):
+                yield f"{name}: its raw pairs give the {what} {here:.6g}, the record says {said:.6g}"
+
+
+def _families(
+    spec: StudySpec, proof: FinalistResult, conclusion: ConclusionRecord, runs: Sequence[ConfirmRun]
+) -> list[int]:
+    """For how many intervals a proof's may have been widened: sets that were proven together, times objectives."""
+    least, most = 1, 1
+    if proof.stage not in LAST_PROOFS:
+        least = max(1, len(conclusion.front or ()))
+        most = max(least, len({r.settings for r in runs if r.stage == proof.stage}))
+    return [count * len(spec.search.objectives) for count in range(least, most + 1)]
+
+
+def _of_proof(
+    spec: StudySpec, proof: FinalistResult, runs: Sequence[ConfirmRun], families: Sequence[int]
+) -> Iterator[str]:
+    """What in a verdict does not follow from its pairs of processes."""
+    name = f"the proof of {proof.settings} ({proof.stage})"
+    mine = [r for r in runs if r.stage == proof.stage and r.settings == proof.settings]
+    ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
+    failed = any(r.failure is not None for r in mine)
+    if proof.process_count != len(ratios):
+        yield f"{name} counts {proof.process_count} pairs of processes, {len(ratios)} are recorded"
+        return
+    if failed or len(ratios) < 2:
+        if proof.corrected is not None or proof.estimate is not None or proof.verdict is not Verdict.UNRESOLVED:
+            yield f"{name} has figures though {'one of its processes failed' if failed else 'too few were run'}"
+        return
+    if proof.estimate is None or proof.corrected is None:
+        yield f"{name} has no figures though its processes have"
+        return
+    made = [confirm(ratios, family=family) for family in families]
+    if not _are_close(proof.estimate, here := made[0].ordinary):
+        yield f"{name}: its processes give {format_estimate(here)}, the record says {format_estimate(proof.estimate)}"
+    if not (fitting := [m.corrected for m in made if _are_close(proof.corrected, m.corrected)]):
+        shown, said = format_estimate(made[0].corrected), format_estimate(proof.corrected)
+        yield f"{name}: its processes give {shown} when widened for all sets, the record says {said}"
+    elif proof.verdict is not (verdict := judge(fitting[0], sesoi=spec.measure.smallest_effect)):
+        yield f"{name}: its figures are {verdict}, the record says {proof.verdict}"
+    for objective, other in (proof.others or {}).items():
+        told = [r.others[objective] for r in mine if r.others is not None and objective in r.others]
+        if len(told) < 2 or not any(_are_close(other, confirm(told, family=f).corrected) for f in families):
+            yield f"{name}: its processes do not give {objective.words} {format_estimate(other)}"
+
+
+def _of_winner(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:
+    """What in a winner does not follow from its last proof."""
+    mine = [p for p in proofs if p.stage in LAST_PROOFS and p.settings == conclusion.settings]
+    if not mine:
+        yield f"no proof of {conclusion.settings} is recorded"
+        return
+    proof = mine[-1]
+    better = proof.verdict is Verdict.FASTER or (proof.stage == "recheck" and _is_better(spec, proof))
+    if not better:
+        yield f"the proof of {conclusion.settings} says {proof.verdict}, the conclusion that it wins"
+    yield from _of_figures(conclusion, proof.estimate)
+
+
+def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:
+    """What in a front does not follow from the proofs of its members."""
+    by_trial = {p.trial: p for p in proofs if p.stage == "confirm"}
+    for trial in conclusion.front or ():
+        member = by_trial.get(trial)
+        if member is None or not _is_better(spec, member):
+            yield f"trial {trial} is not proven to be better in anything, the conclusion has it in the front"
+    if conclusion.trial is not None and (fastest := by_trial.get(conclusion.trial)) is not None:
+        if fastest.settings != conclusion.settings or fastest.verdict is not Verdict.FASTER:
+            yield f"trial {conclusion.trial} is {fastest.verdict} with {fastest.settings}, the conclusion differs"
+        if (
+            conclusion.estimate is None
+            or fastest.corrected is None
+            or not _are_close(conclusion.estimate, fastest.corrected)
+        ):
+            yield f"trial {conclusion.trial} has other figures than the conclusion"
+
+
+def _of_figures(conclusion: ConclusionRecord, proven: Estimate | None) -> Iterator[str]:
+    """Whether the figures of a conclusion, and those in its sentence, are the proven ones."""
+    said = conclusion.estimate
+    if said is None or proven is None:
+        yield "the conclusion or its proof has no figures"
+    elif not _are_close(said, proven):
+        yield f"the proof gives {format_estimate(proven)}, the conclusion says {format_estimate(said)}"
+    elif format_estimate(said) not in conclusion.sentence:
+        yield f"the proof gives {format_estimate(said)}, the sentence of the conclusion does not"
+
+
+def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
+    """What the long run of a winner says against it."""
+    mine = [s for s in soaks if s.settings == conclusion.settings]
+    if mine and mine[-1].failure is not None:
+        yield f"the soak of {conclusion.settings} failed, the conclusion has it as the winner"
+    if conclusion.soaked_s is not None and not (mine and _is_close(mine[-1].steps_s, conclusion.soaked_s)):
+        yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
+
+
+def _is_better(spec: StudySpec, proof: FinalistResult) -> bool:
+    """Whether a set surely betters the default in one objective."""
+    figures = {Objective.STEP_TIME: proof.corrected, **(proof.others or {})}
+    return any(e is not None and e.high < 1 - spec.measure.smallest_effect for e in figures.values())
+
+
+def _is_close(said: float, here: float) -> bool:
+    return math.isclose(said, here, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
+
+
+def _are_close(said: Estimate, here: Estimate) -> bool:
+    same = said.pair_count == here.pair_count and said.level == here.level
+    return same and all(map(_is_close, (said.ratio, said.low, said.high), (here.ratio, here.low, here.high)))

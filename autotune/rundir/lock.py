@@ -1,0 +1,226 @@
+"""The lock of a run directory: one driver writes, on whatever file system.
+
+The kernel's own lock (flock) is let go however a driver dies, so where it holds for everybody who sees the folder it is
+all that is asked. Some shared file systems keep it to one machine; there the file also names its holder, and a holder
+on another machine counts until its session has ended or a person says that it is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.machine import like_folder
+from autotune.model import RunDirectoryError
+
+LOCK = "lock"
+
+_LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs"}
+_SHARED = {"nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2"}
+_EVERYWHERE = frozenset(_LOCAL | _SHARED)
+"""File systems on which a lock is seen by every process that sees the file, unless a mount option says otherwise."""
+
+_ONLY_HERE = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "localflocks"})
+"""Mount options of NFS, Lustre and GFS2 that keep a lock to one machine."""
+
+_CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What a path lies on."""
+
+    point: str
+    kind: str
+    options: frozenset[str]
+
+    @property
+    def locks_everywhere(self) -> bool:
+        """Whether a lock here is known to be seen on every machine that sees the file."""
+        return self.kind in _EVERYWHERE and not self.options & _ONLY_HERE
+
+
+def mount_of(path: Path, table: str | None = None) -> Mount:
+    """The mount that a path lies on.
+
+    Args:
+        path: An absolute path.
+        table: Text in the form of ``/proc/self/mountinfo``; default: that of this process.
+    """
+    if table is None:
+        try:
+            table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            table = ""
+    found = Mount("/", "unknown", frozenset())
+    for line in table.splitlines():
+        fields, _, source = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
+        kind, _, more = source.split(" ", 2)
+        if path.is_relative_to(point) and len(point) >= len(
+            found.point
+        ):  # of two on one point the later hides the other
+            found = Mount(point, kind, frozenset(f"{fields.split()[5]},{more}".split(",")))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock, as its file says: process, machine, and the boot of that machine."""
+
+    pid: str
+    host: str = ""
+    boot: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
+
+    def is_elsewhere(self) -> bool:
+        """Whether it is on another machine, whose locks may not be seen here; after a reboot of this one it is dead."""
+        return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
+
+
+class Lock:
+    """The lock of one run directory, held by this process until it is closed.
+
+    Args:
+        path: The run directory, which exists.
+
+    Raises:
+        RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = path / LOCK
+        try:
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, like_folder(path))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{file} must be a file that can be written but: {error.strerror}; remove what is in its place, or "
+                "name another folder with --run-dir"
+            ) from error
+        try:
+            self._take(path)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _take(self, path: Path) -> None:
+        holder, mount = read_holder(path), mount_of(path.resolve())
+        if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
+            raise RunDirectoryError(
+                f"only one driver may write {path} but another does ({holder or 'unknown'}); wait for it, stop it, or "
+                "name another folder with --run-dir; a driver takes as many lanes as it is given (--devices)"
+            )
+        if holder is not None and not mount.locks_everywhere and holder.is_elsewhere():
+            raise RunDirectoryError(
+                f"only one driver may write {path} but {holder} has not ended, and a lock on {mount.kind} "
+                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, take its lock "
+                f"away with `autotune fsck {path} --unlock`"
+            )
+        own = Holder(str(os.getpid()), socket.gethostname(), _boot())
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{own.pid} {own.host} {own.boot}\n".encode(), 0)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{path / LOCK} must be writable but: {error.strerror}; mend that and run the same command again"
+            ) from error
+        if read_holder(path) != own:  # two machines that start at once: the last one to write has it
+            raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
+
+    def close(self) -> None:
+        """Gives the lock back, and takes this process's name off it."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # the kernel's lock is gone all the same
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who holds a run directory as its lock file says, dead or alive; None if the last one ended in order."""
+    try:
+        words = (path / LOCK).read_text(encoding="utf-8", errors="replace").strip("\0\n ").split()
+    except OSError:
+        return None
+    return Holder(*words[:3]) if words else None
+
+
+def is_held(path: Path) -> bool:
+    """Whether a driver is writing a run directory now, as far as can be seen from here."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    mount = mount_of(path.resolve())
+    try:
+        if not _try_lock(descriptor, fcntl.LOCK_SH, path, mount, tries=1):
+            return True
+    except RunDirectoryError:
+        return False
+    finally:
+        os.close(descriptor)
+    holder = read_holder(path)
+    return holder is not None and not mount.locks_everywhere and holder.is_elsewhere()
+
+
+def unlock(path: Path) -> Holder | None:
+    """Takes a dead holder's name off the lock; gives that name, or None if there was none.
+
+    Raises:
+        RunDirectoryError: If the holder lives on this machine.
+    """
+    holder = read_holder(path)
+    if holder is None:
+        return None
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if not _try_lock(descriptor, fcntl.LOCK_EX, path, mount_of(path.resolve())):
+                raise RunDirectoryError(f"{path} must not be in use but {holder} lives; stop it first")
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise RunDirectoryError(f"{path / LOCK} must be writable but: {error.strerror}; mend that first") from error
+    return holder
+
+
+def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int = 5) -> bool:
+    """Takes a lock; tries a little longer than `is_held` may hold it by asking.
+
+    Raises:
+        RunDirectoryError: If the file system has no locks.
+    """
+    for _ in range(tries):
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise RunDirectoryError(f"{path} must be lockable but: {error.strerror}; see to the disk") from error
+            raise RunDirectoryError(
+                f"a run directory must lie on a file system with locks but {path} lies on {mount.kind} "
+                f"({mount.point}), which has none ({error.strerror}); name another folder with --run-dir, or have it "
+                "mounted with locks (Lustre: `-o flock`; NFS: a running lock daemon)"
+            ) from error
+    return False
+
+
+def _boot() -> str:
+    """Names this start of this machine's kernel: alike in all containers on it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return socket.gethostname()

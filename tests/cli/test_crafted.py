@@ -1,0 +1,260 @@
+"""A run directory that somebody crafted: whatever stands in it is shown or refused, never a traceback, never run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from autotune.cli.app import app
+from autotune.model.errors import AutotuneError, RunDirectoryError
+from autotune.results.api import load
+from autotune.rundir.store import Store
+
+OLD = Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc"
+RECORDS = [json.loads(line) for line in (OLD / "records.jsonl").read_text().splitlines()]
+PAIRS = [p.relative_to(OLD) for p in sorted(OLD.rglob("pairs.jsonl"))]
+
+HUGE = "9" * 10**6
+"""An integer of a million digits; written into the JSON text itself, for Python refuses to print one."""
+
+NUMBERS: list[Any] = [
+    1e308, -1e308, 1e-308, 5e-324, -1, 0, 10**30, 2**63, "NaN", "Infinity", "-Infinity", float("nan"), HUGE,
+]  # fmt: skip
+OTHERS: list[Any] = [None, [], {}, "", "x", True, [[]], [1, 2, 3], {"a": "b"}]
+
+
+def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a record, of lists only the first two."""
+    if path:
+        yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data[:2]) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from paths(value, (*path, key))
+
+
+def put(data: Any, path: tuple[Any, ...], value: Any) -> str:
+    """The JSON of a record with something else in one place."""
+    copy = json.loads(json.dumps(data))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(copy).replace(f'"{HUGE}"', HUGE)
+
+
+PLACES = [(n, path) for n, record in enumerate(RECORDS) for path in paths(record)]
+
+
+def cli(*arguments: object) -> Result:
+    """A command in this process; an error for the user is an answer, any other a failure of the test."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, AutotuneError | SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(read: Callable[[], object]) -> str:
+    """What is said of a file that is refused; empty if it is read."""
+    try:
+        read()
+    except RunDirectoryError as error:
+        return str(error)
+    return ""
+
+
+def read_all(run: Path, folder: Path) -> None:
+    """Every reader of a run directory once."""
+    if refusal := refused(lambda: Store.open(run).records()):
+        assert "records.jsonl line" in refusal
+        assert len(refusal) < 1500
+        assert str(cli("report", run, "--md").exception) == refusal
+        return
+    for command in (
+        ("status", run), ("show", run), ("show", run, 1), ("show", run, "--json"), ("report", run, "--md"),
+        ("report", run, "--html", folder / "report.html"), ("compare", run, OLD), ("export", run, "--format", "json"),
+        ("verify", run), ("t4", "export", run), ("repro", run, 1), ("library", "add", run, "--library", folder / "lib"),
+    ):  # fmt: skip
+        cli(*command)
+    try:
+        study = load(run)
+        for frame in ("trials", "settings", "steps", "front", "winner"):
+            getattr(study, frame)
+        for made in (study.effects, study.importance, study.interactions, study.pareto, study._repr_html_):
+            made()
+        for chart in (study.plot.forest, study.plot.steps):
+            chart()
+    except AutotuneError:
+        pass
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.sampled_from(PLACES), value=st.sampled_from([*NUMBERS, *OTHERS]) | st.floats() | st.integers())
+def test_no_value_in_any_field_of_a_record_breaks_a_reader(
+    tmp_path_factory: pytest.TempPathFactory, place: tuple[int, tuple[Any, ...]], value: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("crafted")
+    run = shutil.copytree(OLD, folder / "run")
+    lines = [json.dumps(r) for r in RECORDS]
+    lines[place[0]] = put(RECORDS[place[0]], place[1], value)
+    (run / "records.jsonl").write_text("\n".join(lines) + "\n")
+    read_all(run, folder)
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("confirm_run", ("log_ratio",)),
+        ("confirm_run", ("candidate_step_s",)),
+        ("trial", ("comparison", "estimate", "ratio")),
+        ("trial", ("number",)),
+        ("conclusion", ("estimate", "low")),
+        ("floor", ("comparison", "reference_step_s")),
+        ("floor", ("provenance", "load_1min")),
+        ("soak", ("step_count",)),
+        ("span", ("wall_s",)),
+        ("session", ("started",)),
+        ("floor", ("reference", "process_count")),
+        ("floor", ("floor", "pair_sd")),
+    ],
+)
+def test_crafted_numbers_where_they_hurt(tmp_path: Path, kind: str, path: tuple[Any, ...], value: Any) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    chosen = max(n for n, r in enumerate(RECORDS) if r["kind"] == kind and r.get("status") != "failed")
+    lines = [json.dumps(r) for r in RECORDS]
+    lines[chosen] = put(RECORDS[chosen], path, value)
+    (run / "records.jsonl").write_text("\n".join(lines) + "\n")
+    read_all(run, tmp_path)
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, [], [0.0], ["x"], [-1.0]], ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize("field", ["reference_s", "candidate_s", "index", "at_s"])
+@pytest.mark.parametrize("file", [p for p in PAIRS if "/final-" in str(p) or "trials/0001" in str(p)][-2:], ids=str)
+def test_crafted_raw_pairs_are_refused_with_file_and_line(tmp_path: Path, file: Path, field: str, value: Any) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    lines = (run / file).read_text().splitlines()
+    lines[1] = put(json.loads(lines[1]), (field,), value)
+    (run / file).write_text("\n".join(lines) + "\n")
+    refusal = refused(lambda: list(Store.open(run).pairs(str(file.parent))))
+    assert f"{file} line 2 must be a pair of blocks but: " in refusal or (not refusal and field in ("index", "at_s"))
+    shown = [str(cli(*command).exception) for command in (("report", run, "--md"), ("show", run, 1), ("verify", run))]
+    assert not refusal or refusal in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "{", "[]", "null", "[" * 10**5, '{"kind": "trial"}', '{"kind": 3}', "\x00", HUGE, '{"at_s": 1e999}'],
+)
+def test_lines_that_are_no_records_are_refused_with_their_number(tmp_path: Path, text: str) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    with (run / "records.jsonl").open("a") as stream:
+        stream.write(f"{text}\n")
+    with pytest.raises(RunDirectoryError, match=rf"records\.jsonl line {len(RECORDS) + 1} must be a record"):
+        Store.open(run).records()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 10**5, HUGE, '{"schema_version": 1}', "\udcff"])
+def test_a_study_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    (run / "study.json").write_bytes(text.encode(errors="surrogateescape"))
+    for command in (("status", run), ("report", run, "--md"), ("exec", run, "--", "true")):
+        assert isinstance(cli(*command).exception, RunDirectoryError)
+
+
+# ---------------------------------------------------------------------- exec runs what was proven, or nothing
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The environments under which `exec` would have started its command."""
+    found: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: found.append(environment))
+    return found
+
+
+def crafted(folder: Path, kind: str, path: tuple[Any, ...], value: Any) -> Path:
+    run = shutil.copytree(OLD, folder / "run")
+    chosen = max(n for n, r in enumerate(RECORDS) if r["kind"] == kind)
+    lines = [json.dumps(r) for r in RECORDS]
+    lines[chosen] = put(RECORDS[chosen], path, value)
+    (run / "records.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def test_exec_starts_what_was_proven(started: list[dict[str, str]]) -> None:
+    result = cli("exec", OLD, "--force", "--", "true")
+    assert [e["XLA_FLAGS"] for e in started] == ["--xla_cpu_prefer_vector_width=512"], result.output
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("settings", "PATH"), "/tmp/evil"),
+        (("settings", "LD_PRELOAD"), "/tmp/evil.so"),
+        (("settings", "xla_dump_to"), "/etc"),
+        (("settings", "NCCL_X"), "1"),
+        (("estimate", "ratio"), 0.5),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("exec", "RUN", "--force", "--", "true"),
+        ("verify", "RUN"),
+        ("export", "RUN", "--format", "shell", "-o", "out"),
+        ("library", "add", "RUN", "--library", "lib"),
+    ],
+    ids=lambda c: c[0],
+)
+def test_a_crafted_conclusion_is_used_by_nobody(
+    tmp_path: Path,
+    started: list[dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    path: tuple[str, ...],
+    value: Any,
+    command: tuple[str, ...],
+) -> None:
+    run = crafted(tmp_path, "conclusion", path, value)
+    monkeypatch.chdir(tmp_path)
+    result = cli(*[run if a == "RUN" else a for a in command])
+    assert isinstance(result.exception, AutotuneError)
+    assert started == []
+    assert not [p for p in ("out", "lib") if (tmp_path / p).exists()]
+
+
+@pytest.mark.parametrize("kind", ["exec", "library", "verify", "best"])
+def test_a_file_that_its_run_does_not_give_is_used_by_nobody(
+    tmp_path: Path, started: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(OLD, "runs/old")
+    cli("library", "add", "runs/old", "--library", "lib")
+    file = next(Path("lib").rglob("*.json"))
+    file.write_text(file.read_text().replace("0.8998087370671725", "0.5"))
+    command = {
+        "exec": ("exec", file, "--force", "--", "true"),
+        "library": ("library", "add", file, "--library", "other"),
+        "verify": ("verify", file),
+        "best": ("best", "--library", "lib"),
+    }[kind]
+    result = cli(*command)
+    assert result.exit_code != 0
+    assert "ratio=0.5" in f"{result.exception}{result.output}"
+    assert started == []
+    assert not Path("other").exists()
+
+
+def test_records_of_others_are_named(tmp_path: Path, started: list[dict[str, str]]) -> None:
+    run = crafted(tmp_path, "session", ("host",), "elsewhere")
+    for command in (("show", run), ("export", run), ("exec", run, "--force", "--", "true"), ("verify", run)):
+        assert f"{run} was recorded on host elsewhere" in cli(*command).output
+    assert len(started) == 1

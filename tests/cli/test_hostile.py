@@ -1,0 +1,252 @@
+"""Everything from outside is data: a run directory full of escapes, markup and HTML is shown, never obeyed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.cli.app import main
+from autotune.cli.live import LineView, LiveView
+from autotune.cli.printing import make_console
+from autotune.model.clock import Stopwatch
+from autotune.model.escapes import visible, visible_line
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakRecord
+from autotune.model.spec import StudySpec
+from autotune.model.trial import Failed, TrialConfig, TrialResult
+from autotune.results.api import load
+from autotune.results.export import ExportFormat
+from autotune.rundir.store import Store
+
+EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"
+"""A title for the terminal, markup of Rich, Markdown and HTML, an override of direction, C1, a line of its own."""
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
+
+
+def evil(data: Any, check: Any, place: tuple[Any, ...] = ()) -> Any:
+    """A record with `EVIL` in every text that may hold it: those after which the record is still legal."""
+    inner = data
+    for key in place:
+        inner = inner[key]
+    if isinstance(inner, dict | list):
+        for key in list(inner) if isinstance(inner, dict) else range(len(inner)):
+            data = evil(data, check, (*place, key))
+    elif isinstance(inner, str) and place[-1] not in ("kind", "status"):
+        changed = json.loads(json.dumps(data))
+        at = changed
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = inner + EVIL
+        try:
+            check(changed)
+        except ValueError:
+            return data
+        return changed
+    return data
+
+
+FAILURE = Failure(
+    kind=FailureKind.CRASH, message="died", phase="step", log="trials/0001/worker.log", last_lines=("one", "two")
+)
+MORE = (
+    IncidentRecord(what="tried again"),
+    SoakRecord(settings=FlagSet({"xla_a": "1"}), asked_s=1, asked_steps=1, steps_s=1, step_count=1, starts=1),
+    BlameRecord(
+        trial=1, failure_kind=FailureKind.CRASH, settings=FlagSet({"xla_a": "1"}), smallest=FlagSet({"xla_a": "1"}),
+        is_minimal=True, starts=2,
+    ),
+    TrialResult(number=41, settings=FlagSet({"xla_a": "1"}), origin="TPE", params={}, outcome=Failed(failure=FAILURE)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two such run directories, in a folder with such a name."""
+    root = tmp_path_factory.mktemp("hostile") / EVIL.replace("/", "")
+    lines = (finished.path / "records.jsonl").read_text().splitlines()
+    lines += [r.model_dump_json(exclude_none=True) for r in MORE]
+    records = [evil(json.loads(line), RECORD.validate_python) for line in lines]
+    for name in ("a", "b"):
+        (root / "runs" / name).mkdir(parents=True)
+        study = json.loads((finished.path / "study.json").read_text())
+        study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate)
+        study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
+        study["study_dir"] += EVIL
+        (root / "runs" / name / "study.json").write_text(json.dumps(study))
+        (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return root
+
+
+def test_the_run_directory_is_full_of_it(runs: Path) -> None:
+    text = (runs / "runs/a/records.jsonl").read_text()
+    for key in ("message", "what", "sentence", "host", "device_kind", "origin", "cpu", "left_out", "reason"):
+        assert re.search(rf'"{key}": "[^"]*pwned', text), key
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, kind: type[io.StringIO] = io.StringIO
+) -> tuple[io.StringIO, io.StringIO]:
+    """What the command prints, in this process; any other end than an exit status is a crash."""
+    out, err = kind(), kind()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["autotune", *arguments])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code in (0, 1, 2, None), end.value.code
+    return out, err
+
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m|\r\n")
+
+
+def assert_harmless(out: io.StringIO, err: io.StringIO, *, may_end_lines: bool = False) -> None:
+    for stream in (out, err):
+        text = stream.getvalue()
+        if isinstance(stream, Terminal):  # Rich's own colours: none that `EVIL` has, for Rich never writes 31 alone
+            assert "\x1b[31m\\u001b" not in text
+            text = STYLES.sub("", text)
+        assert not OBEYED.search(text), ascii(text[max(0, OBEYED.search(text).start() - 80) :][:160])  # type: ignore[union-attr]
+        assert "😄" not in text
+        assert may_end_lines or "\n# new" not in text
+
+
+COMMANDS = [
+    ["status"], ["status", "runs/a"], ["status", "--json"], ["show", "runs/a"], ["show", "runs/a", "1"],
+    ["show", "runs/a", "41"], ["show", "runs/a", "--json"], ["show", "runs/a", "41", "--json"],
+    ["repro", "runs/a", "1"],
+    ["repro", "runs/a", "1", "--json"], ["report", "runs/a", "--md"], ["report", "runs/a", "--html", "a.html"],
+    ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
+    ["compare", "runs/a", "runs/b", "--html", "c.html"], ["verify", "runs/a"], ["verify", "runs/a", "--json"],
+    ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"], ["library", "list"], ["library", "list", "--json"],
+    ["best", "--gpu", EVIL], ["best", "--json"], ["t4", "export", "runs/a"], ["t4", "export", "runs/a", "-o", "a.t4"],
+    ["t4", "show", "a.t4"], ["t4", "show", "a.t4", "--csv"], ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
+    ["verify", EVIL], ["report", EVIL], ["export", EVIL], ["export", "runs/a", "--format", EVIL], ["recheck", EVIL],
+    ["run", EVIL], ["run", "evil.toml"], ["run", "torn.toml"], ["worker", EVIL], ["space", EVIL], ["submit", EVIL],
+    ["flags", "show", EVIL], ["flags", "list", "--grep", EVIL], ["recipes", "show", EVIL], ["symptoms", EVIL], [EVIL],
+    ["show", "\udcff"], ["--" + EVIL], ["show", "damaged"], ["verify", "damaged/study.json"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal], ids=["pipe", "terminal"])
+def test_no_command_obeys_or_stumbles(
+    kind: type[io.StringIO], runs: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.chdir(runs)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    (runs / "evil.toml").write_text(f'name = "x"\n[workload]\nentry = "llama"\n{json.dumps(EVIL[:30])} = 1\n')
+    (runs / "torn.toml").write_bytes(b"name = \x1b[31m\n")
+    (runs / "damaged").mkdir(exist_ok=True)
+    study = {"schema_version": 1, "study_dir": "", "study": {EVIL: EVIL}}
+    (runs / "damaged/study.json").write_text(json.dumps(study))
+    for arguments in COMMANDS:
+        with subtests.test(command=visible_line(" ".join(arguments))):
+            out, err = call(monkeypatch, *arguments, kind=kind)
+            assert out.getvalue() + err.getvalue(), "it said nothing"
+            assert_harmless(out, err, may_end_lines="repro" in arguments or "--csv" in arguments)  # in quotes
+            if "--json" in arguments and out.getvalue():
+                json.loads(out.getvalue())
+
+
+def test_json_carries_what_is_spelt_out_unchanged(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = call(monkeypatch, "show", str(runs / "runs/a"), "41", "--json")
+    assert json.loads(out.getvalue())["failure"]["message"] == "died" + EVIL
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
+    form: ExportFormat, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    (copy / "study.json").write_text((runs / "runs/a/study.json").read_text())
+    text = (runs / "runs/a/records.jsonl").read_text()
+    for name in re.findall(r'"(xla_\w+|NCCL_\w+)": ', text + (copy / "study.json").read_text()):
+        text = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', text)
+        study = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', (copy / "study.json").read_text())
+        (copy / "study.json").write_text(study)
+    (copy / "records.jsonl").write_text(text)
+    file = tmp_path / "out"
+    _, err = call(monkeypatch, "export", str(copy), "--format", form, "-o", str(file))
+    assert file.exists(), err.getvalue()
+    out, _ = call(monkeypatch, "export", str(copy), "--format", form)
+    assert out.getvalue() == file.read_text()
+    assert "pwned" in file.read_text()
+    assert not OBEYED.search(file.read_text())
+    assert "\n# new" not in file.read_text()
+
+
+def test_a_page_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for command in (["report", "runs/a"], ["compare", "runs/a", "runs/b"]):
+        monkeypatch.chdir(runs)
+        call(monkeypatch, *command, "--html", str(tmp_path / "page.html"))
+        page = (tmp_path / "page.html").read_text()
+        assert "pwned" in page
+        assert "<script" not in page
+        assert not OBEYED.search(page)
+
+
+def test_markdown_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = call(monkeypatch, "report", str(runs / "runs/a"), "--md")
+    prose, code, rest = out.getvalue().split("```")
+    assert "pwned" in prose
+    assert "pwned" in code
+    for text in (prose, rest):
+        assert "<script" not in text
+        assert "](" not in text.replace("\\](", "")
+        assert not re.search(r"(?<!\\)`", text)
+        assert "\n# new" not in text
+    rows = [line for line in prose.splitlines() if line.startswith("| 1 |")]
+    heads = [line for line in prose.splitlines() if line.startswith("| trial |")]
+    assert len(re.findall(r"(?<!\\)\|", rows[-1])) == len(re.findall(r"(?<!\\)\|", heads[-1]))
+
+
+def test_a_notebook_shows_it_as_text(runs: Path) -> None:
+    study = load(runs / "runs/a")
+    assert not OBEYED.search(repr(study))
+    html = study._repr_html_()
+    assert "<script" not in html
+    assert not OBEYED.search(html)
+    assert not OBEYED.search(study.plot.forest()._repr_html_())
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", out := stream())
+    console, watch = make_console(), Stopwatch()
+    config = TrialConfig(number=1, settings=FlagSet({"xla_a": EVIL}), origin=EVIL, params={})
+    views = [LineView(console, watch), LiveView(console, watch, name=EVIL, budget_s=9.0)]
+    for view in views:
+        view.stage(EVIL, EVIL)
+        view.phase(EVIL)
+        view.note(EVIL)
+        view.trial_starts(config, 5)
+        view.trial_ends(
+            TrialResult(**dict(config), outcome=Failed(failure=FAILURE.model_copy(update={"message": EVIL})))
+        )
+    assert isinstance(views[1], LiveView)
+    console.print(views[1]._panel())
+    assert "pwned" in out.getvalue()
+    assert_harmless(out, io.StringIO())
+
+
+def test_what_is_spelt_out_and_what_is_not() -> None:
+    assert visible("a\x1b[31m\u202e\x9b\udcff\r") == "a\\u001b[31m\\u202e\\u009b\\udcff\\u000d"
+    assert visible("é 漢字 👍🏽 שלום\t\n[/b]") == "é 漢字 👍🏽 שלום\t\n[/b]"
+    assert visible_line("a\n\tb") == "a\\n\\tb"

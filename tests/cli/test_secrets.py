@@ -1,0 +1,204 @@
+"""Secrets in a study's command: the program gets them, and nothing that is kept, shared or shown has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.results.export import ExportFormat
+from autotune.rundir.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import os, sys, time
+open("got.txt", "a").write(repr(sys.argv[1:]) + os.environ["HF_TOKEN"] + "\\n")
+for step in range(200):
+    if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 4:
+        print(sys.argv)
+        sys.exit("train.py: error: unrecognized arguments: " + " ".join(sys.argv[1:]))
+    fast = "level=1" in os.environ.get("XLA_FLAGS", "")
+    time.sleep(0.001)
+    print(f"step {step}: {8.0 if fast else 10.0} ms, loss = 1.0", flush=True)
+"""
+
+SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
+
+STUDY = """
+name = "secretive"
+[workload]
+command = [PYTHON, "train.py", SECRETS]
+[workload.read]
+pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
+loss = 'loss = (?P<loss>\\S+)'
+[search]
+trials = 3
+use_environment = false
+known_failures = false
+[search.settings]
+xla_backend_optimization_level = [1, 2]
+xla_cpu_prefer_vector_width = [128, 512]
+[[search.first]]
+name = "fast"
+settings = { xla_backend_optimization_level = 1 }
+[[search.first]]
+name = "bad"
+settings = { xla_backend_optimization_level = 2 }
+[measure]
+warmup_steps = 3
+check_steps = 2
+run_steps = 6
+sandwiches = 2
+smallest_effect = 0.05
+[confirm]
+processes = 3
+finalists = 1
+soak = 0
+minimise = false
+"""
+
+
+def text_of(secrets: list[str]) -> str:
+    return STUDY.replace("PYTHON", json.dumps(sys.executable)).replace("SECRETS", json.dumps(secrets)[1:-1])
+
+
+def autotune(*arguments: str, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, capture_output=True, text=True, check=False,
+        timeout=170,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_TOKEN": "hunter2-e", "XDG_DATA_HOME": str(cwd / "data"), **env},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of such a program, called with more secrets."""
+    path = tmp_path_factory.mktemp("secretive")
+    (path / "train.py").write_text(PROGRAM)
+    (path / "study.toml").write_text(text_of(SECRET))
+    done = autotune("run", "study.toml", "--run-dir", "run", "--storage", "sqlite:///s.db?password=hunter2-f", cwd=path)
+    assert "hunter2" not in done.stdout + done.stderr
+    return path
+
+
+OWN = {"study.toml", "got.txt", "worker.log"}
+"""The user's own file, what the program itself writes, and its output as it is, in a folder that is private."""
+
+
+def leaks(folder: Path) -> list[str]:
+    return [
+        str(p.relative_to(folder))
+        for p in folder.rglob("*")
+        if p.is_file() and p.name not in OWN and b"hunter2" in p.read_bytes()
+    ]
+
+
+def test_the_program_gets_its_secrets_and_the_environment(folder: Path) -> None:
+    got = set((folder / "got.txt").read_text().splitlines())
+    assert got == {repr(SECRET) + "hunter2-e"}
+
+
+def test_nothing_that_is_kept_has_them(folder: Path) -> None:
+    assert leaks(folder) == []
+    study = json.loads((folder / "run/study.json").read_text())
+    assert study["study"]["workload"]["command"][2:] == [
+        "--wandb-key=***", "--token", "***", "API_KEY=***", "--db=postgresql://me:***@h/x",
+    ]  # fmt: skip
+    records = (folder / "run/records.jsonl").read_text()
+    assert '"kind":"workload_error"' in records or '"kind":"no_result"' in records
+    assert "unrecognized arguments: --wandb-key=*** --token *** API_KEY=***" in records
+
+
+def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
+    said = []
+    for command in (
+        ["show", "run"], ["show", "run", "--json"], ["show", "run", "1"], ["status", "run", "--json"],
+        ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["repro", "run", "1"],
+        ["repro", "run", "1", "--json"], ["t4", "export", "run", "-o", "run.t4"],
+        ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
+        *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
+    ):  # fmt: skip
+        done = autotune(*command, cwd=folder)
+        said.append(done.stdout + done.stderr)
+    assert not any("hunter2" in text for text in said)
+    assert leaks(folder) == []
+    assert "--wandb-key=***" in (folder / "winner.env").read_text()
+    assert (folder / "report.html").read_text().count("--wandb-key=***") > 0
+
+
+def test_a_study_goes_on_with_another_secret_from_its_file(folder: Path) -> None:
+    (folder / "again.toml").write_text(text_of([s.replace("hunter2", "hunter2-new") for s in SECRET]))
+    (folder / "got.txt").rename(folder / "before").unlink()
+    autotune("run", "again.toml", "--run-dir", "run", "--trials", "4", cwd=folder)
+    assert "hunter2-new-b" in (folder / "got.txt").read_text()
+    (folder / "again.toml").rename(folder / "study.toml")
+    assert leaks(folder) == []
+
+
+def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
+    runs = (folder / "got.txt").read_text()
+    done = autotune("recheck", "run", cwd=folder, code=2)
+    assert re.search(
+        r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables", done.stderr
+    )
+    assert (folder / "got.txt").read_text() == runs
+    assert not (folder / "runs").exists()
+    autotune("recheck", "run", "--study", "study.toml", cwd=folder)
+    assert (folder / "got.txt").read_text() != runs
+    assert leaks(folder) == []
+
+
+def test_a_study_file_with_struck_out_secrets_is_refused(folder: Path) -> None:
+    (folder / "struck.toml").write_text(text_of(["--token", "***"]))
+    assert "secrets (token)" in autotune("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+    assert not (folder / "other").exists()
+
+
+def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
+    lines = autotune("repro", "run", "1", cwd=folder).stdout
+    before = (folder / "got.txt").read_text()
+    done = subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "WANDB_KEY: is a secret and was not recorded" in done.stderr
+    assert (folder / "got.txt").read_text() == before
+    given = {"WANDB_KEY": "a b", "TOKEN": "t", "API_KEY": "k", "DB": "p", "HF_TOKEN": ""}
+    subprocess.run(["sh", "-c", lines], cwd=folder, env={**os.environ, **given}, capture_output=True, check=False)
+    said = (folder / "got.txt").read_text().removeprefix(before).strip()
+    assert said == repr(["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"])
+
+
+def test_a_config_map_never_holds_one(folder: Path) -> None:
+    kubernetes = ("submit", "study.toml", "--k8s", "--dry-run", "--image", "i")
+    done = autotune(*kubernetes, cwd=folder, code=2)
+    assert "wandb-key, token, API_KEY, db" in done.stderr
+    assert "secretKeyRef" in done.stderr
+    for comment in ("# hf_" + "abcdefgh01" * 3, "# postgresql://me:hunter2-x@h/db"):
+        (folder / "plain.toml").write_text(text_of(["--lr", "1"]) + comment)
+        done = autotune("submit", "plain.toml", *kubernetes[2:], cwd=folder, code=2)
+        assert re.search(r"line \d+", done.stderr)
+        assert "hunter2" not in done.stderr + done.stdout
+    (folder / "plain.toml").write_text(text_of(["--lr", "1"]))
+    assert "ConfigMap" in autotune("submit", "plain.toml", *kubernetes[2:], cwd=folder).stdout
+
+
+def test_a_secret_is_no_setting(folder: Path) -> None:
+    (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
+    done = autotune("run", "setting.toml", "--run-dir", "set", cwd=folder, code=2)
+    (folder / "setting.toml").unlink()
+    assert "WANDB_API_KEY" in done.stderr
+    assert "environment of your call" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_the_run_directory_is_private(folder: Path) -> None:
+    assert (folder / "run").stat().st_mode & 0o777 == 0o700
+    assert not [p for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
+    assert Store.open(folder / "run").spec.name == "secretive"

@@ -1,0 +1,180 @@
+"""Secrets by name and by shape: struck out of commands, options and text, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import StudyFileError
+from autotune.model.secrets import (
+    STRUCK,
+    is_secret_name,
+    refuse_struck,
+    strike_command,
+    strike_data,
+    strike_text,
+    struck_names,
+)
+from autotune.model.sections import WITH_SECRETS
+from autotune.model.spec import StudySpec, parse_study
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wandb-key",
+        "WANDB_API_KEY",
+        "apiKey",
+        "token",
+        "hf_token",
+        "HF_TOKEN",
+        "secret",
+        "client-secret",
+        "password",
+        "db.password",
+        "PASSWD",
+        "auth",
+        "AWS_SECRET_ACCESS_KEY",
+        "credential",
+        "credentials",
+        "google_credentials",
+        "Dpassword",
+        "passphrase",
+        "pwd",
+        "api_key_2",
+        "accessToken",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens",
+        "max_tokens",
+        "tokens_per_step",
+        "tokenizer",
+        "num_key_value_heads",
+        "key_size",
+        "eos_token",
+        "pad-token",
+        "sort_key",
+        "json_key",
+        "monkey",
+        "hockey",
+        "author",
+        "authors",
+        "mesh",
+        "batch",
+        "head_key",
+        "prng_key",
+        "password-file",
+        "token_path",
+        "credentials-file",
+    ],
+)
+def test_names_of_everyday_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "train.py", "--wandb-key=abc", "--token", "xyz", "API_KEY=..."],
+        ["python", "train.py", "--password", "12"],
+        ["python", "train.py", "-Dpassword=abc def"],
+        ["docker", "run", "-e", "WANDB_API_KEY=abc", "--env=HF_TOKEN=xyz"],
+        ["sh", "-c", "WANDB_API_KEY=abc exec python train.py --hf-token xyz --db postgresql://me:p@ss/w@host/db"],
+        ["python", "train.py", "--url", "https://me:abc@host/x?password=xyz&a=1"],
+        ["curl", "-H", "Authorization: Bearer abc", "-H", 'X: {"api_key": "xyz"}'],
+        ["python", "train.py", "hf_" + "abcDEF0123" * 3, "sk-proj-" + "abc0" * 5, "ghp_" + "abcd" * 9],
+        ["python", "train.py", "AKIA" + "ABCD" * 4],
+        ["wandb", "--key", "0123456789abcdef0123456789abcdef01234567"],
+    ],
+)
+def test_secrets_of_a_command_are_struck_out_once_and_for_all(command: list[str]) -> None:
+    struck = strike_command(command)
+    for secret in ("abc", "xyz", "...", "p@ss", "ss/w", "=12", "0123", "ABCD"):
+        assert not any(secret in part for part in struck), struck
+    assert "12" not in struck
+    assert len(struck) == len(command)
+    assert struck[0] == command[0]
+    assert strike_command(struck) == struck  # or a study would change when it is read back
+    assert struck_names(struck)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "train", "config.yml", "--tokens", "4096", "--lr=1e-3", "--eos-token", "</s>", "--key", "42"],
+        ["sh", "-c", 'python train.py --wandb-key="$WANDB_KEY" --token ${TOKEN:?}'],
+        ["python", "train.py", "--token=$(TOKEN)", "--auth", "none", "--password", "", "--use-token", "--next"],
+        ["python", "train.py", "https://host:8080/path?x=1", "user@host", "sk-learn-thing", "hf_transformers", "key"],
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(command: list[str]) -> None:
+    assert strike_command(command) == tuple(command)
+    assert struck_names(strike_command(command)) == ()
+
+
+def test_secrets_of_options_are_struck_out_wherever_they_lie() -> None:
+    options: dict[str, Any] = {
+        "api_key": "abc", "logging": {"wandb": {"key": "abc"}, "args": ["--token", "abc"]}, "auth": {"user": "u"},
+        "credentials": {"id": "abc", "pin": 1234}, "password": 1234, "secrets": ["abc", "abc"],
+        "mesh": {"fsdp": 8}, "key": 7, "scan": True, "tokens": 4096, "lr": 1e-3, "note": "two words", "list": [1, None],
+    }  # fmt: skip
+    struck = strike_data(options)
+    assert "abc" not in str(struck)
+    assert "1234" not in str(struck)
+    kept = ("auth", "mesh", "key", "scan", "tokens", "lr", "note", "list")
+    assert {n: struck[n] for n in kept} == {n: options[n] for n in kept}
+    assert strike_data(struck) == struck
+    assert struck_names(struck) == ("api_key", "key", "token", "id", "pin", "password", "secrets")
+
+
+def test_text_keeps_its_sense() -> None:
+    said = "postgresql+psycopg://me:pw@h/db: refused; unexpected token: 'x'; KeyError: 'key'; password=pw&x=1"
+    assert strike_text(said) == (
+        f"postgresql+psycopg://me:{STRUCK}@h/db: refused; unexpected token: 'x'; KeyError: 'key'; password={STRUCK}&x=1"
+    )
+
+
+def study(*command: str, **more: Any) -> StudySpec:
+    workload = {"command": ["python", "train.py", *command], "read": {"json_key": "step"}}
+    return parse_study({"name": "s", "workload": workload, **more})
+
+
+def test_a_study_s_identity_is_the_same_whatever_the_secret_and_read_back() -> None:
+    one, other = study("--token", "abc"), study("--token", "def")
+    assert one.identity == other.identity
+    assert one.workload_hash == other.workload_hash
+    assert one.workload.command != other.workload.command
+    again = StudySpec.model_validate(one.model_dump(mode="json"))
+    assert again.identity == one.identity
+    assert one.identity != study("--lr", "abc").identity
+
+
+def test_dumps_have_no_secret_unless_asked_and_the_program_has_it() -> None:
+    spec = study("--token", "hunter2", "--password=hunter2")
+    for text in (str(spec.model_dump()), spec.model_dump_json(), str(spec.lasting()), str(spec.workload.shown.command)):
+        assert "hunter2" not in text
+    assert spec.workload.command == ("python", "train.py", "--token", "hunter2", "--password=hunter2")
+    assert StudySpec.model_validate(spec.model_dump(context=WITH_SECRETS)) == spec
+
+
+def test_an_error_of_the_study_file_does_not_show_it() -> None:
+    for wrong in ({"command": ["x", "--token", "hunter2", 5]}, {"command": "x --token hunter2"}, {"entry": 5}):
+        with pytest.raises(StudyFileError) as error:
+            parse_study({"name": "s", "workload": {"options": {"api_key": "hunter2"}, **wrong}})
+        assert "hunter2" not in str(error.value)
+
+
+def test_what_was_struck_out_is_refused_by_name() -> None:
+    spec = StudySpec.model_validate(study("--token", "abc", "--wandb-key=abc").model_dump(mode="json"))
+    with pytest.raises(
+        StudyFileError, match=r"its secrets \(token, wandb-key\) but the run has \*\*\* .*; give it again"
+    ):
+        refuse_struck(spec.workload.command, spec.workload.options, source="the run", advice="give it again")

@@ -1,0 +1,336 @@
+"""Who edits a run or a file after the fact: each attack on what `exec`, `export`, `verify` and `library` rest on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
+from autotune.model.records import ConclusionRecord
+from autotune.results import trace
+from autotune.results.audit import disagreements, proof_digest
+from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.library import add_to_library, library_entries
+from autotune.results.report import render_markdown
+from autotune.results.trace import check_records, origin_line, origin_of_run
+from autotune.results.winner import parse_winner, read_winner, winner_of
+from autotune.rundir.store import Store
+from tests.runs import make_winner
+
+OLD = Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc"
+Change = Callable[[dict[str, Any]], Any]
+
+
+def edited(source: Path, target: Path, kind: str, change: Change, **which: Any) -> Path:
+    """A copy of a run in which one record, the last that fits, was changed by hand."""
+    shutil.copytree(source, target)
+    file = target / "records.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    chosen = [r for r in records if r["kind"] == kind and all(r.get(k) == v for k, v in which.items())][-1]
+    change(chosen)
+    file.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return target
+
+
+def figures(ratio: float) -> dict[str, Any]:
+    return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+
+
+# ---------------------------------------------------------------------- settings that nobody may hand on
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "XLA_FLAGS", "NCCL_NET_PLUGIN"])
+@pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "blame"])
+def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str, name: str) -> None:
+    run = edited(OLD, tmp_path / "run", kind, lambda r: r["settings"].update({name: "/tmp/evil"}))
+    words = rf"records\.jsonl line \d+ must be a record .*settings`: a study may .*{name} changes which program runs"
+    with pytest.raises(RunDirectoryError, match=words):
+        winner_of(Store.open(run))
+
+
+def test_nor_can_the_study_of_a_run(tmp_path: Path) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    data = json.loads((run / "study.json").read_text())
+    data["study"]["baseline"] = {"LD_PRELOAD": "/tmp/evil.so"}
+    (run / "study.json").write_text(json.dumps(data))
+    with pytest.raises(RunDirectoryError, match="LD_PRELOAD changes which program runs"):
+        Store.open(run)
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "BASH_ENV"])
+def test_no_exported_file_can(form: ExportFormat, name: str) -> None:
+    text = render_winner(make_winner({"NCCL_X": "1"}), form).replace("NCCL_X", name)
+    with pytest.raises(AutotuneError, match=f"`settings`: .*{name} changes which program runs"):
+        parse_winner(text, source="file")
+
+
+@pytest.mark.parametrize("value", ["a\\nexport B=c", "\\u001b[2J", "\\u0000"])
+def test_nor_a_value_that_ends_a_line(value: str) -> None:
+    text = render_winner(make_winner({"NCCL_X": "proven"}), ExportFormat.JSON).replace('"proven"', f'"{value}"')
+    with pytest.raises(AutotuneError, match="must be printable text"):
+        parse_winner(text, source="file")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("xla_dump_to", "must not write or read files"),
+        ("xla_gpu_cuda_data_dir", "must not write or read files"),
+        ("jax_compilation_cache_dir", "must not write or read files"),
+        ("xla_gpu_mock_custom_calls", "is dangerous"),
+        ("xla_gpu_hlo_custom_call_allowlist", "is dangerous"),
+    ],
+)
+def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
+    finished: Store, tmp_path: Path, name: str, words: str
+) -> None:
+    text = render_winner(make_winner({"xla_gpu_x": "1"}), ExportFormat.JSON).replace("xla_gpu_x", name)
+    with pytest.raises(AutotuneError, match=words):
+        parse_winner(text, source="file")
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    data = json.loads((run / "study.json").read_text())
+    data["study"]["baseline"][name] = "1"
+    (run / "study.json").write_text(json.dumps(data))
+    assert Store.open(run).spec.baseline[name] == "1"  # legal in one's own study
+    (run / "records.jsonl").write_text(  # older runs have no digest
+        "".join(without_digest(line) for line in (finished.path / "records.jsonl").read_text().splitlines())
+    )
+    with pytest.raises(SettingError, match=words):
+        winner_of(Store.open(run))
+
+
+def without_digest(line: str) -> str:
+    record = json.loads(line)
+    record.pop("digest", None)
+    return json.dumps(record) + "\n"
+
+
+@pytest.mark.parametrize("study", ["x\nrm -rf /", "x #", "$(x)"])
+def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
+    data = json.loads(render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.JSON))
+    data["winner"]["study"] = study
+    with pytest.raises(AutotuneError, match="`study`"):
+        parse_winner(json.dumps(data), source="file")
+
+
+def test_a_library_file_lies_in_the_library_whatever_the_workload_is_called(tmp_path: Path) -> None:
+    winner = make_winner({"xla_gpu_a": "1"}, workload="/../../../../outside")
+    path = add_to_library(winner, tmp_path / "library")
+    assert path.resolve().is_relative_to((tmp_path / "library").resolve())
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"winner": {"a": ' + "9" * 10**5 + "}}"])
+def test_a_file_that_breaks_parsers_is_refused(text: str) -> None:
+    with pytest.raises(AutotuneError, match="export it again"):
+        parse_winner(text, source="file")
+
+
+# ---------------------------------------------------------------------- figures that do not follow from records
+
+
+def test_an_old_run_without_a_digest_is_as_good_as_ever() -> None:
+    store = Store.open(OLD)
+    conclusion = store.of(ConclusionRecord)[-1]
+    assert conclusion.digest is None
+    assert disagreements(store, conclusion) == []
+    winner = winner_of(store)
+    assert winner.proof is not None
+    assert winner.proof.digest == proof_digest(store, conclusion)
+
+
+def test_a_new_run_carries_a_digest(finished: Store, front_run: Store) -> None:
+    for store in (finished, front_run):
+        conclusion = store.of(ConclusionRecord)[-1]
+        assert conclusion.digest == proof_digest(store, conclusion) == proof_digest(Store.open(store.path), conclusion)
+        assert disagreements(store, conclusion) == []
+    winner = winner_of(finished)
+    for form in ExportFormat:
+        assert parse_winner(render_export(finished, form), source="x").proof == winner.proof
+
+
+FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
+    ("conclusion", {}, lambda r: r["estimate"].update(figures(0.5)), "the conclusion says 0.500"),
+    ("conclusion", {}, lambda r: r.update(sentence="twice as fast"), "the sentence of the conclusion does not"),
+    ("conclusion", {}, lambda r: r.update(settings={"xla_cpu_max_isa": "AVX2"}), "no proof of xla_cpu_max_isa=AVX2"),
+    ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
+    ("finalist", {"stage": "final"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "final"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "final"}, lambda r: r.update(verdict="slower"), "its figures are faster, the record says"),
+    (
+        "finalist",
+        {"stage": "final"},
+        lambda r: r.update(process_count=9),
+        "counts 9 pairs of processes, 3 are",
+    ),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(log_ratio=math.log(0.5)), "give the log ratio"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(pair_count=60), "has 6 raw pairs, the record says 60"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(candidate_step_s=0.001), "give the candidate's step"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="../elsewhere"), "it has 0 raw pairs"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="confirm/final-c35704c3cbec-00"), "name the same"),
+    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* failed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "which", "change", "words"), FORGED, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_figure_edited_after_the_fact_is_refused(
+    tmp_path: Path, kind: str, which: dict[str, Any], change: Change, words: str
+) -> None:
+    run = edited(OLD, tmp_path / "run", kind, change, **which)
+    for use in (lambda: winner_of(Store.open(run)), lambda: read_winner(run)):
+        with pytest.raises(AutotuneError, match=rf"must follow from the records(.|\n)*{words}"):
+            use()
+
+
+def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None:
+    run = shutil.copytree(OLD, tmp_path / "run")
+    file = next(run.glob("confirm/final-*-01")) / "pairs.jsonl"
+    pairs = [json.loads(line) for line in file.read_text().splitlines()]
+    for pair in pairs:
+        pair["candidate_s"] = [s / 2 for s in pair["candidate_s"]]
+    file.write_text("".join(json.dumps(p) + "\n" for p in pairs))
+    with pytest.raises(AutotuneError, match=r"its raw pairs give the log ratio -0\.79"):
+        read_winner(run)
+    file.unlink()
+    with pytest.raises(AutotuneError, match="it has 0 raw pairs"):
+        read_winner(run)
+
+
+BY_DIGEST: list[tuple[str, Change]] = [
+    ("floor", lambda r: r["reference"].update(device_kind="NVIDIA B200")),
+    ("conclusion", lambda r: r["provenance"]["versions"].update(jaxlib="0.99")),
+    ("conclusion", lambda r: r.update(sentence=r["sentence"] + " and is blessed")),
+    ("conclusion", lambda r: r.update(ended="2099-01-01T00:00:00+00:00")),
+    ("confirm_run", lambda r: r.update(at_s=r["at_s"] / 2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "change"), BY_DIGEST)
+def test_what_no_figure_follows_from_is_held_by_the_digest(
+    finished: Store, tmp_path: Path, kind: str, change: Change
+) -> None:
+    run = edited(finished.path, tmp_path / "run", kind, change)
+    with pytest.raises(AutotuneError, match="the records have the digest"):
+        read_winner(run)
+
+
+def test_a_front_is_held_like_a_winner(front_run: Store, tmp_path: Path) -> None:
+    member = (front_run.of(ConclusionRecord)[-1].front or ())[0]
+    for n, (kind, change) in enumerate(
+        [
+            ("finalist", lambda r: r["corrected"].update(figures(0.5))),
+            ("finalist", lambda r: r["others"]["memory"].update(figures(0.5))),
+            ("conclusion", lambda r: r.update(front=[*r["front"], 999])),
+            ("conclusion", lambda r: r["estimate"].update(figures(0.5))),
+        ]
+    ):
+        which = {"trial": member} if kind == "finalist" else {}
+        run = edited(front_run.path, tmp_path / str(n), kind, change, **which)
+        wrong = disagreements(Store.open(run), Store.open(run).of(ConclusionRecord)[-1])
+        assert len([w for w in wrong if "digest" not in w]) >= 1
+
+
+# ---------------------------------------------------------------------- a file and its run
+
+
+def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: Store, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.path, tmp_path / "runs" / "mine")
+    file = tmp_path / "winner.env"
+    file.write_text(render_export(Store.open(run), ExportFormat.ENV))
+    assert check_records(read_winner(file), file) == trace.RecordCheck()
+    away = tmp_path / "away" / "winner.env"
+    away.parent.mkdir()
+    file.rename(away)
+    found = check_records(read_winner(away), away)
+    assert found.differences == ()
+    assert found.notes[0].startswith("it cannot be checked against its records: its run 'mine' is not here; name it (")
+    assert check_records(read_winner(away), away, run=run) == trace.RecordCheck()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda w: w["estimate"].update(figures(0.5)), "estimate"),
+        (lambda w: w["settings"].update(NCCL_ALGO="Ring"), "settings"),
+        (lambda w: w.update(sentence="twice as fast"), "sentence"),
+        (lambda w: w["conditions"].update(cpu="any"), "conditions"),
+        (lambda w: w["proof"].update(digest="0" * 64), "records"),
+    ],
+)
+def test_a_file_that_says_something_else_than_its_run_differs(
+    finished: Store, tmp_path: Path, change: Change, field: str
+) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / "mine")
+    winner = winner_of(Store.open(tmp_path / "runs" / "mine"))
+    data = json.loads(winner.model_dump_json())
+    change(data)
+    forged = type(winner).model_validate(data)
+    file = tmp_path / "winner.json"
+    file.write_text(render_winner(forged, ExportFormat.JSON))  # consistent in itself
+    assert [d.field for d in check_records(read_winner(file), file).differences] == [field]
+
+
+def test_a_file_whose_run_was_edited_differs(finished: Store, tmp_path: Path) -> None:
+    file = tmp_path / "winner.json"
+    (tmp_path / "runs").mkdir()
+    file.write_text(render_export(finished, ExportFormat.JSON))
+    edited(finished.path, tmp_path / "runs" / finished.path.name, "finalist", lambda r: r.update(verdict="slower"))
+    assert {d.field for d in check_records(read_winner(file), file).differences} == {"records"}
+
+
+def test_another_run_of_that_name_is_not_its_run(finished: Store, tmp_path: Path) -> None:
+    file = tmp_path / "winner.json"
+    file.write_text(render_export(finished, ExportFormat.JSON))
+    shutil.copytree(OLD, tmp_path / finished.path.name)
+    found = check_records(read_winner(file), file)
+    assert found.differences == ()
+    assert "is of another proof" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["../run", "/etc", "a/b", ".."])
+def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, name: str) -> None:
+    data = json.loads(winner_of(finished).model_dump_json())
+    data["proof"]["run"] = name
+    winner = type(winner_of(finished)).model_validate(data)
+    assert "is not here" in check_records(winner, tmp_path / "below" / "winner.json").notes[0]
+
+
+def test_a_file_of_an_older_version_says_that_it_cannot_be_checked(tmp_path: Path) -> None:
+    winner = make_winner({"NCCL_X": "1"})
+    data = {**json.loads(winner.model_dump_json(exclude_none=True)), "winner_version": 1}
+    old = parse_winner(json.dumps({"winner": data}), source="x")
+    assert "carries no digest" in check_records(old, tmp_path / "f").notes[0]
+
+
+def test_a_library_file_with_a_forbidden_setting_is_named(tmp_path: Path) -> None:
+    path = add_to_library(make_winner({"NCCL_X": "1"}), tmp_path)
+    path.write_text(path.read_text().replace("NCCL_X", "LD_PRELOAD"))
+    with pytest.raises(AutotuneError, match=rf"{path.name} .*LD_PRELOAD changes"):
+        library_entries(tmp_path)
+
+
+# ---------------------------------------------------------------------- records of others
+
+
+def test_records_of_another_machine_or_user_are_named(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert origin_of_run(finished) is None
+    run = edited(finished.path, tmp_path / "run", "session", lambda r: r.update(host="far\x1b[2Jaway"))
+    line = origin_of_run(Store.open(run))
+    assert line == f"{run} was recorded on host far [2Jaway"
+    monkeypatch.setattr(trace, "foreign_owner", lambda path: "mallory")
+    assert origin_line(run, ()) == f"{run} was recorded by user mallory"
+    assert origin_line(run, ("far",)) == f"{run} was recorded by user mallory on host far"
+
+
+def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
+    run = edited(OLD, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
+    assert "DO NOT BELIEVE the conclusion: the proof gives 0.900" in render_markdown(Store.open(run))
+    assert "DO NOT BELIEVE" not in render_markdown(Store.open(OLD))

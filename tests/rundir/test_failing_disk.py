@@ -1,0 +1,84 @@
+"""A disk that gives EIO in the middle of a study, by a file system in user space."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.rundir import check_run
+from autotune.rundir.store import Store
+from harness.disks import FailingFolder, missing
+from harness.kills import REPLAYED, ROOT, tally_of
+from harness.sandbox import wait_for
+from harness.snapshots import command
+
+TRIALS = 12
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingFolder]:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "study.toml").write_text(REPLAYED.format(trials=TRIALS, delay_s=0.01))
+    with FailingFolder(tmp_path / "disk", tmp_path / "below") as disk:
+        yield disk
+
+
+def start(disk: FailingFolder) -> subprocess.Popen[str]:
+    folder = disk.mount.parent
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        command(folder / "study.toml", disk.mount / "run"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("fsync:records",),
+        ("write:records",),
+        ("fsync:records", "truncate:records"),
+        ("fsync:pairs",),
+        ("write:pairs",),
+        ("write:worker",),
+        ("create",),
+        ("mkdir",),
+        ("fsyncdir",),
+        ("write", "fsync", "create", "mkdir", "truncate", "rename", "unlink"),
+    ],
+    ids=" ".join,
+)
+def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(
+    disk: FailingFolder, faults: tuple[str, ...]
+) -> None:
+    run_dir = disk.mount / "run"
+    records = disk.mount.parent / "below/run/records.jsonl"
+    with start(disk) as process:
+        wait_for(lambda: records.exists() and records.read_text().count('"kind":"trial"') >= 2, "two trials are done")
+        before = records.read_bytes().rpartition(b"\n")[0]
+        disk.fail(*faults)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert "Traceback" not in errors
+    assert "Input/output error" in errors
+    assert "the same command again" in errors
+    disk.fail()
+    assert records.read_bytes().startswith(before)
+    assert len(Store.open(run_dir).records()) >= before.count(b"\n") + 1
+    assert all(p.mending for p in check_run(run_dir).problems)
+    with start(disk) as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    tally = tally_of(run_dir)
+    assert (tally["trials"], tally["conclusions"]) == (TRIALS, 1)
+    assert tally["lost"] == tally["doubled"] == tally["trials_with_wrong_samples"] == 0
+    assert check_run(run_dir).problems == ()

@@ -1,0 +1,279 @@
+"""Damage of every kind at every place of a run directory: it is named, mended without loss, and the study goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.model import AutotuneError, ConclusionRecord, RunDirectoryError
+from autotune.model.trial import TrialResult
+from autotune.rundir import check_run, mend_run
+from autotune.rundir.store import Store
+from harness.kills import tally_of
+from harness.simulated import GivenSetup, given_run
+from tests.runs import SPACE, Diary, asking, record, replay_study
+
+SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6}, failures={"xla_b=2": "crash"})
+TRIALS = 7
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    record(folder, SPEC, trials=TRIALS)
+    assert check_run(folder).problems == ()
+    return folder
+
+
+@pytest.fixture
+def run_dir(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def goes_on(run_dir: Path) -> None:
+    """The study ends with exact counts."""
+    record(run_dir, SPEC, trials=TRIALS)
+    tally = tally_of(run_dir)
+    assert (tally["trials"], tally["lost"], tally["doubled"], tally["conclusions"]) == (TRIALS, 0, 0, 1)
+
+
+def all_bytes(folder: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file())
+
+
+def lines_of(run_dir: Path) -> list[bytes]:
+    return (run_dir / "records.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def line_of_trial(run_dir: Path, number: int) -> int:
+    found = [json.loads(line) for line in lines_of(run_dir)]
+    return next(i for i, r in enumerate(found) if r["kind"] == "trial" and r["number"] == number)
+
+
+def change_line(run_dir: Path, index: int, change: Callable[[bytes], bytes]) -> None:
+    lines = lines_of(run_dir)
+    lines[index] = change(lines[index])
+    (run_dir / "records.jsonl").write_bytes(b"".join(lines))
+
+
+def test_a_whole_run_is_clean(run_dir: Path) -> None:
+    shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
+    assert (shown.exit_code, "nothing wrong" in shown.stdout) == (0, True)
+
+
+def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="must be a run directory"):
+        check_run(tmp_path)
+
+
+@pytest.mark.parametrize("tail", [b'{"kind":"trial","numb', b"\0" * 700, b"{"])
+def test_a_torn_end_is_named_and_cut(run_dir: Path, tail: bytes) -> None:
+    count = len(lines_of(run_dir))
+    with (run_dir / "records.jsonl").open("ab") as stream:
+        stream.write(tail)
+    (problem,) = check_run(run_dir).problems
+    assert (problem.file, problem.line) == ("records.jsonl", count + 1)
+    assert len(Store.open(run_dir).records()) == count
+    found = mend_run(run_dir)
+    assert (found.problems, len(found.mended), found.record_count) == ((), 1, count)
+    assert tail in (run_dir / "lost+found/records.jsonl.1").read_bytes()
+    goes_on(run_dir)
+
+
+def test_a_torn_end_needs_no_fsck(run_dir: Path) -> None:
+    with (run_dir / "records.jsonl").open("ab") as stream:
+        stream.write(b"\0" * 700)
+    goes_on(run_dir)
+    assert check_run(run_dir).problems == ()
+
+
+@pytest.mark.parametrize("torn", [b'{"kind":"incident","at_s":1.0,"wh', b"\0" * 300])
+def test_of_two_joined_lines_the_whole_one_is_saved(run_dir: Path, torn: bytes) -> None:
+    index = line_of_trial(run_dir, 3)
+    change_line(run_dir, index, lambda line: torn + line)
+    with pytest.raises(RunDirectoryError, match=rf"line {index + 1} .*autotune fsck"):
+        Store.open(run_dir).records()
+    with pytest.raises(RunDirectoryError, match="autotune fsck"):
+        record(run_dir, SPEC, trials=TRIALS)
+    found = mend_run(run_dir)
+    assert found.problems == ()
+    assert [t.number for t in Store.open(run_dir).of(TrialResult)] == list(range(1, TRIALS + 1))
+    assert torn in all_bytes(run_dir / "lost+found")
+    goes_on(run_dir)
+
+
+def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
+    index = line_of_trial(run_dir, 5)
+    lost = lines_of(run_dir)[index][:-9] + b"\n"
+    change_line(run_dir, index, lambda line: lost)
+    found = mend_run(run_dir)
+    assert found.problems == ()
+    assert lost in (run_dir / "lost+found/records.jsonl.1").read_bytes()
+    assert [t.number for t in Store.open(run_dir).of(TrialResult)] == [1, 2, 3, 4, 6, 7]
+    goes_on(run_dir)
+
+
+def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
+    conclusion = Store.open(run_dir).last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.trial is not None
+    change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
+    found = mend_run(run_dir)
+    assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in found.mended)
+    assert Store.open(run_dir).last(ConclusionRecord) is None
+    goes_on(run_dir)
+
+
+def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path) -> None:
+    lines = lines_of(run_dir)
+    index = line_of_trial(run_dir, 2)
+    other = lines[index].replace(b'"at_s":', b'"at_s":9')
+    (run_dir / "records.jsonl").write_bytes(b"".join([*lines, other]))
+    (problem,) = check_run(run_dir).problems
+    assert problem.line == len(lines) + 1
+    assert f"second record of trial 2; the first is records.jsonl line {index + 1}" in problem.what
+    assert mend_run(run_dir).problems == ()
+    assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
+    assert other in all_bytes(run_dir / "lost+found")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 1}'])
+def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, content: bytes) -> None:
+    (run_dir / "study.json").write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"study\.json must hold the study"):
+        Store.open(run_dir)
+    shown = CliRunner().invoke(app, ["status", str(run_dir)])
+    assert isinstance(shown.exception, AutotuneError)
+    mended = mend_run(run_dir)
+    assert [p.what for p in mended.problems] == ["is missing; the same command that began the study writes it anew"]
+    other = replay_study(effects={"xla_a=2": 0.5}, noise={"white_sd": 1e-6})
+    with pytest.raises(RunDirectoryError, match="are of another study"):
+        record(run_dir, other, trials=TRIALS)
+    goes_on(run_dir)
+    assert check_run(run_dir).problems == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096])
+def test_a_torn_study_file_is_replaced_by_the_next_session(run_dir: Path, content: bytes) -> None:
+    (run_dir / "study.json").write_bytes(content)
+    goes_on(run_dir)
+    assert check_run(run_dir).problems == ()
+
+
+def test_records_that_do_not_say_whose_they_are_are_not_taken(run_dir: Path) -> None:
+    (run_dir / "study.json").unlink()
+    lines = [json.loads(line) for line in lines_of(run_dir)]
+    for line in lines:
+        line.pop("identity", None)
+    (run_dir / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RunDirectoryError, match="do not say of which study"):
+        record(run_dir, SPEC, trials=TRIALS)
+
+
+def test_a_start_that_was_cut_short_at_any_place_goes_on(tmp_path: Path) -> None:
+    for i, left in enumerate(
+        (("lock",), ("lock", ".study.json.ab.tmp"), ("study.json",), ("records.jsonl", "trials/"))
+    ):
+        run_dir = tmp_path / str(i)
+        run_dir.mkdir()
+        for name in left:
+            (run_dir / name).mkdir() if name.endswith("/") else (run_dir / name).touch()
+        goes_on(run_dir)
+
+
+def test_raw_samples_that_are_lost_are_named(run_dir: Path) -> None:
+    measured = [t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison and not t.same_as]
+    torn, gone, empty = measured[0], measured[1], measured[2]
+    file = run_dir / f"{torn.directory}/pairs.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
+    shutil.rmtree(run_dir / f"{gone.directory}")
+    (run_dir / f"{empty.directory}/pairs.jsonl").write_bytes(b"")
+    found = [str(p) for p in check_run(run_dir).problems]
+    count = torn.comparison.pair_count if torn.comparison else 0
+    assert any(f"{torn.directory}/pairs.jsonl line {count}: is torn" in p for p in found)
+    assert any(f"holds {count - 1} whole pairs but trial {torn.number} was found from {count}" in p for p in found)
+    assert any(f"names {gone.directory}, which is not there: trial {gone.number}" in p for p in found)
+    assert any(f"holds 0 whole pairs but trial {empty.number}" in p for p in found)
+    left = mend_run(run_dir)
+    assert len(left.problems) == 3  # the raw data is lost, whatever is done
+    assert len(list(Store.open(run_dir).pairs(torn.directory or ""))) == count - 1
+    record(run_dir, SPEC, trials=TRIALS + 1)
+
+
+def test_a_damaged_pair_is_an_error_with_advice_and_mended(run_dir: Path) -> None:
+    trial = next(t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison and not t.same_as)
+    file = run_dir / f"{trial.directory}/pairs.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(b"\0" * 50 + b"\n" + whole)
+    shown = CliRunner().invoke(app, ["show", str(run_dir), str(trial.number)])
+    assert isinstance(shown.exception, RunDirectoryError)
+    assert "autotune fsck" in str(shown.exception)
+    assert mend_run(run_dir).problems == ()
+    assert file.read_bytes() == whole
+
+
+def test_links_and_leftovers_are_moved_away(run_dir: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (run_dir / "trials/0001/worker.log").unlink()
+    (run_dir / "trials/0001/worker.log").symlink_to(precious)
+    (run_dir / ".study.json.0a0b.tmp").write_text("{")
+    (run_dir / "trials/0002/request.json").write_text("")
+    assert len(check_run(run_dir).problems) == 3
+    assert mend_run(run_dir).problems == ()
+    assert precious.read_text() == "mine"
+    assert (run_dir / "lost+found/trials__0001__worker.log.1").is_symlink()
+    goes_on(run_dir)
+
+
+def test_a_run_that_is_being_written_is_not_mended(run_dir: Path, tmp_path: Path) -> None:
+    store = Store.create_or_resume(run_dir, asking(SPEC, TRIALS), study_dir=tmp_path)
+    with (run_dir / "records.jsonl").open("ab") as stream:
+        stream.write(b'{"kind":')
+    found = check_run(run_dir)
+    assert found.writer is not None
+    assert found.problems == ()  # that line may be on its way
+    with pytest.raises(RunDirectoryError, match="only one driver may write"):
+        mend_run(run_dir)
+    store.close()
+
+
+def test_a_record_that_names_a_folder_outside_is_not_followed(run_dir: Path) -> None:
+    index = line_of_trial(run_dir, 1)
+    name = json.loads(lines_of(run_dir)[index])["directory"].encode()
+    change_line(run_dir, index, lambda line: line.replace(name, b"../../etc"))
+    (problem,) = check_run(run_dir).problems
+    assert "names a folder outside the run" in problem.what
+
+
+def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(made: Path, tmp_path: Path) -> None:
+    files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
+    rng = random.Random(7)
+    for i in range(60):
+        run_dir = Path(shutil.copytree(made, tmp_path / f"{i}"))
+        file = run_dir / rng.choice(["study.json", "records.jsonl", *map(str, rng.choices(files, k=3))])
+        data = file.read_bytes()
+        a, b = sorted(rng.choices(range(len(data) + 1), k=2))
+        file.write_bytes(
+            rng.choice([b"", data[:a], data[:a] + b"\0" * (b - a), data[:a] + data[b:], data[:a] + b"\0" * 99])
+        )
+        for name in ("status", "show", "report", "fsck"):
+            error = CliRunner().invoke(app, [name, str(run_dir)]).exception
+            assert isinstance(error, SystemExit | AutotuneError | None), (file, repr(error))
+        before = len(all_bytes(run_dir))
+        mend_run(run_dir)
+        assert len(all_bytes(run_dir)) >= before - 200, file  # newlines, and the lock's own line
+        run = given_run(asking(SPEC, TRIALS), run_dir, GivenSetup(given_space=SPACE), Diary())
+        from autotune.study.stages import run_study
+
+        run_study(run)
+        tally = tally_of(run_dir)
+        assert (tally["trials"], tally["lost"], tally["doubled"]) == (TRIALS, 0, 0), file
+        shutil.rmtree(run_dir)

@@ -1,0 +1,141 @@
+"""One driver writes, whatever the file system can do."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.model import RunDirectoryError
+from autotune.rundir import lock
+from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder, unlock
+
+TABLE = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:41 / /home rw,relatime shared:9 - nfs4 server:/home rw,vers=4.2,local_lock=none
+31 22 0:42 / /old rw,relatime - nfs server:/old rw,vers=3,nolock,local_lock=all
+32 22 0:43 / /scratch rw,relatime - lustre 10.0.0.1@tcp:/scratch rw,flock
+33 22 0:44 / /scratch/near rw,relatime - lustre 10.0.0.1@tcp:/near rw,localflock
+34 22 0:45 / /with\\040space rw,relatime - fuse.sshfs host:/ rw
+35 22 0:46 / /home rw,relatime - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "point", "kind", "everywhere"),
+    [
+        ("/etc", "/", "ext4", True),
+        ("/homeless/run", "/", "ext4", True),
+        ("/home/me/run", "/home", "tmpfs", True),  # mounted over the other
+        ("/old/run", "/old", "nfs", False),
+        ("/scratch/run", "/scratch", "lustre", True),
+        ("/scratch/near/run", "/scratch/near", "lustre", False),
+        ("/with space/run", "/with space", "fuse.sshfs", False),
+    ],
+)
+def test_what_a_path_lies_on(path: str, point: str, kind: str, everywhere: bool) -> None:
+    mount = mount_of(Path(path), TABLE)
+    assert (mount.point, mount.kind, mount.locks_everywhere) == (point, kind, everywhere)
+
+
+def test_what_this_machine_says_can_be_read(tmp_path: Path) -> None:
+    assert tmp_path.is_relative_to(mount_of(tmp_path).point)
+    assert mount_of(tmp_path).kind != "unknown"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunDirectoryError, match=r"file system with locks but .* another folder with --run-dir"):
+        Lock(tmp_path)
+    assert not is_held(tmp_path)
+
+
+@pytest.fixture
+def node_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that keeps locks to one machine."""
+    monkeypatch.setattr(lock, "mount_of", lambda path: Mount("/scratch", "lustre", frozenset({"localflock"})))
+
+
+def left_by(tmp_path: Path, host: str, boot: str) -> None:
+    (tmp_path / "lock").write_text(f"4711 {host} {boot}\n")
+
+
+@pytest.mark.usefixtures("node_local")
+def test_a_driver_on_another_machine_counts_until_a_person_says_that_it_is_dead(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("{}")
+    left_by(tmp_path, "othernode", "another-boot")
+    with pytest.raises(RunDirectoryError, match=r"process 4711 on othernode has not ended.*autotune fsck .* --unlock"):
+        Lock(tmp_path)
+    assert is_held(tmp_path)
+    assert read_holder(tmp_path) is not None
+    shown = CliRunner().invoke(app, ["fsck", str(tmp_path), "--unlock"])
+    assert "the lock of process 4711 on othernode is taken away" in shown.stdout
+    assert not is_held(tmp_path)
+    Lock(tmp_path).close()
+
+
+@pytest.mark.usefixtures("node_local")
+def test_a_driver_that_died_here_or_before_a_reboot_is_dead(tmp_path: Path) -> None:
+    left_by(tmp_path, socket.gethostname(), "an-earlier-boot")
+    Lock(tmp_path).close()
+    left_by(tmp_path, "another-container", Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    Lock(tmp_path).close()
+
+
+def test_where_locks_are_seen_everywhere_a_name_that_is_left_means_nothing(tmp_path: Path) -> None:
+    left_by(tmp_path, "othernode", "another-boot")
+    assert not is_held(tmp_path)
+    Lock(tmp_path).close()
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 40, b"4711\n", b"\xff\xfe rubbish \n more", b"1 2 3 4 5"])
+def test_whatever_a_lock_file_holds_it_can_be_taken(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "lock").write_bytes(left)
+    Lock(tmp_path).close()
+    assert (tmp_path / "lock").read_bytes() == b""  # ended in order
+
+
+def test_the_lock_of_a_killed_driver_is_free_and_that_of_a_living_one_is_not_taken_away(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib, autotune.rundir.lock as l; x = l.Lock(pathlib.Path(sys.argv[1])); print(1, flush=True)"
+    )
+    command = [sys.executable, "-c", f"{program}; sys.stdin.read()", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert is_held(tmp_path)
+        with pytest.raises(RunDirectoryError, match=f"process {other.pid} on {socket.gethostname()}"):
+            Lock(tmp_path)
+        with pytest.raises(RunDirectoryError, match="must not be in use"):
+            unlock(tmp_path)
+        other.kill()
+    assert read_holder(tmp_path) is not None
+    assert not is_held(tmp_path)
+    Lock(tmp_path).close()
+
+
+@pytest.mark.usefixtures("node_local")
+def test_of_two_machines_that_start_at_once_one_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def overtaken(descriptor: int) -> None:
+        fsync(descriptor)
+        left_by(tmp_path, "othernode", "another-boot")
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    with pytest.raises(RunDirectoryError, match="another began just now"):
+        Lock(tmp_path)

@@ -1,0 +1,134 @@
+"""Which arm ended decides whose fault it is; what is tried again is bounded, recorded, and the study goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import ConclusionRecord, IncidentRecord
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.study.bench import REFERENCE_RESTARTS
+from autotune.study.runner import MOST_LOST_IN_A_ROW
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import Diary, Run, replay_study
+
+ANY = "any setting or none"
+PROGRAMS = Path(__file__).parents[1] / "workers" / "programs"
+
+
+def ended(message: str, phase: str = "step") -> WorkerFailed:
+    """As a process ends that something outside told to."""
+    return WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase=phase), infrastructure=True)
+
+
+class Mortal(ReplayLauncher):
+    """Workers that end in a block: those with one setting, or references beside such a one."""
+
+    def __init__(self, spec: StudySpec, *, dies: str, beside: bool, times: int = 10**9) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=0, platform="cpu")
+        self._dies, self._beside, self._left = dies, beside, times
+        self._now: FlagSet = FlagSet()
+        self.deaths = 0
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        is_reference = not settings
+        if not is_reference:
+            self._now = settings
+        run_block = worker.run_block
+
+        def run(steps: int) -> tuple[float, ...]:
+            if self._dies in (ANY, *self._now) and is_reference is self._beside and self._left > 0:
+                self._left -= 1
+                self.deaths += 1
+                raise ended("ended from outside by SIGTERM in phase step")
+            return run_block(steps)
+
+        worker.run_block = run  # type: ignore[method-assign]
+        return worker
+
+
+def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_replay: Run) -> None:
+    """On 2b61fbc: `the reference must stay alive but was lost 4 times`, and the study was over for good."""
+    spec = replay_study(effects={"xla_b=1": 0.9})
+    launcher = Mortal(spec, dies="xla_a", beside=False)
+    conclusion, store, _ = run_replay(spec, trials=20, launcher=launcher)
+    assert conclusion.settings == FlagSet({"xla_b": "1"})
+    results = store.of(TrialResult)
+    assert len(results) == 20
+    assert {"xla_a" in r.settings for r in results if r.failure is not None} == {True}
+    assert all(r.failure is not None for r in results if "xla_a" in r.settings)
+    assert not [i for i in store.of(IncidentRecord) if "reference lost" in i.what]
+
+
+def test_a_candidate_that_was_ended_once_is_measured_after_all(run_replay: Run) -> None:
+    spec = replay_study()
+    _, store, _ = run_replay(spec, trials=12, launcher=Mortal(spec, dies="xla_a", beside=False, times=2))
+    assert [r.failure for r in store.of(TrialResult)] == [None] * 12
+    assert sum("measured once more" in i.what for i in store.of(IncidentRecord)) == 2
+
+
+def test_a_set_that_ends_the_reference_beside_it_fails_and_the_study_goes_on(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_b=1": 0.9}, study={"search": {"startup_trials": 100}})
+    spec = spec.model_copy(update={"seed": 3})
+    launcher = Mortal(spec, dies="xla_d", beside=True, times=2 * (REFERENCE_RESTARTS + 1))
+    _, store, _ = run_replay(spec, trials=14, launcher=launcher)
+    failed = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert len(failed) == 2
+    assert all("the reference beside it ended" in r.failure.message for r in failed if r.failure)
+    assert launcher.deaths == 2 * (REFERENCE_RESTARTS + 1)
+    assert len(store.of(ConclusionRecord)) == 1
+
+
+def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(run_replay: Run) -> None:
+    spec = replay_study()
+    launcher = Mortal(spec, dies=ANY, beside=True)
+    with pytest.raises(LaunchError, match=r"the reference must stay alive but .*then run the same command again"):
+        run_replay(spec, trials=30, launcher=launcher)
+    assert launcher.deaths == REFERENCE_RESTARTS + 1  # the noise floor is the first to know
+
+
+def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_replay: Run) -> None:
+    names = ["xla_a", "xla_b", "xla_c", "xla_d"]
+    first = [{"name": f"s{i}", "settings": {n: 1}} for i, n in enumerate(names)]
+    spec = replay_study(study={"search": {"first": first}})
+
+    class Beside(Mortal):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+            self._dies = next(iter(settings), "nothing") if settings else self._dies
+            return super().start(settings, folder, progress=progress)
+
+    with pytest.raises(LaunchError, match="the reference must stay alive"):
+        run_replay(spec, trials=30, launcher=Beside(spec, dies="nothing", beside=True))
+    assert MOST_LOST_IN_A_ROW == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
+    spec = parse_study(
+        {
+            "name": "term",
+            "workload": {"entry": "faulty:build", "options": {"fault": "term"}},
+            "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False},
+            "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3},
+            "confirm": {"finalists": 1, "processes": 3, "pairs": 4},
+        }
+    )
+    run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
+    run_study(run)
+    (result,) = [r for r in run.store.of(TrialResult) if r.settings.get("xla_cpu_enable_fast_math") == "true"]
+    assert result.failure is not None
+    assert re.search("SIGTERM", result.failure.message)
+    assert not [i for i in run.store.of(IncidentRecord) if "reference lost" in i.what]
