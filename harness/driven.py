@@ -42,7 +42,10 @@ class Driven:
         self.run = folder / "run"
         self._log = folder / "driver.log"
         self._written = _size(self.run / RECORDS)
-        own = {**env, MARK: self.mark, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(folder / "data")}
+        own_tmp = folder / "tmp"  # devices are held there: no other study of this machine is in the way
+        own_tmp.mkdir(exist_ok=True)
+        own = {**env, MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        own |= {"XDG_DATA_HOME": str(folder / "data"), "TMPDIR": str(own_tmp)}
         command = [sys.executable, *program, "run", "study.toml", "--run-dir", str(self.run), *arguments]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
