@@ -100,7 +100,7 @@ class InProcess:
         if lane not in self._runners:
             assert run.spec.replay is not None
             launcher = ReplayLauncher(run.spec.replay, seed=len(self._runners), platform="cpu")
-            self._runners[lane] = Runner(run.spec, run.store, launcher, _Desk(self, lane), name=lane)
+            self._runners[lane] = Runner(run.spec, run.store, launcher, _Desk(self, lane))
         record = self._runners[lane].do(Assignment.model_validate(json.loads(text)["assignment"]))
         self.say(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)})
 

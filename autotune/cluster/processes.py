@@ -154,8 +154,6 @@ class Processes:
     def _greet(self, name: str, lane: _Lane) -> None:
         assert lane.process is not None
         lane.process.send(lane.place.study)
-        lane.has_joined = True
-        self._said.append(Told(name, {"type": JOINED, "host": lane.place.host, "devices": lane.place.devices}))
 
     def _hear(self, name: str, lane: _Lane) -> None:
         if lane.process is None:
@@ -169,6 +167,10 @@ class Processes:
                 self._end(name, lane, f"its process ended ({status}){': ' if lines else ''}{''.join(lines)}")
                 return
             else:
+                if not lane.has_joined:  # only now: many that start at once on few cores are silent for long
+                    lane.has_joined = True
+                    place = lane.place
+                    self._said.append(Told(name, {"type": JOINED, "host": place.host, "devices": place.devices}))
                 lane.starts = 1 if message["type"] == "result" else lane.starts
                 self._said.append(Told(name, message))
 
