@@ -11,6 +11,7 @@ one study with them (`--processes 64`), of fewer trials, whose driver's whole pr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -37,6 +38,7 @@ HERE = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
 SAMPLERS = ("random", "tpe")
 LANES = (1, 8, 64)
+COLOURS = {1: "#1b6ca8", 8: "#2a8a4a", 64: "#b0413e"}
 EVERY = 100
 """Trials of which one figure is told."""
 
@@ -190,7 +192,7 @@ def spent(checkout: Path, *, sampler: str, lanes: int, trials: int, as_processes
             raise RuntimeError(f"{checkout} must try {trials} sets but tried {len(ends)}: {done.stderr[-2000:]}")
     first = lanes + EVERY // 2  # every lane's first unit is behind it
     marks = list(range(first, trials, EVERY))
-    return [round(1000 * (ends[b] - ends[a]) / EVERY, 3) for a, b in zip(marks, marks[1:], strict=False)]
+    return [round(1000 * (ends[b] - ends[a]) / EVERY, 3) for a, b in itertools.pairwise(marks)]
 
 
 def growth(figures: Sequence[float]) -> float:
@@ -201,13 +203,33 @@ def growth(figures: Sequence[float]) -> float:
 
 def draw(series: Sequence[Mapping[str, Any]], file: Path) -> None:
     """The figures as a chart."""
-    from autotune.results.charts import Chart, traces
+    width, height, left, top, bottom = 760, 320, 60, 30, 40
+    most = 1.1 * max(max(s["ms_per_trial"]) for s in series)
+    count = max(len(s["ms_per_trial"]) for s in series)
 
-    blocks = [(f"{s['sampler']}, {s['lanes']} lanes", s["ms_per_trial"]) for s in series]
-    Chart(
-        title="processor time of the driver for a trial, hundred after hundred",
-        svg=traces(blocks, y_format=lambda ms: f"{ms:.0f} ms"),
-    ).save(file)
+    def at(i: float, ms: float) -> tuple[float, float]:
+        return (
+            round(left + (width - left - 150) * i / max(1, count - 1), 1),
+            round(height - bottom - (height - bottom - top) * ms / most, 1),
+        )
+
+    parts = [f'<text x="{left}" y="18">milliseconds of the driver for a trial, over the number of trials</text>']
+    for ms in range(0, int(most) + 1, max(1, round(most / 5))):
+        x, y = at(0, ms)
+        parts.append(f'<text x="{x - 8}" y="{y + 4}" text-anchor="end">{ms}</text>')
+        parts.append(f'<path d="M{x} {y}H{width - 150}" stroke="#ddd"/>')
+    for i in range(count):
+        parts.append(f'<text x="{at(i, 0)[0]}" y="{height - 22}" text-anchor="middle">{(i + 1) * EVERY}</text>')
+    for s in series:
+        figures, colour = s["ms_per_trial"], COLOURS[s["lanes"]]
+        dash = "" if s["sampler"] == "random" else ' stroke-dasharray="6 4"'
+        line = " ".join("{},{}".format(*at(i, ms)) for i, ms in enumerate(figures))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        x, y = at(len(figures) - 1, figures[-1])
+        label = f"{s['sampler']}, {s['lanes']} lane{'s' if s['lanes'] > 1 else ''}"
+        parts.append(f'<text x="{x + 8}" y="{y + 4}" fill="{colour}">{label}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+    file.write_text(f'{head}font-size="12">{"".join(parts)}</svg>\n', encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
