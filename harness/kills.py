@@ -45,7 +45,7 @@ pairs_cap = 12
 processes = 3
 finalists = 2
 pairs = 6
-soak = "6s"
+soak = "30s"
 soak_steps = 20
 [replay]
 delay_s = {delay_s}
