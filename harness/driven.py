@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -79,11 +80,10 @@ class Driven:
         """Lane programs that are alive, by the lanes' names."""
         found = {}
         for process in _running(self.mark, LANE):
-            try:
-                log = next(a for a in process.parent().cmdline() if a.endswith(".log"))  # its guard's
-            except (psutil.Error, AttributeError, StopIteration):
-                continue
-            found[Path(log).stem] = process
+            guard = process.parent()
+            with contextlib.suppress(psutil.Error):
+                logs = [a for a in guard.cmdline() if a.endswith(".log")] if guard is not None else []
+                found |= {Path(log).stem: process for log in logs}
         return found
 
     def measuring(self) -> list[psutil.Process]:

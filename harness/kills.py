@@ -170,6 +170,11 @@ class Killing:
             time.sleep(0.1)
         self.orphans += len(self.driver.left())
 
+    def end(self) -> None:
+        """Ends the driver, however far the study is."""
+        if self.driver.is_running:
+            self.driver.tell(signal.SIGKILL)
+
     # ------------------------------------------------------------------ the way of a study
 
     def _goes_on(self) -> bool:
@@ -316,7 +321,7 @@ def kill_study(
         study = Killing(
             folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database
         )
-        stack.callback(lambda: study.driver.is_running and study.driver.tell(signal.SIGKILL))
+        stack.callback(study.end)
         study.strike(strikes)
         study.finish()
         if strikes > 3:

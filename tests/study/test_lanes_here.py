@@ -149,7 +149,9 @@ def test_a_lane_whose_guard_is_frozen_is_given_up_too(tmp_path: Path) -> None:
     driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
     wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
     name, lane = sorted(driver.lanes().items())[0]
-    lane.parent().suspend()
+    guard = lane.parent()
+    assert guard is not None
+    guard.suspend()
     seen = len(trials_of(driver))
     wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)
     (tmp_path / "impatient").touch()
