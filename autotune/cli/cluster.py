@@ -37,9 +37,9 @@ def submit(
     seed: options.Seed = None,
     effort: options.Effort = "standard",
     soak: options.Soak = True,
-    k8s: Annotated[bool, typer.Option("--k8s", help="A Kubernetes Job instead; shown with --dry-run only.")] = False,
+    k8s: Annotated[bool, typer.Option("--k8s", help="For Kubernetes instead: printed, not applied.")] = False,
     image: Annotated[str | None, typer.Option(help="With --k8s: the image that the pods run.")] = None,
-    claim: Annotated[str, typer.Option(help="With --k8s: the volume claim that all pods share.")] = "autotune",
+    claim: Annotated[str, typer.Option(help="With --k8s: the driver's volume claim.")] = "autotune",
     mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
 ) -> None:
     """Runs a study as a SLURM job: a worker on each node, or trials over several nodes (`device.node_count`)."""
@@ -52,17 +52,23 @@ def submit(
     typed = cluster.shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
     time_s, grace_s = cluster.parse_time(time), cluster.parse_time(grace)
     if k8s:
-        if image is None or not dry_run:
+        if image is None:
             raise StudyFileError(
-                "a Kubernetes Job needs --image IMAGE and is shown, not submitted: call this with --dry-run, look at "
-                "it, and apply it with `kubectl apply -f -`"
+                "a study on Kubernetes needs --image IMAGE; what is printed is for you to look at and to apply with "
+                "`kubectl apply -f -`"
             )
         pods = cluster.PodRequest(
             image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
             grace_s=grace_s, claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
             options=typed, with_storage=storage is not None,
         )  # fmt: skip
-        print_exact(cluster.to_yaml(cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)))
+        documents = cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)
+        tls = cluster.tls_folder(path)
+        if not dry_run:
+            cluster.make_certificates(tls)
+        print_exact(
+            f"# Once, before this is applied: {cluster.secret_command(spec, tls)}\n{cluster.to_yaml(documents)}"
+        )
         return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
     python = container_python if container_image else driver_python()

@@ -26,6 +26,10 @@ def run(
     time_budget: options.TimeBudget = None,
     gpu_hours: options.GpuHours = None,
     devices: options.Devices = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Lanes are whoever joins a pool here: tls://HOST:PORT.")
+    ] = None,
+    tls: Annotated[Path | None, typer.Option(help="Folder of the pool's certificate, default RUN_DIR.tls.")] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
     seed: options.Seed = None,
@@ -54,8 +58,9 @@ def run(
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     _run_and_print(
-        spec, study, path, storage=storage, as_json=as_json, devices=groups, make_engine=choose_engine(spec, groups)
-    )
+        spec, study, path, storage=storage, as_json=as_json, devices=groups,
+        make_engine=choose_engine(spec, groups, listen=listen, tls=tls),
+    )  # fmt: skip
 
 
 def _run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> None:

@@ -1,7 +1,9 @@
-"""Where a study runs: lanes here, in a SLURM job or in a pool; and handing a study to SLURM or Kubernetes."""
+"""Where a study runs: lanes of this machine, of a SLURM job or of a pool."""
 
+from autotune.cluster.certificates import make_certificates, tls_folder
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Message, Told
-from autotune.cluster.kubernetes import PodRequest, manifests, to_yaml
+from autotune.cluster.kubernetes import PodRequest, manifests, secret_command, to_yaml
+from autotune.cluster.pools import join_pool, open_pool
 from autotune.cluster.processes import Place, Processes, lane_name, lanes_here, lanes_of_groups, lanes_on_nodes
 from autotune.cluster.submit import (
     JobRequest, Program, parse_time, render_script, shared_options, submit_script,

@@ -56,5 +56,9 @@ class Engine(Protocol):
     def give_up(self, lane: str, why: str) -> None:
         """Ends a lane that is silent or no longer wanted; its ``left`` follows."""
 
-    def close(self) -> None:
-        """Ends every lane and everything below it, within seconds; safe to call twice."""
+    def close(self, *, is_over: bool = False) -> None:
+        """Ends every lane and everything below it, within seconds; safe to call twice.
+
+        Args:
+            is_over: The study needs no lanes any more: members of a pool need not wait for another driver.
+        """

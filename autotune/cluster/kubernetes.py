@@ -1,17 +1,21 @@
-"""A study as a Kubernetes Job: one pod for each worker, one shared volume, restarts that go on where a pod was stopped.
+"""A study on Kubernetes: one pod that drives it, and a Job of workers that join its pool and may come and go.
 
-The manifest is data: shown for a person to apply, never applied here. The study travels in a ConfigMap, the run
-directory lies on a volume that all pods share, and a storage's URL comes from a Secret.
+The manifests are data: shown for a person to apply, never applied here. The study travels in a ConfigMap, the run
+directory lies on a volume that only the driver's pod mounts, the certificate of the pool and a storage's URL come from
+Secrets. Workers know nothing of the study: they join, get units, and end with it.
 
 References:
     https://kubernetes.io/docs/concepts/workloads/controllers/job/
+    https://kubernetes.io/docs/concepts/services-networking/service/
 """
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,8 +24,10 @@ from autotune.cluster.submit import STORAGE_VARIABLE
 from autotune.model import STOPPED, StudyFileError, StudySpec, strike_text, struck_names
 
 STUDY_FOLDER = "/etc/autotune"
+TLS_FOLDER = "/etc/autotune-tls"
+PORT = 8786
 RETRIES = 3
-"""How often one worker's pod may fail for good reasons of its own; evictions and clean stops do not count."""
+"""How often a pod may fail for good reasons of its own; evictions and clean stops do not count."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
@@ -32,16 +38,16 @@ class PodRequest:
     """What is asked of the cluster.
 
     Attributes:
-        image: What the workers run in; it has autotune and the workload installed.
+        image: What all pods run; it has autotune and the workload installed.
         python: Its interpreter.
         nodes: Workers, each a pod of its own.
-        gpus_per_node: GPUs of each pod.
+        gpus_per_node: GPUs of each worker's pod.
         time_s: Longest wall time, seconds.
         grace_s: How long a pod has to stop cleanly.
-        claim: Name of the PersistentVolumeClaim that all pods share (ReadWriteMany).
+        claim: Name of the PersistentVolumeClaim for the driver's pod (ReadWriteOnce suffices).
         mount: Where it is mounted.
         run_dir: Run directory below `mount`.
-        options: Options of `autotune worker`.
+        options: Options of `autotune run`.
         with_storage: Whether the URL of a storage comes from a Secret.
     """
 
@@ -59,50 +65,90 @@ class PodRequest:
 
 
 def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dict[str, Any]]:
-    """The ConfigMap that holds the study, and the Job.
+    """The ConfigMap that holds the study, the driver's Service and Job, and the Job of the workers.
 
     Raises:
-        StudyFileError: If the study cannot run as pods that know nothing of each other, or holds a secret.
+        StudyFileError: If the claim has no name as Kubernetes has them, no trial fits the workers, or the study holds a
+            secret.
     """
     _refuse_secrets(spec, study_text)
-    if spec.device.node_count > 1:
-        raise StudyFileError(
-            "a trial on Kubernetes must fit into one pod but the study has `device.node_count = "
-            f"{spec.device.node_count}`; run it under SLURM, or lower `device.node_count`"
-        )
     if not _NAME.fullmatch(request.claim):
         raise StudyFileError(f"--claim must be a name as Kubernetes has them but got {request.claim!r}")
-    name = _name(f"autotune-{spec.name}")
-    config = {
+    if request.nodes % spec.device.node_count:
+        raise StudyFileError(
+            f"--nodes must be a multiple of the study's `device.node_count = {spec.device.node_count}` but got "
+            f"{request.nodes}; pods that no trial can use would only wait"
+        )
+    name = pods_name(spec)
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(name), "data": {"study.toml": study_text}}
+    service = {
         "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name},
-        "data": {"study.toml": study_text},
+        "kind": "Service",
+        "metadata": _metadata(name, "driver"),
+        "spec": {"selector": _labels(name, "driver"), "ports": [{"name": "pool", "port": PORT, "protocol": "TCP"}]},
     }
-    job = {
+    driver = _job(name, "driver", request, {"backoffLimit": RETRIES}, _driver(name, request))
+    once_each = {
+        "completionMode": "Indexed",
+        "completions": request.nodes,
+        "parallelism": request.nodes,
+        "backoffLimitPerIndex": RETRIES,
+    }
+    return [config, service, driver, _job(name, "worker", request, once_each, _worker(name, request))]
+
+
+def pods_name(spec: StudySpec) -> str:
+    """What all objects of a study are called after: lower case, digits and hyphens, at most 50."""
+    return re.sub(r"[^a-z0-9-]+", "-", f"autotune-{spec.name}".lower())[:50].strip("-")
+
+
+def secret_command(spec: StudySpec, tls: Path) -> str:
+    """What a person types once, to give the cluster the pool's certificate, which is a secret and in no manifest."""
+    return shlex.join(["kubectl", "create", "secret", "generic", f"{pods_name(spec)}-tls", f"--from-file={tls}"])
+
+
+def _labels(name: str, part: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "autotune",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": part,
+    }
+
+
+def _metadata(name: str, part: str = "") -> dict[str, Any]:
+    if not part:
+        return {"name": name}
+    return {"name": f"{name}-{part}", "labels": _labels(name, part)}
+
+
+def _job(name: str, part: str, request: PodRequest, how: dict[str, Any], pod: dict[str, Any]) -> dict[str, Any]:
+    """A Job of pods that go on where they were stopped."""
+    stopped = {"containerName": part, "operator": "In", "values": [STOPPED]}
+    return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "autotune"}},
+        "metadata": _metadata(name, part),
         "spec": {
-            "completionMode": "Indexed",
-            "completions": request.nodes,
-            "parallelism": request.nodes,
-            "backoffLimitPerIndex": RETRIES,
+            **how,
             "activeDeadlineSeconds": int(request.time_s),
             "podFailurePolicy": {
                 "rules": [
                     # Told to stop before the end, or moved off its node: there is more to do, and nothing failed.
-                    {
-                        "action": "Ignore",
-                        "onExitCodes": {"containerName": "worker", "operator": "In", "values": [STOPPED]},
-                    },
+                    {"action": "Ignore", "onExitCodes": stopped},
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
-            "template": _pod(name, request),
+            "template": {
+                "metadata": {"labels": _labels(name, part)},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": int(request.grace_s),
+                    "automountServiceAccountToken": False,
+                    **pod,
+                },
+            },
         },
     }
-    return [config, job]
 
 
 def _refuse_secrets(spec: StudySpec, study_text: str) -> None:
@@ -122,46 +168,64 @@ def _refuse_secrets(spec: StudySpec, study_text: str) -> None:
         )
 
 
-def _pod(name: str, request: PodRequest) -> dict[str, Any]:
-    gpus = {"nvidia.com/gpu": request.gpus_per_node} if request.gpus_per_node else {}
-    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    env: list[dict[str, Any]] = [{"name": "WORKER", "valueFrom": index}]
+def _driver(name: str, request: PodRequest) -> dict[str, Any]:
+    env: list[dict[str, Any]] = []
     if request.with_storage:
         secret = {"secretKeyRef": {"name": f"{name}-storage", "key": "url"}}
         env.append({"name": STORAGE_VARIABLE, "valueFrom": secret})
-    return {
-        "metadata": {"labels": {"app.kubernetes.io/name": "autotune"}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": int(request.grace_s),
-            "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "name": "worker",
-                    "image": request.image,
-                    # Kubernetes fills in $(WORKER) itself; no shell reads this.
-                    "command": [
-                        request.python, "-m", "autotune", "worker", f"{STUDY_FOLDER}/study.toml",
-                        "--run-dir", f"{request.mount}/{request.run_dir}", "--name", "pod-$(WORKER)",
-                        *(o.replace("$(", "$$(") for o in request.options),
-                    ],
-                    "env": env,
-                    "resources": {"limits": gpus} if gpus else {},
-                    "securityContext": {"allowPrivilegeEscalation": False},
-                    "volumeMounts": [
-                        {"name": "study", "mountPath": STUDY_FOLDER, "readOnly": True},
-                        {"name": "shared", "mountPath": request.mount},
-                        {"name": "memory", "mountPath": "/dev/shm"},
-                    ],
-                }
-            ],
-            "volumes": [
-                {"name": "study", "configMap": {"name": name}},
-                {"name": "shared", "persistentVolumeClaim": {"claimName": request.claim}},
-                {"name": "memory", "emptyDir": {"medium": "Memory"}},
-            ],
-        },
-    }  # fmt: skip
+    command = [
+        request.python, "-m", "autotune", "run", f"{STUDY_FOLDER}/study.toml",
+        "--run-dir", f"{request.mount}/{request.run_dir}",
+        "--listen", f"tls://0.0.0.0:{PORT}", "--tls", TLS_FOLDER, *request.options,
+    ]  # fmt: skip
+    volumes = {
+        "study": (STUDY_FOLDER, {"configMap": {"name": name}}),
+        "run": (request.mount, {"persistentVolumeClaim": {"claimName": request.claim}}),
+        "tls": (TLS_FOLDER, {"secret": {"secretName": f"{name}-tls"}}),
+    }
+    return _pod("driver", request, command, env, volumes)
+
+
+def _worker(name: str, request: PodRequest) -> dict[str, Any]:
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    command = [
+        request.python, "-m", "autotune", "worker", "--join", f"tls://{name}-driver:{PORT}", "--tls", TLS_FOLDER,
+        "--patience", f"{int(request.time_s)}s", "--name",
+    ]  # fmt: skip
+    volumes = {
+        "tls": (TLS_FOLDER, {"secret": {"secretName": f"{name}-tls"}}),
+        "memory": ("/dev/shm", {"emptyDir": {"medium": "Memory"}}),
+    }
+    pod = _pod("worker", request, command, [{"name": "WORKER", "valueFrom": index}], volumes)
+    container = pod["containers"][0]
+    container["command"].append("pod-$(WORKER)")  # Kubernetes fills in $(WORKER) itself; no shell reads this
+    if request.gpus_per_node:
+        container["resources"] = {"limits": {"nvidia.com/gpu": request.gpus_per_node}}
+    return pod
+
+
+def _pod(
+    part: str,
+    request: PodRequest,
+    command: list[str],
+    env: list[dict[str, Any]],
+    volumes: dict[str, tuple[str, dict[str, Any]]],
+) -> dict[str, Any]:
+    """One container; `volumes` has where each is mounted, and what it is."""
+    read_only = {"study", "tls"}
+    mounts = [
+        {"name": n, "mountPath": where, **({"readOnly": True} if n in read_only else {})}
+        for n, (where, _) in volumes.items()
+    ]
+    container: dict[str, Any] = {
+        "name": part,
+        "image": request.image,
+        "command": [word.replace("$(", "$$(") for word in command],
+        **({"env": env} if env else {}),
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "volumeMounts": mounts,
+    }
+    return {"containers": [container], "volumes": [{"name": n, **what} for n, (_, what) in volumes.items()]}
 
 
 def to_yaml(documents: list[dict[str, Any]]) -> str:
@@ -185,8 +249,3 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def _name(text: str) -> str:
-    """A study's name as Kubernetes takes names: lower case, digits and hyphens, at most 50."""
-    return re.sub(r"[^a-z0-9-]+", "-", text.lower())[:50].strip("-")

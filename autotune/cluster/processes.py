@@ -111,7 +111,7 @@ class Processes:
         """See `autotune.cluster.Engine`: it is started again, for its machine may be well."""
         self._end(lane, self._lanes[lane], why)
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:
         """See `autotune.cluster.Engine`."""
         ending = [x for x in self._lanes.values() if x.process is not None]
         for lane in ending:

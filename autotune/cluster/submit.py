@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 
+from autotune.cluster.certificates import tls_folder
 from autotune.machine import (
     ask_slurm,
     caller_environment,
@@ -65,6 +66,14 @@ class JobRequest:
     container_mounts: str | None = None
 
     @property
+    def is_pool(self) -> bool:
+        """Whether lanes join a pool, instead of being steps that the driver starts.
+
+        Jobs of an array start apart; and SLURM's commands, with which a driver starts steps, are not in a container.
+        """
+        return self.array or self.container_image is not None
+
+    @property
     def srun_arguments(self) -> list[str]:
         """More arguments for every srun, those for containers included."""
         container = {"--container-image": self.container_image, "--container-mounts": self.container_mounts}
@@ -79,7 +88,7 @@ class Program:
         python: The interpreter, as it is called there.
         study: The study file, absolute.
         run_dir: The run directory, absolute.
-        options: Options that `run` and `worker` share.
+        options: Options of `run`.
     """
 
     python: str
@@ -87,9 +96,15 @@ class Program:
     run_dir: Path
     options: tuple[str, ...] = ()
 
-    def command(self, verb: str) -> list[str]:
-        """The whole command, but for the worker's name."""
-        return [self.python, "-m", "autotune", verb, str(self.study), "--run-dir", str(self.run_dir), *self.options]
+    def run_command(self, *more: str) -> list[str]:
+        """The driver's command."""
+        run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
+        return [*run, *self.options, *more]
+
+    @property
+    def join_command(self) -> list[str]:
+        """A worker's command, but for its name: it finds the driver by the folder with the pool's certificate."""
+        return [self.python, "-m", "autotune", "worker", "--join", str(tls_folder(self.run_dir))]
 
     @property
     def script(self) -> Path:
@@ -173,6 +188,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         request=request,
         program=program,
         drivers=drivers,
+        pool=_pool_steps(spec, request, program) if request.is_pool else None,
         time=format_time(request.time_s),
         with_storage=with_storage,
         stopped=STOPPED,
@@ -203,6 +219,20 @@ def _directive(option: str) -> str:
         )
     name, equals, value = option.partition("=")
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
+
+
+def _pool_steps(spec: StudySpec, request: JobRequest, program: Program) -> tuple[list[str], list[str]]:
+    """What starts the driver of a pool, and a worker on each node of the job, called after its node."""
+    driver = program.run_command("--listen", "tls://0.0.0.0:0")
+    nodes = spec.device.node_count if request.array else request.nodes
+    shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
+    if request.container_image is not None:
+        driver = ["srun", "--nodes=1", "--ntasks=1", *shared, *driver]
+    spread = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    survive = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+    log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
+    named = 'exec "$@" --name "${SLURMD_NODENAME:-node}"'
+    return driver, ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *program.join_command]
 
 
 def shared_options(

@@ -29,7 +29,7 @@ STEERING = re.compile(
 Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
 
 _NOT_FOR_TRIALS = re.compile(
-    r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
+    r"AUTOTUNE_STORAGE|AUTOTUNE_GANG|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
 )
 """What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;

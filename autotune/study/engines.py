@@ -6,11 +6,22 @@ import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from autotune.cluster import Engine, Message, Place, Processes, lane_name, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.cluster import (
+    Engine,
+    Message,
+    Place,
+    Processes,
+    lane_name,
+    lanes_here,
+    lanes_of_groups,
+    lanes_on_nodes,
+    open_pool,
+    tls_folder,
+)
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
-from autotune.model import LaunchError, StudyFileError, StudySpec
-from autotune.study.lane import study_message
+from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
@@ -35,12 +46,16 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
     return groups
 
 
-def choose_engine(spec: StudySpec, groups: Sequence[Sequence[str]]) -> MakeEngine | None:
+def choose_engine(
+    spec: StudySpec, groups: Sequence[Sequence[str]], *, listen: str | None = None, tls: Path | None = None
+) -> MakeEngine | None:
     """The lanes of a study as it is called here; None is this process alone.
 
     Args:
         spec: The study.
         groups: Devices of this machine that were named, one group for each lane.
+        listen: Where a pool is joined; None for no pool.
+        tls: Folder of the pool's certificate; default: beside the run directory.
 
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine.
@@ -48,6 +63,10 @@ def choose_engine(spec: StudySpec, groups: Sequence[Sequence[str]]) -> MakeEngin
     """
     if spec.is_predicted:
         return None
+    if listen is not None:
+        if groups:
+            raise StudyFileError("lanes are of a pool or of this machine but both --listen and --devices are given")
+        return lambda run: _pool(run, listen, tls)
     if groups:
         if spec.device.node_count > 1:
             raise StudyFileError(
@@ -65,6 +84,24 @@ def choose_engine(spec: StudySpec, groups: Sequence[Sequence[str]]) -> MakeEngin
     return None
 
 
+def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
+    """What a lane's first message says.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, as the lane sees it.
+        run: The run directory, where the lane sees it, too; None where it does not.
+        devices: What it may use of its machine; empty for all.
+    """
+    return {
+        "type": "study",
+        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
+        "study_dir": study_dir,
+        "run": str(run) if run else None,
+        "devices": devices,
+    }
+
+
 def _nodes_of_job() -> tuple[str, ...]:
     """Nodes of the SLURM job in which this is called; none inside one of its steps, whose place others decided."""
     own = caller_environment()
@@ -74,6 +111,17 @@ def _nodes_of_job() -> tuple[str, ...]:
     if in_step or not listed or "SLURM_JOB_ID" not in own or not inside_slurm_job():
         return ()
     return slurm_hosts(listed, own)
+
+
+def _pool(run: StudyRun, listen: str, tls: Path | None) -> Engine:
+    """Whoever joins; nothing of the run directory is seen there."""
+    study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
+    folder = tls or tls_folder(run.store.path)
+    engine = open_pool(study, tls=folder, listen=listen, gang_size=run.spec.device.node_count)
+    run.view.note(
+        f"a pool is at {engine.address}; join it with: autotune worker --join {engine.address} --tls {folder}"
+    )
+    return engine
 
 
 def _on_devices(run: StudyRun, groups: Sequence[Sequence[str]]) -> Engine:

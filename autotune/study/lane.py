@@ -15,33 +15,15 @@ from typing import Any
 
 from autotune.child import Channel
 from autotune.machine import restrict_devices
-from autotune.model import WITH_SECRETS, AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
 from autotune.study.units import Assignment
 
 ALIVE_EVERY_S = 5.0
-MOST_SENT = 4_000_000
-"""Most bytes of logs that are sent for one unit."""
-
-
-def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
-    """What a lane's first message says.
-
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file, as the lane sees it.
-        run: The run directory, where the lane sees it, too; None where it does not.
-        devices: What it may use of its machine; empty for all.
-    """
-    return {
-        "type": "study",
-        "study": spec.model_dump(mode="json", context=WITH_SECRETS),
-        "study_dir": study_dir,
-        "run": str(run) if run else None,
-        "devices": devices,
-    }
+MOST_SENT = 300_000
+"""Bytes of the beginning and of the end of a log that are sent: a message has a longest line."""
 
 
 class _Desk:
@@ -129,12 +111,13 @@ def _do(runner: Runner, assignment: Assignment, desk: _Desk, logs: Folders | Non
 
 
 def _send_logs(desk: _Desk, folders: Folders, folder: tuple[str, ...]) -> None:
-    left = MOST_SENT
     for file in sorted(folders.folder(*folder).rglob("*")):
         if not file.is_file() or file.is_symlink():
             continue
-        text = file.read_bytes()[:left].decode(errors="replace")
-        left -= len(text)
+        data = file.read_bytes()
+        if len(data) > 2 * MOST_SENT:
+            data = data[:MOST_SENT] + b"\n[... left out here ...]\n" + data[-MOST_SENT:]
+        text = data.decode(errors="replace")
         desk.send("file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text)
         file.unlink()
 

@@ -33,7 +33,15 @@ from autotune.settings import (
 )
 from autotune.study.bench import watch_of
 from autotune.study.proposer import open_mirror
-from autotune.workers import CommandLauncher, Launcher, LocalLauncher, ReplayLauncher, SrunLauncher
+from autotune.workers import (
+    GANG_VARIABLE,
+    CommandLauncher,
+    GangLauncher,
+    Launcher,
+    LocalLauncher,
+    ReplayLauncher,
+    SrunLauncher,
+)
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -111,7 +119,7 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
-        kind = SrunLauncher
+        kind = GangLauncher if GANG_VARIABLE in caller_environment() else SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 

@@ -100,6 +100,7 @@ class StudyRun:
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
         proven: Set by `final_proof`, taken back by `soak`: what holds.
         conclusion: Set by `conclude`.
+        is_over: Whether no other session can be of use: the study is concluded, or nothing but a person can mend it.
     """
 
     spec: StudySpec
@@ -124,6 +125,7 @@ class StudyRun:
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
     proven: FinalistResult | None = field(default=None, init=False)
     conclusion: ConclusionRecord = field(init=False)
+    is_over: bool = field(default=False, init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     @property
@@ -143,7 +145,7 @@ class StudyRun:
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         if not self.spec.is_predicted:  # what is may be for nodes that are not here: their launcher would refuse this
             self.lanes.engine = (self.make_engine or _this_process)(self)
-            self._resources.callback(self.lanes.close)
+            self._resources.callback(lambda: self.lanes.close(is_over=self.is_over))
         self.evaluator = self.make_evaluator(self)
         self._resources.callback(self.evaluator.close)
 
@@ -156,6 +158,8 @@ class StudyRun:
         spec = self.spec
         if spec.replay is not None or spec.is_predicted or "SLURM_JOB_ID" in caller_environment():
             return ()
+        if self.make_engine is not None and not self.devices:
+            return ()  # lanes are elsewhere, and who offers them reserves them
         if self.devices or spec.device.platform != "cuda":
             return [device for group in self.devices for device in group]
         visible = visible_gpu_ids(caller_environment())

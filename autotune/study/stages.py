@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autotune.model import (
     AblationResult,
+    AutotuneError,
     BlameRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -19,6 +20,7 @@ from autotune.model import (
     FlagSet,
     FloorResult,
     LedgerRecord,
+    NodeLostError,
     ScreenRecord,
     SessionRecord,
     SoakRecord,
@@ -53,8 +55,13 @@ def run_study(run: StudyRun) -> ConclusionRecord:
         AutotuneError: If the study cannot start or go on; what was recorded stays.
     """
     with contextlib.closing(run):
-        for stage in STAGES:
-            stage.do(run)
+        try:
+            for stage in STAGES:
+                stage.do(run)
+        except AutotuneError as error:
+            run.is_over = not isinstance(error, NodeLostError)
+            raise
+        run.is_over = True
     return run.conclusion
 
 

@@ -3,6 +3,7 @@
 from autotune.workers.base import Launcher, Worker, WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.failures import classify_failure
+from autotune.workers.gang import GANG_VARIABLE, GangLauncher
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher
 from autotune.workers.replay import ReplayLauncher

@@ -47,7 +47,7 @@ SET_BY_NODE = (
 )
 """What a rank keeps of its step's own environment: which GPUs of its node are the job's."""
 
-_FOR_SURE_OF_SETTINGS = frozenset(
+FOR_SURE_OF_SETTINGS = frozenset(
     {
         FailureKind.UNKNOWN_FLAG,
         FailureKind.COMPILE_ERROR,
@@ -56,6 +56,7 @@ _FOR_SURE_OF_SETTINGS = frozenset(
         FailureKind.WRONG_LOSS,
     }
 )
+"""What a rank says of its settings, whatever became of its peers."""
 
 
 class SrunLauncher(LocalLauncher):
@@ -185,7 +186,7 @@ class SrunWorker(LocalWorker):
         try:
             host = slurm_address(hello[0]["node"], self._place.base)
         except LaunchError as error:
-            raise _of_machine(str(error), phase="launch") from error
+            raise of_machine(str(error), phase="launch") from error
         for step, message in zip(self._steps, hello, strict=True):
             step.number = message["step"]
         for job in jobs:
@@ -209,8 +210,8 @@ class SrunWorker(LocalWorker):
         if any(map(is_kernel_kill, said)):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
-        if vanished and failed.failure.kind not in _FOR_SURE_OF_SETTINGS:
-            failed = _of_machine(
+        if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
+            failed = of_machine(
                 f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}",
                 phase=failed.failure.phase,
                 log=str(self._steps[vanished[0]].log),
@@ -221,7 +222,7 @@ class SrunWorker(LocalWorker):
         if kind is FailureKind.HANG and self._phase == "launch":
             said = " ".join(line for step in self._steps for line in step.said_by_carrier())
             self.close()
-            return self._unless_lost(_of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
+            return self._unless_lost(of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
         return self._unless_lost(super()._failed(kind, message))
 
     def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
@@ -233,7 +234,7 @@ class SrunWorker(LocalWorker):
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
         """The failure, or that one of the nodes is gone: then what its peers say of it is not the settings' fault."""
-        if failed.failure.kind in _FOR_SURE_OF_SETTINGS:
+        if failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
         lost = lost_slurm_nodes(self._place.nodes, self._place.base)
@@ -241,11 +242,12 @@ class SrunWorker(LocalWorker):
             return failed
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         log, phase = failed.failure.log, failed.failure.phase
-        return _of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
+        return of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
 
 
-def _of_machine(
+def of_machine(
     message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
 ) -> WorkerFailed:
+    """A failure for which the machines stand, not the settings."""
     failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
     return WorkerFailed(failure, infrastructure=True)

@@ -98,8 +98,8 @@ class Scripted:
         self.given_up.append(lane)
         self._units = deque(u for u in self._units if u[0] != lane)
 
-    def close(self) -> None:
-        pass
+    def close(self, *, is_over: bool = False) -> None:
+        self.is_over = is_over
 
 
 def study(tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, **more: Any) -> tuple[StudyRun, Diary]:
