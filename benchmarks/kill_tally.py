@@ -1,13 +1,13 @@
 """Kills and stops studies at random moments, on lanes of each kind, and counts what is left.
 
-    python -m benchmarks.kill_tally [--one-lane 30] [--lanes 70] [--slurm 30] [--real-one-lane 20] [--real-lanes 40]
-        [--real-slurm 10] [--seed 0] [--out FILE]
+    python -m benchmarks.kill_tally [--one-lane 30] [--lanes 60] [--slurm 30] [--dask 30] [--real-one-lane 15]
+        [--real-lanes 35] [--real-slurm 15] [--real-dask 15] [--seed 0] [--out FILE]
 
 Each number is that of strikes; one study takes about eight of them, then it is left to finish and everything of it is
 counted. Replayed studies on several lanes of this machine are mirrored in PostgreSQL where that is installed; a part
 on SLURM is left out where that is not. The tally is written after each study, so that one that is stopped is of use.
 Struck are, as chance has it: the driver (SIGKILL, SIGTERM, SIGUSR1), a lane (killed, or frozen for some seconds),
-a process that measures, and the database.
+a worker of a pool, a process that measures, and the database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from autotune.machine import describe_machine
 from harness.kills import REAL, REPLAYED, kill_study
-from harness.places import Here, InSlurmJob, Place
+from harness.places import Here, InPool, InSlurmJob, Place
 from harness.sandbox import Postgres, Slurm, missing_slurm
 from harness.tally import STAGES
 
@@ -36,23 +36,26 @@ class Part(NamedTuple):
     """Studies of one kind on lanes of one kind.
 
     Attributes:
-        lanes: Of this machine, or nodes of a SLURM job.
+        lanes: Of this machine, nodes of a SLURM job, or workers of a pool.
+        where: ``here``, ``slurm`` or ``dask``.
         strikes: In all, unless the command line says otherwise.
     """
 
     lanes: int
     is_real: bool
-    on_slurm: bool
+    where: str
     strikes: int
 
 
 PARTS = {
-    "one_lane": Part(1, False, False, 30),
-    "lanes": Part(4, False, False, 70),
-    "slurm": Part(2, False, True, 30),
-    "real_one_lane": Part(1, True, False, 20),
-    "real_lanes": Part(2, True, False, 40),
-    "real_slurm": Part(2, True, True, 10),
+    "one_lane": Part(1, False, "here", 30),
+    "lanes": Part(4, False, "here", 60),
+    "slurm": Part(2, False, "slurm", 30),
+    "dask": Part(3, False, "dask", 30),
+    "real_one_lane": Part(1, True, "here", 15),
+    "real_lanes": Part(2, True, "here", 35),
+    "real_slurm": Part(2, True, "slurm", 15),
+    "real_dask": Part(2, True, "dask", 15),
 }
 EXACT = ("orphans", "lost", "doubled", "sets_measured_twice", "trials_with_wrong_samples")
 
@@ -61,10 +64,12 @@ def studies(name: str, part: Part, strikes: int, seed: int) -> Iterator[dict[str
     """Strikes one study after the other until there were so many strikes in all; gives the tally of each."""
     rng = random.Random(f"{seed}/{name}")
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(_cluster()) if part.on_slurm else None
+        cluster = stack.enter_context(_cluster()) if part.where == "slurm" else None
         while strikes > 0:
             with tempfile.TemporaryDirectory() as folder, _database(part) as database:
-                place: Place = InSlurmJob(cluster, part.lanes) if cluster is not None else Here(part.lanes)
+                place: Place = InPool(part.lanes) if part.where == "dask" else Here(part.lanes)
+                if cluster is not None:
+                    place = InSlurmJob(cluster, part.lanes)
                 found = kill_study(
                     Path(folder),
                     REAL if part.is_real else REPLAYED,
@@ -88,7 +93,7 @@ def _cluster() -> Iterator[Slurm]:
 @contextlib.contextmanager
 def _database(part: Part) -> Iterator[Postgres | None]:
     """An empty database for a replayed study on several lanes."""
-    if part.is_real or part.on_slurm or part.lanes == 1 or Postgres.programs() is None:
+    if part.is_real or part.where != "here" or part.lanes == 1 or Postgres.programs() is None:
         yield None
         return
     with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder)) as database:
@@ -128,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     tallies: list[dict[str, Any]] = []
     for name, part in PARTS.items():
-        if part.on_slurm and missing_slurm():
+        if part.where == "slurm" and missing_slurm():
             print(f"{name} is left out: SLURM is not installed here")
             continue
         for tally in studies(name, part, getattr(options, name), options.seed):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,7 @@ class Driven:
         arguments: More of the command line.
         env: In place of this process's environment.
         program: What runs ``autotune``, in place of ``-m autotune``.
+        outlive: Processes that may outlive the driver, such as members of its pool; not so what is below them.
     """
 
     def __init__(
@@ -38,15 +39,14 @@ class Driven:
         *,
         env: Mapping[str, str] = os.environ,
         program: Sequence[str] = ("-m", "autotune"),
+        outlive: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.mark = str(folder)
+        self._outlive = outlive
         self.run = folder / "run"
         self._log = folder / "driver.log"
         self._written = _size(self.run / RECORDS)
-        own_tmp = folder / "tmp"  # devices are held there: no other study of this machine is in the way
-        own_tmp.mkdir(exist_ok=True)
-        own = {**env, MARK: self.mark, "PYTHONPATH": str(ROOT)}
-        own |= {"XDG_DATA_HOME": str(folder / "data"), "TMPDIR": str(own_tmp)}
+        own = marking(folder, env)
         command = [sys.executable, *program, "run", "study.toml", "--run-dir", str(self.run), *arguments]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -83,7 +83,7 @@ class Driven:
             guard = process.parent()
             with contextlib.suppress(psutil.Error):
                 logs = [a for a in guard.cmdline() if a.endswith(".log")] if guard is not None else []
-                found |= {Path(log).stem: process for log in logs}
+                found[Path(logs[0]).stem if logs else f"process {process.pid}"] = process
         return found
 
     def measuring(self) -> list[psutil.Process]:
@@ -93,9 +93,23 @@ class Driven:
     def left(self, patience_s: float = 15.0) -> list[psutil.Process]:
         """Processes of this folder that are still there some seconds later; none is how it should be."""
         end = time.monotonic() + patience_s
-        while (alive := marked(self.mark)) and time.monotonic() < end:
+        while (alive := self._not_to_outlive()) and time.monotonic() < end:
             time.sleep(0.05)
         return alive
+
+    def _not_to_outlive(self) -> list[psutil.Process]:
+        return [p for p in marked(self.mark) if p.pid not in self._outlive()]
+
+
+def marking(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment for what is started for the study of a folder; what it leaves in the user's folders stays there.
+
+    Devices are held in the folder for temporary files, so no other study of this machine is in the way.
+    """
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(folder / "data"), "TMPDIR": str(temporary)}
+    return {**env, **own}
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
-from harness.driven import Driven
+from harness.driven import Driven, marking
 from harness.sandbox import Slurm
 
 
@@ -33,8 +35,19 @@ class Place(Protocol):
     def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """Starts a driver, or starts it again; `folder` as `Driven` has it."""
 
+    def kill_member(self, rng: random.Random) -> bool:
+        """Kills one of those that bring lanes from outside, and starts it again; False where there is none."""
 
-class Here:
+
+class _WithoutMembers:
+    """Lanes that the driver starts itself."""
+
+    def kill_member(self, rng: random.Random) -> bool:
+        """See `Place`."""
+        return False
+
+
+class Here(_WithoutMembers):
     """The driver's own machine; with several lanes, processes on some of its devices."""
 
     longest_s = 1.5
@@ -56,7 +69,7 @@ class Here:
         return Driven(folder, [*self._devices, *arguments])
 
 
-class InSlurmJob:
+class InSlurmJob(_WithoutMembers):
     """A lane on each node of a SLURM job, whose driver runs where the job was asked for.
 
     Args:
@@ -90,3 +103,53 @@ class InSlurmJob:
         listed = self._slurm.call("squeue", "-h", "-j", self._job, "-o", "%N").strip()
         job = {"SLURM_JOB_ID": self._job, "SLURM_JOB_NODELIST": listed, "SLURM_JOB_NUM_NODES": str(self._nodes)}
         return Driven(folder, arguments, env={**self._slurm.env, **job})
+
+
+class InPool:
+    """A pool on loopback that the driver opens, and workers that join it; they wait for a driver that is gone."""
+
+    name = "dask"
+    has_lanes = True
+    longest_s = 1.5
+
+    def __init__(self, workers: int = 3) -> None:
+        self._names = [f"w{i}" for i in range(workers)]
+        self._members: dict[str, subprocess.Popen[bytes]] = {}
+        self._folder = Path()
+
+    def __enter__(self) -> Self:
+        """See `Place`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the workers."""
+        for member in self._members.values():
+            member.kill()
+            member.wait()
+
+    def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
+        """See `Place`: workers that are gone are started again, too."""
+        self._folder = folder
+        driver = Driven(
+            folder, ["--listen", "tls://127.0.0.1:0", *arguments],
+            outlive=lambda: [m.pid for m in self._members.values()],
+        )  # fmt: skip
+        for name in self._names:
+            if name not in self._members or self._members[name].poll() is not None:
+                self._join(name)
+        return driver
+
+    def _join(self, name: str) -> None:
+        command = [sys.executable, "-m", "autotune", "worker", "--join", str(self._folder / "run.tls"), "--name", name]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._members[name] = subprocess.Popen(
+                command, cwd=self._folder, env=marking(self._folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def kill_member(self, rng: random.Random) -> bool:
+        """See `Place`."""
+        name = rng.choice(self._names)
+        self._members[name].kill()
+        self._members[name].wait()
+        self._join(name)
+        return True
