@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
@@ -134,6 +135,9 @@ class InPool:
             folder, ["--listen", "tls://127.0.0.1:0", *arguments],
             outlive=lambda: [m.pid for m in self._members.values()],
         )  # fmt: skip
+        end = time.monotonic() + 60
+        while not (folder / "run.tls" / "address").exists() and driver.is_running and time.monotonic() < end:
+            time.sleep(0.05)  # the pool's certificate is made by its first driver
         for name in self._names:
             if name not in self._members or self._members[name].poll() is not None:
                 self._join(name)
