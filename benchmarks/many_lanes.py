@@ -117,7 +117,7 @@ class InProcess:
     def give_up(self, lane: str, why: str) -> None:
         """Nothing to end."""
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:
         """Nothing to end."""
 
 
