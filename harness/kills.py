@@ -1,41 +1,29 @@
-"""Kills drivers, workers, their children and the database at random moments and counts what is left.
+"""Kills and stops what a study is made of, at chosen stages of it, and counts what is left.
 
-    python -m benchmarks.kill_tally [--kills 40] [--worker-kills 50] [--child-kills 6] [--real-kills 4] [--out FILE]
-
-Each study is started by the real command, something of it is killed with SIGKILL after a random time and started
-again, and at last it is left to finish. Then every trial must be there exactly once, in the run directory and in the
-Optuna storage that mirrors it, every raw sample must be whole, and no process may live on.
-
-* driver: the only driver of a replayed study, and of one with real worker processes;
-* worker: one of four that share a replayed study and, if PostgreSQL is installed, a database;
-* database: all its processes, meanwhile;
-* child: a process that measures, reference or candidate, of a real study.
+Each study is started by the real command on lanes of one kind. Something of it is killed or stopped, again and again,
+the driver is started again where it died, and at last the study is left to finish. Then every trial must be there
+exactly once, in the run directory and in the Optuna storage that mirrors it, every raw sample must be whole, and no
+process may live on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from autotune.model.blocks import log_ratio
-from autotune.model.records import ConclusionRecord, ConfirmRun
-from autotune.model.trial import TrialResult, TrialStatus
-from autotune.rundir.mirror import NUMBER_KEY
-from autotune.rundir.store import Store
+from autotune.model import STOPPED
+from harness.driven import Driven
+from harness.places import Here, Place
 from harness.sandbox import Postgres
-
-ROOT = Path(__file__).parents[1]
-MARK = "KILL_TALLY_RUN"
+from harness.tally import STAGES, stage_of, tally_in, tally_of
 
 REPLAYED = """
 name = "killed"
@@ -56,6 +44,8 @@ pairs_cap = 12
 processes = 3
 finalists = 2
 pairs = 6
+soak = "30s"
+soak_steps = 20
 [replay]
 delay_s = {delay_s}
 noise = "drift"
@@ -63,6 +53,7 @@ effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_wi
 failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 """
 
+# What is searched beats the baseline by far, so that a study has proofs and a soak.
 REAL = """
 name = "killed-real"
 [workload]
@@ -74,6 +65,8 @@ use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [1, 2, 3]
+[baseline]
+xla_backend_optimization_level = 0
 [measure]
 pairs_cap = 12
 block_s = 0.02
@@ -81,237 +74,276 @@ block_s = 0.02
 processes = 3
 finalists = 1
 pairs = 6
+soak = "5s"
 """
 
+AT_WORK = 0.85
+"""Share of strikes for which the driver, where it has just been started again, is waited for until it is at work."""
 
-def survivors(mark: str) -> list[int]:
-    """Living processes that were started, at whatever depth, by a run of this mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+RESTARTS = 3
+"""Times that a driver may end by itself because its reference, or every lane, was killed too often."""
 
 
-def run(study: str, *, trials: int, kills: int, longest_s: float, seed: int, delay_s: float = 0.005) -> dict[str, Any]:
-    """Kills one study so often, lets it finish, and gives the tally."""
-    rng = random.Random(seed)
-    mark = f"{os.getpid()}-{rng.random()}"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "study.toml"
-        file.write_text(study.format(trials=trials, delay_s=delay_s), encoding="utf-8")
-        run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "autotune", "run", str(file), "--run-dir", str(run_dir)]
-        env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
-        killed, orphans, seen = 0, 0, []
-        while killed < kills:
-            with (Path(folder) / "log").open("wb") as log:
-                process = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            # Most kills come when the study is on its way again, some while the driver is still starting.
-            if rng.random() < 0.8:
-                _wait_for_growth(run_dir, process, lines=rng.randint(1, 5))
-            time.sleep(rng.uniform(0.0, longest_s))
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                killed += 1
-            elif process.returncode != 0:
-                raise RuntimeError((Path(folder) / "log").read_text())
-            process.wait()
-            orphans += _left_after(mark)
-            seen.append(_count(run_dir))
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
-        if done.returncode != 0:
-            raise RuntimeError(done.stdout + done.stderr)
-        return {
-            "kills": killed,
-            "orphans": orphans + _left_after(mark),
-            "trials_after_each_kill": seen,
-            **tally_of(run_dir),
-        }
+class Victim(NamedTuple):
+    """What is struck, and how often compared with others."""
+
+    name: str
+    weight: float
 
 
-class Crew:
-    """Four workers of one replayed study.
+ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1))
+LANES = (*ALONE, Victim("lane", 4), Victim("pool worker", 3), Victim("frozen lane", 2))
+MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
+
+
+@dataclass(kw_only=True)
+class Killing:
+    """One study that is struck until it ends.
 
     Args:
-        folder: Where the study, its run directory and the workers' output lie.
-        trials: Trials in all.
-        database: That mirrors the study, or None.
+        folder: An empty one, for the study and its run directory.
+        text: The study file, with places for ``trials`` and ``delay_s``.
+        trials: Asked for.
+        place: Where its lanes are.
+        rng: Chooses when and whom.
+        delay_s: Of a replayed block.
+        database: That mirrors the study.
+
+    Attributes:
+        strikes: One entry for each: whom it struck, at which stage, and whether real workers were measuring.
     """
 
-    def __init__(self, folder: Path, *, trials: int, database: Postgres | None) -> None:
-        self.run_dir = folder / "run"
-        self.mark = f"{os.getpid()}-{folder.name}"
-        self.asked = trials
-        self._folder = folder
-        self._storage = ["--storage", database.url] if database else []
-        self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "study.toml").write_text(REPLAYED.format(trials=trials, delay_s=0.02), encoding="utf-8")
-        self.start_all()
+    folder: Path
+    text: str
+    trials: int
+    place: Place
+    rng: random.Random
+    delay_s: float = 0.0
+    database: Postgres | None = None
+    strikes: list[dict[str, Any]] = field(default_factory=list, init=False)
+    orphans: int = field(default=0, init=False)
+    unfit_ends: int = field(default=0, init=False)
 
-    def start_all(self) -> None:
-        """Starts the four."""
-        for i in range(4):
-            self._start(f"w{i}")
+    def __post_init__(self) -> None:
+        """Writes the study and starts its driver."""
+        text = self.text.format(trials=self.trials, delay_s=self.delay_s)
+        (self.folder / "study.toml").write_text(text, encoding="utf-8")
+        self.driver = self._start()
 
-    def _start(self, name: str) -> None:
-        command = [sys.executable, "-m", "autotune", "worker", "study.toml", "--run-dir", str(self.run_dir)]
-        command += ["--name", name, "--trials", str(self.asked), *self._storage]
-        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
-        with (self._folder / f"{name}.log").open("wb") as log:
-            self._workers[name] = subprocess.Popen(
-                command, cwd=self._folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+    def _start(self) -> Driven:
+        storage = ["--storage", self.database.url] if self.database is not None else []
+        return self.place.start(self.folder, storage)
 
-    def kill_one(self, rng: random.Random) -> bool:
-        """Kills one that lives and starts it again; False if none does."""
-        running = [n for n, p in self._workers.items() if p.poll() is None]
-        if running:
-            victim = rng.choice(running)
-            self._workers[victim].kill()
-            self._workers[victim].wait()
-            self._start(victim)
-        return bool(running)
+    def strike(self, most: int) -> None:
+        """Strikes the study so often, at stages that chance chooses, or until it is over."""
+        for stage in sorted(self.rng.choices(STAGES[:-1], k=most), key=STAGES.index):
+            if not self._wait_until(stage) or stage_of(self.driver.run) == STAGES[-1]:
+                return
+            if self.rng.random() < AT_WORK:
+                self._wait_until_at_work()
+            time.sleep(self.rng.uniform(0.0, self.place.longest_s))
+            self._strike_now()
 
-    def have_ended(self) -> bool:
-        """Whether all ended of themselves; one that found no database when it began is started again.
+    def strike_after_the_end(self) -> None:
+        """Goes on with a study that is over, and kills that driver on its way."""
+        self.driver = self._start()
+        time.sleep(self.rng.uniform(0.3, 2.0))
+        if self.driver.is_running:
+            self._note("driver")
+            self.driver.tell(signal.SIGKILL)
+            self._buried()
+        self.driver = self._start()
+        self.finish()
+
+    def finish(self, limit_s: float = 900.0) -> None:
+        """Lets the study come to its end.
 
         Raises:
-            RuntimeError: If one ended with an error, with its output.
+            RuntimeError: If it ends with an error, with what it said.
+            TimeoutError: If it does not end.
         """
-        for name, process in list(self._workers.items()):
-            if process.poll() not in (None, 0):
-                said = (self._folder / f"{name}.log").read_text()
-                if "the Optuna storage must be reachable" not in said:
-                    raise RuntimeError(said)
-                self._start(name)
-        return all(p.poll() == 0 for p in self._workers.values())
-
-    def wait(self) -> None:
-        """Waits until the study is concluded."""
-        end = time.monotonic() + 600
-        while not self.have_ended():
+        end = time.monotonic() + limit_s
+        while self._goes_on():
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.run_dir} has no conclusion after 600 s")
+                raise TimeoutError(f"{self.folder} has no conclusion after {limit_s:.0f} s: {self.driver.said[-3000:]}")
             time.sleep(0.1)
+        self.orphans += len(self.driver.left())
 
-    def kill(self) -> None:
-        """Ends all, however they are."""
-        for process in self._workers.values():
-            process.kill()
+    def end(self) -> None:
+        """Ends the driver, however far the study is."""
+        if self.driver.is_running:
+            self.driver.tell(signal.SIGKILL)
 
+    # ------------------------------------------------------------------ the way of a study
 
-def run_workers(*, trials: int, kills: int, longest_s: float, seed: int, database: Postgres | None) -> dict[str, Any]:
-    """Four workers share a study; one of them, or the database, is killed so often."""
-    rng = random.Random(seed)
-    tally = {"worker": 0, "database": 0}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        crew = Crew(Path(folder), trials=trials, database=database)
-        stack.callback(crew.kill)
-        while sum(tally.values()) < kills:
-            time.sleep(rng.uniform(0.0, longest_s))
-            if crew.have_ended():  # they were faster than the kills
-                crew.asked += 20
-                crew.start_all()
-            if database is not None and rng.random() < 0.15:
-                kill_server(database)
-                time.sleep(rng.uniform(0.0, longest_s))
-                database.start()
-                tally["database"] += 1
-            else:
-                tally["worker"] += crew.kill_one(rng)
-        crew.wait()
-        found = {"kills": tally, "asked": crew.asked, "orphans": _left_after(crew.mark), **tally_of(crew.run_dir)}
-        if database is not None:
-            found["in_database"] = tally_in(database, crew.asked)
-        return found
+    def _goes_on(self) -> bool:
+        """Whether it still runs; one whose reference or lanes were killed too often is started again, a few times.
 
+        Raises:
+            RuntimeError: If it ended with an error, with what it said.
+        """
+        if self.driver.is_running:
+            return True
+        status = self.driver.wait()
+        if status == 0:
+            return False
+        self.unfit_ends += 1
+        struck = {s["victim"] for s in self.strikes} & {"process that measures", "lane", "database", "frozen lane"}
+        if status != 2 or not struck or self.unfit_ends > RESTARTS:
+            raise RuntimeError(f"the driver ended with {status}: {self.driver.said[-3000:]}")
+        self.driver = self._start()
+        return True
 
-def run_children(*, trials: int, kills: int, longest_s: float, seed: int) -> dict[str, Any]:
-    """A study with real processes, of which one that measures is killed so often."""
-    rng = random.Random(seed)
-    mark = f"{os.getpid()}-{rng.random()}"
-    killed, starts = 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        file, run_dir = Path(folder) / "study.toml", Path(folder) / "run"
-        file.write_text(REAL.format(trials=trials), encoding="utf-8")
-        command = [sys.executable, "-m", "autotune", "run", str(file), "--run-dir", str(run_dir)]
-        env = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": folder}
-        while True:
-            starts += 1
-            with (Path(folder) / "log").open("wb") as log:
-                process = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            while process.poll() is None:
-                time.sleep(rng.uniform(0.5, longest_s) if killed < kills else 0.2)
-                children = [p for p in survivors(mark) if _measures(p)] if killed < kills else []
-                if children:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rng.choice(children), signal.SIGKILL)
-                        killed += 1
-            if process.returncode == 0:
-                return {"kills": killed, "starts": starts, "orphans": _left_after(mark), **tally_of(run_dir)}
-            if process.returncode != 2 or starts > kills:  # 2: the reference was killed too often; run it again
-                raise RuntimeError((Path(folder) / "log").read_text())
-
-
-def _measures(pid: int) -> bool:
-    """Whether a process is one that measures, not its guard or driver."""
-    try:
-        return psutil.Process(pid).cmdline()[1:3] == ["-m", "autotune.child.measure"]
-    except psutil.Error:
+    def _wait_until(self, stage: str, patience_s: float = 600.0) -> bool:
+        """Waits until the study is at a stage or past it; False if it is over before."""
+        end = time.monotonic() + patience_s
+        while self._goes_on() and time.monotonic() < end:
+            if STAGES.index(stage_of(self.driver.run)) >= STAGES.index(stage):
+                return True
+            time.sleep(0.02)
         return False
 
+    def _wait_until_at_work(self, patience_s: float = 120.0) -> None:
+        """Waits until this session has written something, and something measures where that is a process."""
+        end = time.monotonic() + patience_s
+        is_stage = stage_of(self.driver.run)
+        while self._goes_on() and time.monotonic() < end and stage_of(self.driver.run) == is_stage:
+            if self.driver.has_written and (self.text != REAL or self.driver.measuring()):
+                return
+            time.sleep(0.05)
 
-def _wait_for_growth(run_dir: Path, process: subprocess.Popen[bytes], *, lines: int, patience_s: float = 90.0) -> None:
-    """Waits until the driver has written so many more records, or has ended."""
-    file = run_dir / "records.jsonl"
-    before = file.read_bytes().count(b"\n") if file.exists() else 0
-    end = time.monotonic() + patience_s
-    while process.poll() is None and time.monotonic() < end:
-        if file.exists() and file.read_bytes().count(b"\n") >= before + lines:
+    # ------------------------------------------------------------------ strikes
+
+    def _strike_now(self) -> None:
+        """Strikes one of those that are there."""
+        if not self.driver.is_running:
             return
-        time.sleep(0.01)
+        ways: dict[str, Callable[[], bool]] = {
+            "driver": lambda: self._end_driver(signal.SIGKILL),
+            "SIGTERM": lambda: self._end_driver(signal.SIGTERM),
+            "SIGUSR1": lambda: self._end_driver(signal.SIGUSR1),
+            "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
+            "pool worker": self._kill_member,
+            "frozen lane": self._freeze_lane,
+            "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
+            "database": self._kill_database,
+        }
+        victims = [*(LANES if self.place.has_lanes else ALONE)]
+        victims += [MEASURING] if self.text == REAL else []
+        victims += [DATABASE] if self.database is not None else []
+        while victims:
+            chosen = self.rng.choices(victims, [v.weight for v in victims])[0]
+            if ways[chosen.name]():
+                return
+            victims.remove(chosen)
+
+    def _note(self, victim: str) -> None:
+        self.strikes.append(
+            {
+                "engine": self.place.name,
+                "victim": victim,
+                "stage": stage_of(self.driver.run),
+                "real_workers_measure": bool(self.driver.measuring()),
+            }
+        )
+
+    def _end_driver(self, number: signal.Signals) -> bool:
+        self._note("driver" if number is signal.SIGKILL else number.name)
+        self.driver.tell(number)
+        status = self._buried()
+        expected = {0, -9 if number is signal.SIGKILL else STOPPED}  # 0: it had just come to its end
+        if number is not signal.SIGKILL:
+            expected.add(-number)  # it had not yet begun to listen to signals
+        if status not in expected:
+            raise RuntimeError(f"after {number.name} the driver ended with {status}: {self.driver.said[-3000:]}")
+        self.driver = self._start()
+        return True
+
+    def _buried(self) -> int:
+        """Waits for the driver's end and counts what lives on after it; gives its exit status."""
+        status = self.driver.wait(60)
+        left = self.driver.left()
+        self.orphans += len(left)
+        self.strikes[-1]["orphans"] = [" ".join(_command_of(p))[:200] for p in left]
+        return status
+
+    def _kill_one(self, living: list[psutil.Process], what: str) -> bool:
+        if not living:
+            return False
+        self._note(what)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.rng.choice(living).kill()
+        return True
+
+    def _kill_member(self) -> bool:
+        at = len(self.strikes)
+        self._note("pool worker")
+        if not self.place.kill_member(self.rng):
+            del self.strikes[at:]
+            return False
+        return True
+
+    def _freeze_lane(self) -> bool:
+        """A lane stands still for some seconds, and goes on as if nothing had been."""
+        living = list(self.driver.lanes().values())
+        if not living:
+            return False
+        victim = self.rng.choice(living)
+        self._note("frozen lane")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.suspend()
+            time.sleep(self.rng.uniform(0.2, 4.0))
+            victim.resume()
+        return True
+
+    def _kill_database(self) -> bool:
+        assert self.database is not None
+        self._note("database")
+        kill_server(self.database)
+        time.sleep(self.rng.uniform(0.0, 2.0))
+        self.database.start()
+        return True
 
 
-def _left_after(mark: str, patience_s: float = 10.0) -> int:
-    """How many processes are still there some seconds after the driver died."""
-    end = time.monotonic() + patience_s
-    while (alive := survivors(mark)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return len(alive)
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return [str(process.pid), process.status(), *process.cmdline()]
+    except psutil.Error:
+        return [str(process.pid)]
 
 
-def _count(run_dir: Path) -> int:
-    return len(Store.open(run_dir).of(TrialResult)) if (run_dir / "study.json").exists() else 0
-
-
-def tally_of(run_dir: Path) -> dict[str, Any]:
-    """What a finished run directory holds, and whether it agrees with itself."""
-    store = Store.open(run_dir)
-    results = store.of(TrialResult)
-    wrong_samples = 0
-    for result in results:
-        pairs = list(store.pairs(result.directory)) if result.directory else []
-        expected = result.comparison.pair_count if result.status is TrialStatus.MEASURED and result.comparison else 0
-        if result.status is TrialStatus.MEASURED and (
-            len(pairs) != expected or [p.index for p in pairs] != list(range(expected))
-        ):
-            wrong_samples += 1
-        for pair in pairs:
-            log_ratio(pair)
-    confirmations = [(r.stage, r.settings, r.repeat) for r in store.of(ConfirmRun)]
-    numbers = [r.number for r in results]
-    return {
-        "trials": len(results),
-        "lost": len(set(range(1, len(results) + 1)) - set(numbers)),
-        "doubled": len(numbers) - len(set(numbers)) + len(confirmations) - len(set(confirmations)),
-        "sets_measured_twice": len(results) - len({r.settings for r in results}),
-        "trials_with_wrong_samples": wrong_samples,
-        "conclusions": len(store.of(ConclusionRecord)),
-    }
+def kill_study(
+    folder: Path,
+    text: str,
+    *,
+    trials: int,
+    strikes: int,
+    rng: random.Random,
+    place: Place | None = None,
+    delay_s: float = 0.0,
+    database: Postgres | None = None,
+) -> dict[str, Any]:
+    """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has them."""
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(place or Here())
+        study = Killing(
+            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database
+        )
+        stack.callback(study.end)
+        study.strike(strikes)
+        study.finish()
+        if strikes > 3:
+            study.strike_after_the_end()
+        found = {
+            "strikes": study.strikes,
+            "asked": trials,
+            "orphans": study.orphans,
+            "ended_as_unfit": study.unfit_ends,
+            **tally_of(study.driver.run),
+        }
+        if database is not None:
+            found["in_database"] = tally_in(database, trials)
+        return found
 
 
 def kill_server(database: Postgres) -> None:
@@ -322,18 +354,3 @@ def kill_server(database: Postgres) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs([server], timeout=10)
-
-
-def tally_in(database: Postgres, asked: int) -> dict[str, int]:
-    """What the one study of a database holds."""
-    import optuna
-
-    storage = optuna.storages.RDBStorage(database.url)
-    (study,) = optuna.get_all_study_names(storage)
-    numbers = [t.user_attrs[NUMBER_KEY] for t in optuna.load_study(study_name=study, storage=storage).trials]
-    storage.engine.dispose()
-    return {
-        "trials": len(numbers),
-        "lost": len(set(range(1, asked + 1)) - set(numbers)),
-        "doubled": len(numbers) - len(set(numbers)),
-    }

@@ -27,8 +27,9 @@ from autotune.model.records import AblationResult, ConfirmRun
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
-from harness.disks import PowerDisk
-from harness.kills import REPLAYED, ROOT, tally_of
+from harness.disks import ROOT, PowerDisk
+from harness.kills import REPLAYED
+from harness.tally import tally_of
 
 BYTES = 24 << 20
 MOUNTS = (

@@ -32,6 +32,10 @@ class RecordIndex:
         """All records of one type, in order."""
         return list(self._of[kind])  # type: ignore[arg-type]
 
+    def since(self, kind: type[R], count: int) -> list[R]:
+        """Those of one type that come after so many."""
+        return self._of[kind][count:]  # type: ignore[return-value]
+
     def add(self, record: AnyRecord, file: Path, size: int) -> None:
         """Adds one record that was just appended to a file, as so many bytes: it need not be read again."""
         offset, line_count = self._read.get(file, (0, 0))

@@ -273,6 +273,11 @@ class Store(Folders):
         self._refresh()
         return self._index.of(kind)
 
+    def since(self, kind: type[R], count: int) -> list[R]:
+        """All records of one type but for the first so many: what a driver has not seen yet."""
+        self._refresh()
+        return self._index.since(kind, count)
+
     def last(self, kind: type[R]) -> R | None:
         """The newest record of one type, or None."""
         found = self.of(kind)

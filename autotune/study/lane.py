@@ -80,6 +80,7 @@ def main() -> int:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-lane-"))
         folders = Folders(Path(told["run"] or scratch))
         desk = _Desk(channel, folders)
+        desk.send("alive")
         stack.enter_context(desk.alive())
         try:
             sees_run = told["run"] is not None

@@ -204,11 +204,11 @@ class Lanes:
 
     def _learn_programs(self) -> None:
         """Programs that were measured since the last look, each with the first trial that ran it."""
-        results = self._store.of(TrialResult)
-        for result in results[self._programs_seen :]:
+        news = self._store.since(TrialResult, self._programs_seen)
+        for result in news:
             if result.program_key is not None and result.status is TrialStatus.MEASURED:
                 self._programs.append((result.program_key, result.number))
-        self._programs_seen = len(results)
+        self._programs_seen += len(news)
 
     # ------------------------------------------------------------------ hearing
 

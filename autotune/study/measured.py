@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from autotune.model import (
     Failed,
@@ -17,7 +17,7 @@ from autotune.model import (
 from autotune.settings import SearchSpace
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
-from autotune.study.trial import find_twin, incumbent, same_set
+from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 
 
@@ -46,26 +46,25 @@ class Measuring:
         """Whether the screen knows, without starting anything, that one measurement serves two sets."""
         return self._screen is not None and self._screen.is_same_program(one, other)
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult | TrialUnit:
+    def evaluate(self, config: TrialConfig, known: Known) -> TrialResult | TrialUnit:
         """What a lane has to do, unless the set's result is known already."""
-        precheck, outcome = Precheck(), same_set(config.settings, known)  # type: Precheck, TrialOutcome | None
+        precheck, outcome = Precheck(), known.same_set(config.settings)  # type: Precheck, TrialOutcome | None
         if outcome is None and self._screen is not None:
             precheck = self._screen.precheck(config.settings)
             outcome = self._without_launch(precheck, known)
         if outcome is not None:
             return TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
         # By step time alone a set that is surely not the best is given up; as one of a front it may still count.
-        best = incumbent(known) if len(self._run.spec.search.objectives) == 1 else None
+        best = known.incumbent if len(self._run.spec.search.objectives) == 1 else None
         return TrialUnit(config=config, incumbent=best, compiled_key=precheck.key)
 
-    def _without_launch(self, precheck: Precheck, known: Sequence[TrialResult]) -> TrialOutcome | None:
+    def _without_launch(self, precheck: Precheck, known: Known) -> TrialOutcome | None:
         """The outcome of a set that needs no worker, or None."""
         if precheck.failure is not None:
             return Failed(failure=precheck.failure)
         if precheck.key is None or self._screen is None:
             return None
-        default = self._screen.precheck(FlagSet()).key
-        return find_twin(precheck.key, default, known, lambda earlier: earlier.compiled_key)
+        return known.same_program(precheck.key, self._screen.precheck(FlagSet()).key)
 
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """Has the screen compile what would be proposed next."""

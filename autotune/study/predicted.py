@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.compiler import (
@@ -40,7 +40,7 @@ from autotune.model import (
 from autotune.settings import SearchSpace, Stage
 from autotune.study.run import StudyRun
 from autotune.study.screen import StudyScreener, does_not_fit
-from autotune.study.trial import find_twin
+from autotune.study.trial import Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class Predicting:
             return seen
         return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult:
+    def evaluate(self, config: TrialConfig, known: Known) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""
         started = time.monotonic()
         outcome, key = self._outcome(config.settings, known)
@@ -147,7 +147,7 @@ class Predicting:
             **dict(config), outcome=outcome, compiled_key=key, duration_s=round(time.monotonic() - started, 3)
         )
 
-    def _outcome(self, settings: FlagSet, known: Sequence[TrialResult]) -> tuple[TrialOutcome, str | None]:
+    def _outcome(self, settings: FlagSet, known: Known) -> tuple[TrialOutcome, str | None]:
         """What becomes of a set, and the name of its program."""
         result = self._screener.wait(lambda: self._screen.result(settings))
         if result.program is None:
@@ -158,7 +158,7 @@ class Predicting:
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
         step = self._step(result.program, predict_step(result.program, self._target, self._topology))
-        twin = find_twin(key, self._screen.program_key(FlagSet()), known, lambda r: r.compiled_key) if key else None
+        twin = known.same_program(key, self._screen.program_key(FlagSet())) if key else None
         if twin is not None:
             return twin.model_copy(update={"prediction": step}), key
         return Predicted(prediction=step), key

@@ -252,7 +252,8 @@ class _ShortMemory(optuna.storages.InMemoryStorage):
         if len(trials) <= BEST + NEWEST:
             return trials
         best = {number for _, _, number in self._ranked[:BEST]}
-        rest = [number for number in range(len(trials)) if number not in best]
+        # Of the newest BEST + NEWEST at most BEST are among the best.
+        rest = [number for number in range(len(trials) - BEST - NEWEST, len(trials)) if number not in best]
         return [trials[number] for number in sorted(best.union(rest[-NEWEST:]))]
 
 

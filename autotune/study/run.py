@@ -27,6 +27,7 @@ from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
+from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 from autotune.workers import Launcher
 
@@ -61,7 +62,7 @@ class Evaluator(Protocol):
     def narrow(self, space: SearchSpace) -> SearchSpace:
         """The space without what needs no trial."""
 
-    def evaluate(self, config: TrialConfig, known: Sequence[TrialResult]) -> TrialResult | TrialUnit:
+    def evaluate(self, config: TrialConfig, known: Known) -> TrialResult | TrialUnit:
         """The result of one trial if a lane is not needed, otherwise what a lane has to do."""
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
 from autotune.study.culprit import blame_unit, next_case, remember, remembered
-from autotune.study.finalists import choose_finalists
+from autotune.study.finalists import choose_finalists, promising
 from autotune.study.run import StudyRun
-from autotune.study.trial import complete
+from autotune.study.trial import Known
 from autotune.study.units import Job
 
 BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of a budget that is kept back from the search for confirming."""
+
+RECENT = 100
+"""Trials of which it is told how long a start and a step take."""
 
 
 class Search:
@@ -28,7 +31,10 @@ class Search:
         self._store = run.store
         self._proposer = run.proposer
         self._asked = run.spec.search.trials
-        self._told = 0
+        self._known = Known(run.store)
+        self._cases: list[TrialResult] = []  # failures whose cause may have to be looked for
+        self._causes_seen = 0
+        self._is_hopeful = False  # whether there is anything to prove
         self._tried: dict[int, FlagSet] = {}  # what lanes are trying now
         self._blamed: set[int] = set()  # whose cause a lane is looking for
         self._is_over = False
@@ -62,11 +68,13 @@ class Search:
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
-        results = self._store.of(TrialResult)
-        for result in results[self._told :]:
+        sesoi = self._run.spec.measure.smallest_effect
+        for result in self._known.refresh():
             self._proposer.tell(result)
-        self._told = len(results)
-        return results
+            self._is_hopeful = self._is_hopeful or bool(promising([result], count=1, sesoi=sesoi))
+            if result.failure is not None:
+                self._cases.append(result)
+        return self._known.results
 
     # ------------------------------------------------------------------ what is next
 
@@ -105,8 +113,10 @@ class Search:
     def _proof_cost_s(self, results: Sequence[TrialResult]) -> float:
         """Seconds of a lane that confirming may take, from what trials took so far."""
         spec = self._run.spec
-        if not choose_finalists(self._run):
+        is_single = len(spec.search.objectives) == 1
+        if not (self._is_hopeful if is_single else choose_finalists(self._run)):
             return 0.0
+        results = results[-RECENT:]
         starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
         steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
@@ -116,8 +126,7 @@ class Search:
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
-        done = {r.number for r in results}
-        number = next(n for n in range(1, self._asked + 1) if n not in done and n not in self._tried)
+        number = self._known.free_number(self._tried)
         config = self._proposer.ask(number, taken=self._tried.values())
         if config is None and not self._tried:
             self._run.view.note(
@@ -132,7 +141,7 @@ class Search:
         """A trial for a lane; None if its result is known already, which is recorded."""
         run = self._run
         run.view.trial_starts(config, self._asked)
-        found = run.evaluator.evaluate(config, results)
+        found = run.evaluator.evaluate(config, self._known)
         if isinstance(found, TrialResult):
             self._end(found)
             return None
@@ -143,7 +152,8 @@ class Search:
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
-        result = complete(result, self._store.of(TrialResult))
+        self._results()  # what it may be a twin of
+        result = self._known.complete(result)
         self._store.append(result)
         self._run.view.trial_ends(result)
 
@@ -156,10 +166,15 @@ class Search:
 
     def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
         """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
-        known = self._store.of(BlameRecord)
-        self._proposer.bad += [b.smallest for b in known if b.smallest not in self._proposer.bad]
-        trial = next_case(results, known, self._blamed)
-        if trial is None or self._run.spec.is_predicted:  # looking means starting
+        news = self._store.since(BlameRecord, self._causes_seen)
+        self._causes_seen += len(news)
+        self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
+        if not self._cases or self._run.spec.is_predicted:  # looking means starting
+            return None
+        known, trial = self._store.of(BlameRecord), None
+        while self._cases and trial is None:  # one that is no case now is none later
+            trial = next_case([self._cases.pop(0)], known, self._blamed)
+        if trial is None:
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"

@@ -2,46 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from autotune.model import REFERENCE_NUMBER, FlagSet, Measured, TrialResult, TrialStatus, Twin
+from autotune.rundir import Store
 from autotune.stats import REFERENCE, Estimate
 
 
-def find_twin(
-    key: str, reference_key: str | None, known: Sequence[TrialResult], key_of: Callable[[TrialResult], str | None]
-) -> Twin | None:
-    """The reference or the trial that stands for a program, if one does.
+class Known:
+    """The results so far, kept up as they come: to ask them costs as much after thousands of trials as after ten.
 
     Args:
-        key: Names the program.
-        reference_key: Names the reference's.
-        known: Results so far.
-        key_of: Gives a result's name of that kind.
+        store: The run directory, locked.
+
+    Attributes:
+        results: All of them, in order.
+        incumbent: See `incumbent`.
     """
-    if key == reference_key:
-        return Twin(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
-    for earlier in known:
-        if key_of(earlier) == key and earlier.status in (TrialStatus.MEASURED, TrialStatus.PREDICTED):
-            return _twin_of(earlier, TrialStatus.SAME_PROGRAM)
-    return None
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.results: list[TrialResult] = []
+        self.incumbent = REFERENCE
+        self._by_number: dict[int, TrialResult] = {}
+        self._by_set: dict[FlagSet, TrialResult] = {}
+        self._by_key: dict[str, TrialResult] = {}
+        self._lowest = 1
 
-def same_set(settings: FlagSet, known: Sequence[TrialResult]) -> Twin | None:
-    """The trial that had this very set, if one did."""
-    for earlier in known:
-        if earlier.settings == settings and earlier.status is not TrialStatus.SAME_SET:
-            return _twin_of(earlier, TrialStatus.SAME_SET)
-    return None
+    def refresh(self) -> Sequence[TrialResult]:
+        """Takes in what was recorded since the last look, and gives that."""
+        news = self._store.since(TrialResult, len(self.results))
+        for result in news:
+            self.results.append(result)
+            self._by_number.setdefault(result.number, result)
+            if result.status is not TrialStatus.SAME_SET:
+                self._by_set.setdefault(result.settings, result)
+            if result.compiled_key is not None and result.status in (TrialStatus.MEASURED, TrialStatus.PREDICTED):
+                self._by_key.setdefault(result.compiled_key, result)
+        self.incumbent = min(self.incumbent, incumbent(news), key=lambda e: e.ratio)
+        return news
 
+    def free_number(self, taken: Iterable[int]) -> int:
+        """The lowest number that no trial has."""
+        while self._lowest in self._by_number:
+            self._lowest += 1
+        number, taken = self._lowest, set(taken)
+        while number in taken or number in self._by_number:
+            number += 1
+        return number
 
-def complete(result: TrialResult, known: Sequence[TrialResult]) -> TrialResult:
-    """A result with the figures of the trial that stands for it, which a lane does not know."""
-    if not isinstance(result.outcome, Twin) or result.outcome.same_as == REFERENCE_NUMBER:
-        return result
-    earlier = next(r for r in known if r.number == result.outcome.same_as)
-    return result.model_copy(update={"outcome": _twin_of(earlier, result.outcome.status)})
+    def same_set(self, settings: FlagSet) -> Twin | None:
+        """The trial that had this very set, if one did."""
+        earlier = self._by_set.get(settings)
+        return _twin_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
+
+    def same_program(self, key: str, reference_key: str | None) -> Twin | None:
+        """The reference or the trial that stands for a program, if one does.
+
+        Args:
+            key: Names the program as the screen compiled it.
+            reference_key: Names the reference's.
+        """
+        if key == reference_key:
+            return Twin(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
+        earlier = self._by_key.get(key)
+        return _twin_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
+
+    def complete(self, result: TrialResult) -> TrialResult:
+        """A result with the figures of the trial that stands for it, which a lane does not know."""
+        if not isinstance(result.outcome, Twin) or result.outcome.same_as == REFERENCE_NUMBER:
+            return result
+        earlier = self._by_number[result.outcome.same_as]
+        return result.model_copy(update={"outcome": _twin_of(earlier, result.outcome.status)})
 
 
 def _twin_of(earlier: TrialResult, status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]) -> Twin:
@@ -49,7 +82,7 @@ def _twin_of(earlier: TrialResult, status: Literal[TrialStatus.SAME_SET, TrialSt
     return Twin(status=status, same_as=earlier.number, **figures)
 
 
-def incumbent(results: Sequence[TrialResult]) -> Estimate:
+def incumbent(results: Iterable[TrialResult]) -> Estimate:
     """The best estimate so far, the reference's own while nothing is better."""
     found = [r.outcome.comparison.estimate for r in results if isinstance(r.outcome, Measured)]
     best = min(found, key=lambda e: e.ratio, default=None)

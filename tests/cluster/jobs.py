@@ -10,8 +10,8 @@ from pathlib import Path
 
 from autotune.model.records import IncidentRecord
 from autotune.rundir.store import Store
-from harness.kills import tally_of
 from harness.sandbox import Slurm, wait_for
+from harness.tally import tally_of
 from tests.cluster.conftest import ROOT, autotune, copy_programs
 
 REPLAYED = """

@@ -18,8 +18,8 @@ from autotune.model.trial import TrialResult
 from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
-from harness.kills import tally_of
 from harness.simulated import GivenSetup, given_run
+from harness.tally import tally_of
 from tests.cluster.pools import LOOPBACK, Workers
 from tests.runs import SPACE, Diary, asking, replay_study
 

@@ -11,10 +11,11 @@ import pytest
 
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
-from harness.disks import FailingFolder, missing
-from harness.kills import REPLAYED, ROOT, tally_of
+from harness.disks import ROOT, FailingFolder, missing
+from harness.kills import REPLAYED
 from harness.sandbox import wait_for
 from harness.snapshots import command
+from harness.tally import tally_of
 
 TRIALS = 12
 

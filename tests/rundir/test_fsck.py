@@ -16,8 +16,8 @@ from autotune.model import AutotuneError, ConclusionRecord, RunDirectoryError
 from autotune.model.trial import TrialResult
 from autotune.rundir import check_run, mend_run
 from autotune.rundir.store import Store
-from harness.kills import tally_of
 from harness.simulated import GivenSetup, given_run
+from harness.tally import tally_of
 from tests.runs import SPACE, Diary, asking, record, replay_study
 
 SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6}, failures={"xla_b=2": "crash"})

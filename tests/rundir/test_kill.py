@@ -1,50 +1,66 @@
-"""What a study is made of is killed with SIGKILL at random moments; `benchmarks/kill_tally.py` does it at length."""
+"""What a study is made of is killed or stopped at random moments; `benchmarks/kill_tally.py` does it at length."""
 
 from __future__ import annotations
 
+import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.kills import REAL, REPLAYED, run, run_children, run_workers
-from harness.sandbox import Postgres
+from harness.kills import REAL, REPLAYED, kill_study
+from harness.places import Here, InSlurmJob
+from harness.sandbox import Postgres, Slurm, missing_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def assert_exact(tally: dict[str, Any], *, trials: int) -> None:
+def assert_exact(tally: dict[str, Any]) -> None:
     """Every trial once, whole, and nobody left."""
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["orphans"] == 0
+    assert (tally["trials"], tally["conclusions"]) == (tally["asked"], 1)
+    assert tally["lost"] == tally["doubled"] == tally["orphans"] == 0, tally
     assert tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
+    assert tally["strikes"]
 
 
-def test_replayed_study_survives_twenty_kills() -> None:
-    tally = run(REPLAYED, trials=37, kills=20, longest_s=0.5, seed=1, delay_s=0.02)
-    assert tally["kills"] == 20
-    assert_exact(tally, trials=37)
+def test_replayed_study_survives_twenty_kills(tmp_path: Path) -> None:
+    tally = kill_study(tmp_path, REPLAYED, trials=37, strikes=20, rng=random.Random(1), place=Here(), delay_s=0.04)
+    assert_exact(tally)
+    assert len(tally["strikes"]) >= 10
 
 
-def test_real_study_survives_three_kills_and_leaves_no_process() -> None:
-    tally = run(REAL, trials=4, kills=3, longest_s=8.0, seed=2)
-    assert tally["kills"] == 3
-    assert_exact(tally, trials=4)
+def test_real_study_survives_kills_and_stops_and_leaves_no_process(tmp_path: Path) -> None:
+    assert_exact(kill_study(tmp_path, REAL, trials=3, strikes=4, rng=random.Random(2), place=Here(2)))
 
 
-def test_real_study_survives_the_death_of_what_measures() -> None:
-    tally = run_children(trials=4, kills=2, longest_s=6.0, seed=3)
-    assert tally["kills"] == 2
-    assert_exact(tally, trials=4)
-
-
-def test_four_workers_and_their_database_survive_kills() -> None:
+@pytest.fixture
+def database() -> Iterator[Postgres | None]:
+    """PostgreSQL, where it is installed."""
     if Postgres.programs() is None:
-        tally = run_workers(trials=29, kills=8, longest_s=1.0, seed=4, database=None)
-    else:
-        # Not pytest's folder: the server's own user could not enter that.
-        with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder)) as database:
-            tally = run_workers(trials=29, kills=8, longest_s=1.0, seed=4, database=database)
-        assert tally["in_database"] == {"trials": tally["asked"], "lost": 0, "doubled": 0}
-    assert_exact(tally, trials=tally["asked"])
+        yield None
+        return
+    # Not pytest's folder: the server's own user could not enter that.
+    with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder)) as server:
+        yield server
+
+
+def test_four_lanes_and_their_database_survive_kills(tmp_path: Path, database: Postgres | None) -> None:
+    tally = kill_study(
+        tmp_path, REPLAYED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04, database=database
+    )
+    assert_exact(tally)
+    if database is not None:
+        assert tally["in_database"] == {"trials": 29, "lost": 0, "doubled": 0}
+
+
+@pytest.mark.cluster
+def test_lanes_on_nodes_of_a_slurm_job_survive_kills(tmp_path: Path) -> None:
+    if missing_slurm():
+        pytest.skip(f"SLURM is not installed here ({', '.join(missing_slurm())})")
+    with tempfile.TemporaryDirectory() as folder, Slurm(Path(folder), node_count=2) as cluster:
+        place = InSlurmJob(cluster)
+        tally = kill_study(tmp_path, REPLAYED, trials=29, strikes=8, rng=random.Random(5), place=place, delay_s=0.04)
+    assert_exact(tally)
+    assert tally["floors_measured_again"] == 0  # a node's name lasts

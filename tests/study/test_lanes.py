@@ -23,8 +23,8 @@ from autotune.study.runner import Runner
 from autotune.study.stages import run_study
 from autotune.study.units import Assignment
 from autotune.workers.replay import ReplayLauncher
-from harness.kills import tally_of
 from harness.simulated import GivenSetup, given_run
+from harness.tally import tally_of
 from tests.runs import SPACE, Diary, asking, replay_study
 
 Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]

@@ -1,0 +1,192 @@
+"""Lanes that are processes of this machine, by the real command: whoever dies or freezes, the count stays exact."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, IncidentRecord, Outcome
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from harness.driven import Driven
+from harness.kills import REAL, REPLAYED
+from harness.tally import tally_of
+
+THREE = ("--devices", "0,1,2")
+
+IMPATIENT = """
+import pathlib, sys, threading, time
+import autotune.study.lanes as lanes
+from autotune.cli import main
+
+def lower():
+    while not pathlib.Path("impatient").exists():
+        time.sleep(0.05)
+    lanes.SILENT_S = 8.0
+
+threading.Thread(target=lower, daemon=True).start()
+sys.argv[0] = "autotune"
+main()
+"""
+"""A driver that waits a minute for a silent lane until there is a file, then some seconds."""
+
+
+def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = REPLAYED) -> None:
+    (folder / "study.toml").write_text(text.format(trials=trials, delay_s=delay_s), encoding="utf-8")
+
+
+def wait_until(condition: Callable[[], object], driver: Driven, limit_s: float = 90.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain: {driver.said}"
+        assert driver.is_running, driver.said
+        time.sleep(0.02)
+
+
+def trials_of(driver: Driven) -> list[TrialResult]:
+    return Store.open(driver.run).of(TrialResult) if (driver.run / "study.json").exists() else []
+
+
+def assert_whole(driver: Driven, *, trials: int) -> Store:
+    tally = tally_of(driver.run)
+    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
+    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
+    assert driver.left() == []
+    return Store.open(driver.run)
+
+
+def freeze_at_work(driver: Driven) -> tuple[str, psutil.Process]:
+    """Freezes a lane, and waits until it surely holds a unit that it will not answer; gives its name and process."""
+    wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
+    name, victim = sorted(driver.lanes().items())[0]
+    victim.suspend()
+    seen = len(trials_of(driver))
+    wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)  # the others go on
+    return name, victim
+
+
+def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=19)
+    driver = Driven(tmp_path, THREE)
+    assert driver.wait() == 0, driver.said
+    store = assert_whole(driver, trials=19)
+    lanes = {"device-0", "device-1", "device-2"}
+    assert {r.by for r in store.of(TrialResult)} <= lanes
+    assert {r.by for r in store.of(ConfirmRun)} <= lanes
+    assert sorted(str(f.by) for f in store.of(FloorResult)) == sorted(lanes)
+    assert store.of(ConclusionRecord)[0].outcome is Outcome.WINNER
+    assert not (driver.run / "records").exists()  # one driver writes one file
+    shown = subprocess.run(
+        [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (status,) = json.loads(shown.stdout)
+    assert [(x["lane"], x["is_here"]) for x in status["lanes"]] == [(n, False) for n in sorted(lanes)]
+    assert all(0.5 < x["ratio"] < 2 for x in status["lanes"])
+
+
+@pytest.mark.slow
+def test_status_says_which_lanes_are_here_while_a_study_runs(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=400, delay_s=0.05)
+    driver = Driven(tmp_path, THREE)
+
+    def here() -> int:
+        shown = subprocess.run(
+            [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return sum(x["is_here"] for x in json.loads(shown.stdout)[0].get("lanes", [])) if shown.returncode == 0 else 0
+
+    wait_until(lambda: here() == 3, driver)
+    driver.tell(signal.SIGTERM)
+    assert driver.wait() == 75
+    assert here() == 0
+
+
+@pytest.mark.slow
+def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=31, delay_s=0.03)
+    driver = Driven(tmp_path, THREE)
+    name, victim = freeze_at_work(driver)  # so that it holds a unit when it dies
+    victim.kill()
+    assert driver.wait() == 0, driver.said
+    store = assert_whole(driver, trials=31)
+    assert driver.said.count(f"lane {name} on ") >= 2, driver.said  # it joined again
+    lost = [i for i in store.of(IncidentRecord) if "lane lost at" in i.what]
+    assert [i.by for i in lost] == [name]
+    again = [r for r in store.of(TrialResult) if r.directory is not None and r.directory.endswith(".2")]
+    assert len(again) == 1
+    assert f"lane lost at trial-{again[0].number}:" in lost[0].what
+    assert len(store.of(FloorResult)) == 3  # a lane that comes back has its noise floor already
+
+
+@pytest.mark.slow
+def test_a_frozen_lane_is_given_up_and_what_it_held_is_done_by_another(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=31, delay_s=0.05)
+    driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
+    name, victim = freeze_at_work(driver)
+    (tmp_path / "impatient").touch()
+    wait_until(lambda: not victim.is_running(), driver)  # nobody is left who could wake up and speak
+    assert f"lane {name} has been silent" in driver.said
+    assert driver.wait() == 0, driver.said
+    store = assert_whole(driver, trials=31)
+    assert any(i.by == name and "silent" in i.what for i in store.of(IncidentRecord))
+    again = [r for r in store.of(TrialResult) if r.directory is not None and r.directory.endswith(".2")]
+    assert len(again) >= 1
+
+
+@pytest.mark.slow
+def test_a_lane_whose_guard_is_frozen_is_given_up_too(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=31, delay_s=0.05)
+    driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
+    wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
+    name, lane = sorted(driver.lanes().items())[0]
+    guard = lane.parent()
+    assert guard is not None
+    guard.suspend()
+    seen = len(trials_of(driver))
+    wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)
+    (tmp_path / "impatient").touch()
+    wait_until(lambda: not lane.is_running(), driver)
+    assert driver.wait() == 0, driver.said
+    assert f"lane {name} has been silent" in driver.said
+    assert_whole(driver, trials=31)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    write_study(tmp_path, trials=23, delay_s=0.03)
+    driver = Driven(tmp_path, THREE)
+    wait_until(lambda: len(trials_of(driver)) >= 3, driver)
+    assert len(driver.lanes()) == 3
+    driver.tell(number)
+    assert driver.wait(30) == (-9 if number is signal.SIGKILL else 75)
+    assert driver.left(patience_s=10) == []
+    assert number is signal.SIGKILL or "everything so far is in" in driver.said
+    again = Driven(tmp_path, THREE)
+    assert again.wait() == 0, again.said
+    store = assert_whole(again, trials=23)
+    assert len(store.of(FloorResult)) == 3  # a lane's name lasts, and so does its noise floor
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_lanes_measure_with_real_workers(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=4, text=REAL)
+    driver = Driven(tmp_path, ("--devices", "0,1"))
+    wait_until(lambda: len(driver.measuring()) >= 3, driver, limit_s=180)  # both lanes at once
+    assert driver.wait(500) == 0, driver.said
+    store = assert_whole(driver, trials=4)
+    floors = store.of(FloorResult)
+    assert sorted(str(f.by) for f in floors) == ["device-0", "device-1"]
+    assert all(f.reference.device_kind != "replay" for f in floors)
+    assert {r.by for r in store.of(TrialResult)} == {"device-0", "device-1"}
