@@ -115,7 +115,7 @@ class InProcess:
         """A folder as messages have it."""
         return self._run.store.relative(path).split("/")
 
-    def give_up(self, lane: str, why: str) -> None:
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Nothing to end."""
 
     def close(self, *, is_over: bool = False) -> None:
