@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakReco
 from autotune.model.spec import StudySpec
 from autotune.model.trial import Failed, TrialConfig, TrialResult
 from autotune.results.api import load
+from autotune.results.audit import proof_digest
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
 
@@ -39,7 +41,7 @@ def evil(data: Any, check: Any, place: tuple[Any, ...] = ()) -> Any:
     if isinstance(inner, dict | list):
         for key in list(inner) if isinstance(inner, dict) else range(len(inner)):
             data = evil(data, check, (*place, key))
-    elif isinstance(inner, str) and place[-1] not in ("kind", "status"):
+    elif isinstance(inner, str) and place[-1] not in ("kind", "status", "directory", "stage", "digest"):
         changed = json.loads(json.dumps(data))
         at = changed
         for key in place[:-1]:
@@ -75,14 +77,24 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines += [r.model_dump_json(exclude_none=True) for r in MORE]
     records = [evil(json.loads(line), RECORD.validate_python) for line in lines]
     for name in ("a", "b"):
-        (root / "runs" / name).mkdir(parents=True)
+        # Whoever wants to be believed keeps the raw samples of the proof, and makes the digest anew.
+        shutil.copytree(finished.path, root / "runs" / name)
         study = json.loads((finished.path / "study.json").read_text())
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate)
         study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
         study["study_dir"] += EVIL
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
-        (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        sign(root / "runs" / name, records)
     return root
+
+
+def sign(run: Path, records: list[dict[str, Any]]) -> None:
+    """Writes records of which the conclusion has the digest that it should have."""
+    for digest in ("0" * 64, None):
+        for record in records:
+            if record["kind"] == "conclusion":
+                record["digest"] = digest or proof_digest(Store.open(run), RECORD.validate_python(record))
+        (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def test_the_run_directory_is_full_of_it(runs: Path) -> None:
@@ -174,14 +186,14 @@ def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
     form: ExportFormat, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "run"
-    copy.mkdir()
-    (copy / "study.json").write_text((runs / "runs/a/study.json").read_text())
+    shutil.copytree(runs / "runs/a", copy)
     text = (runs / "runs/a/records.jsonl").read_text()
     for name in re.findall(r'"(xla_\w+|NCCL_\w+)": ', text + (copy / "study.json").read_text()):
         text = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', text)
         study = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', (copy / "study.json").read_text())
         (copy / "study.json").write_text(study)
     (copy / "records.jsonl").write_text(text)
+    sign(copy, [json.loads(line) for line in text.splitlines()])
     file = tmp_path / "out"
     _, err = call(monkeypatch, "export", str(copy), "--format", form, "-o", str(file))
     assert file.exists(), err.getvalue()
@@ -230,7 +242,7 @@ def test_a_notebook_shows_it_as_text(runs: Path) -> None:
 def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", out := stream())
     console, watch = make_console(), Stopwatch()
-    config = TrialConfig(number=1, settings=FlagSet({"xla_a": EVIL}), origin=EVIL, params={})
+    config = TrialConfig(number=1, settings=FlagSet({"xla_a": "[/b][old]`x`<script>"}), origin=EVIL, params={})
     views = [LineView(console, watch), LiveView(console, watch, name=EVIL, budget_s=9.0)]
     for view in views:
         view.stage(EVIL, EVIL)
