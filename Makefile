@@ -24,7 +24,7 @@ test-screen: $(VENV)/.screen
 # Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL. Root on Debian installs what is missing.
 test-cluster: $(VENV)/.tested
 	sh .ci/cluster_packages.sh
-	$(BIN)/python -m pytest tests/cluster -m cluster --timeout 300
+	$(BIN)/python -m pytest tests/cluster -m cluster --timeout 400
 
 truth: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.truth
