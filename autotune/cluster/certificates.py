@@ -33,12 +33,18 @@ def make_certificates(folder: Path) -> Path:
     """Makes a pool's key and certificate, unless they are there; gives the folder.
 
     Raises:
-        LaunchError: If the folder cannot be written, or holds only one of the two.
+        LaunchError: If the folder cannot be written, holds only one of the two, or `autotune[dask]` is not installed.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise LaunchError(
+            "a pool's certificate needs the package cryptography but it is not installed here; install "
+            "`xla-autotune[dask]`"
+        ) from error
 
     there = [name for name in (CERTIFICATE, KEY) if (folder / name).exists()]
     if len(there) == 2:

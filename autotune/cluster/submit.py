@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jinja2
 
-from autotune.cluster.certificates import tls_folder
+from autotune.cluster.certificates import make_certificates, tls_folder
 from autotune.machine import (
     ask_slurm,
     caller_environment,
@@ -294,6 +294,8 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
     """
     env = _with_storage(caller_environment(), storage)
     _refuse_hopeless(request, env)
+    if request.is_pool:  # workers may come before the driver
+        make_certificates(tls_folder(program.run_dir))
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
