@@ -68,7 +68,7 @@ def tally_of(run: Path) -> dict[str, Any]:
     confirmations = [(r.stage, r.settings, r.repeat) for r in store.of(ConfirmRun)]
     ablations = [(r.settings, r.left_out) for r in store.of(AblationResult)]
     soaks = [r.settings for r in store.of(SoakRecord) if r.failure is None]
-    proofs = [(f.stage, f.settings) for f in store.of(FinalistResult)]
+    proofs = [(f.stage, f.settings, f.trial) for f in store.of(FinalistResult)]
     floors = [f.by for f in store.of(FloorResult)]
     numbers = [r.number for r in results]
     return {

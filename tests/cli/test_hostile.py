@@ -19,7 +19,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.escapes import visible, visible_line
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakRecord
+from autotune.model.records import RECORD, BlameRecord, ConclusionRecord, IncidentRecord, SoakRecord
 from autotune.model.spec import StudySpec
 from autotune.model.trial import Failed, TrialConfig, TrialResult
 from autotune.results.api import load
@@ -93,7 +93,8 @@ def sign(run: Path, records: list[dict[str, Any]]) -> None:
     for digest in ("0" * 64, None):
         for record in records:
             if record["kind"] == "conclusion":
-                record["digest"] = digest or proof_digest(Store.open(run), RECORD.validate_python(record))
+                conclusion = ConclusionRecord.model_validate(record)
+                record["digest"] = digest or proof_digest(Store.open(run), conclusion)
         (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
