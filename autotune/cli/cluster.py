@@ -19,14 +19,14 @@ def submit(
     time: Annotated[str, typer.Option(help="Longest wall time of the job: 8h, 90m, 08:00:00.")] = "1h",
     partition: Annotated[str | None, typer.Option(help="Partition; default: the cluster's.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each node.")] = None,
-    array: Annotated[bool, typer.Option("--array", help="One job for each worker, which may start apart.")] = False,
+    array: Annotated[bool, typer.Option("--array", help="One job for each lane, which may start apart.")] = False,
     requeue: Annotated[bool, typer.Option("--requeue", help="Go on in a new job when the time is up.")] = False,
     grace: Annotated[str, typer.Option(help="How long before its end the job is told to stop.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
     account: Annotated[str | None, typer.Option(help="Account that is charged.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch.")] = None,
     srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
-    container_image: Annotated[str | None, typer.Option(help="Run the workers in it (pyxis).")] = None,
+    container_image: Annotated[str | None, typer.Option(help="Run everything in it (pyxis).")] = None,
     container_mounts: Annotated[str | None, typer.Option(help="Its mounts (pyxis).")] = None,
     container_python: Annotated[str, typer.Option(help="Its interpreter.")] = "python3",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")] = False,
@@ -42,7 +42,7 @@ def submit(
     claim: Annotated[str, typer.Option(help="With --k8s: the driver's volume claim.")] = "autotune",
     mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
 ) -> None:
-    """Runs a study as a SLURM job: a worker on each node, or trials over several nodes (`device.node_count`)."""
+    """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
     from autotune import cluster
     from autotune.machine import driver_python
     from autotune.model import StudyFileError, load_study

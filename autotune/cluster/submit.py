@@ -1,8 +1,8 @@
 """A study as a SLURM job: the batch script, what the cluster says to it, and its submission.
 
-The script is plain bash that a person can read, change and submit by hand. It starts one worker on each node (trials
-run in parallel), or one driver for each group of nodes that a trial spans, passes the warning of the time limit on to
-them, and puts the job back into the queue if that was asked for.
+The script is plain bash that a person can read, change and submit by hand. It calls one driver, which
+places its lanes on the job's nodes (of an array or in containers: a driver and workers that join it), passes the
+warning of the time limit on, and puts the job back into the queue if that was asked for.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class JobRequest:
         gpus_per_node: GPUs of each node; None asks for none.
         time_s: Longest wall time, seconds.
         grace_s: How long before its end the job is told to stop.
-        array: One job for each worker, which may start at different times, instead of one for all.
+        array: One job for each lane, which may start at different times, instead of one for all.
         requeue: Put a job that was stopped before its end back into the queue.
         exclusive: Share the nodes with nobody: another job's noise would be in every measurement.
         sbatch: More options for sbatch, as they are.
         srun: More arguments for every srun.
-        container_image: For pyxis: what the workers run in.
+        container_image: For pyxis: what driver and workers run in.
         container_mounts: For pyxis: its mounts.
     """
 
