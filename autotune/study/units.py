@@ -31,21 +31,20 @@ from autotune.stats import Estimate
 
 
 class Unit(Record):
-    """One piece of work."""
+    """One piece of work whose failure is a result of the study."""
 
     @abstractmethod
     def failed(self, failure: Failure) -> AnyRecord:
         """The record of this unit when it killed lane after lane."""
 
 
-class FloorUnit(Unit):
-    """The reference against a second process of itself: each lane's first unit."""
+class FloorUnit(Record):
+    """The reference against a second process of itself: each lane's first unit.
+
+    It has no record of a failure: a lane on which the reference does not run is none.
+    """
 
     kind: Literal["floor"] = "floor"
-
-    def failed(self, failure: Failure) -> AnyRecord:
-        """Nothing is recorded: a lane on which the reference does not run is none."""
-        raise NotImplementedError
 
 
 class TrialUnit(Unit):
