@@ -18,6 +18,7 @@ from autotune.cluster import (
     lanes_of_groups,
     lanes_on_nodes,
     open_pool,
+    pool_address,
     tls_folder,
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
@@ -39,10 +40,12 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
     """
     if text is None:
         return ()
+    if not all(part.strip("+ ") for part in text.split(",")):
+        raise StudyFileError(f"lanes must be given like 0-3,4-7 or 0+2,1+3 but got {text!r}; leave no group empty")
     groups = tuple(parse_devices(part.replace("+", ",")) for part in text.split(","))
     devices = [device for group in groups for device in group]
     if len(set(devices)) != len(devices):
-        raise StudyFileError(f"each device must be in one lane but got {text!r}")
+        raise StudyFileError(f"each device must be in one lane but got {text!r}; name each once, such as 0-3,4-7")
     return groups
 
 
@@ -65,7 +68,11 @@ def choose_engine(
         return None
     if listen is not None:
         if groups:
-            raise StudyFileError("lanes are of a pool or of this machine but both --listen and --devices are given")
+            raise StudyFileError(
+                "lanes must be of a pool or of this machine but both --listen and --devices are given; leave one out, "
+                "and give --devices to `autotune worker --join` instead"
+            )
+        pool_address(listen)  # a mistyped one must not leave a run directory behind
         return lambda run: _pool(run, listen, tls)
     if groups:
         if spec.device.node_count > 1:
