@@ -13,6 +13,7 @@ from dataclasses import replace
 from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
 from autotune.settings.catalog import Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
+from autotune.settings.options import Conditions, option_parameters, own_conditions
 from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
 from autotune.settings.recipes import find_symptom
 
@@ -54,7 +55,7 @@ def build_space(
     """
     search = spec.search
     asked = [*search.groups, *(g for s in search.symptoms for g in find_symptom(s).groups)]
-    if not (asked or search.settings):
+    if not (asked or search.settings or search.options):
         asked = list(DEFAULT_GROUPS[spec.device.platform])
     legal = known.catalog.groups
     for group in asked:
@@ -67,7 +68,9 @@ def build_space(
     for setting in known.catalog.values():
         if setting.name not in builder.found and {setting.group, *setting.also_in} & set(asked):
             builder.add_from_catalog(setting, numerics=setting.group in search.groups)
-    return builder.space()
+    for parameter in option_parameters(spec):
+        builder.found[parameter.name] = parameter
+    return builder.space(own_conditions(spec, builder.named))
 
 
 class _Builder:
@@ -183,10 +186,19 @@ class _Builder:
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
-    def space(self) -> SearchSpace:
-        """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on."""
+    @property
+    def named(self) -> set[str]:
+        """Every name that was looked at, whether it is searched or left out."""
+        return {*self.found, *self._left_out}
+
+    def space(self, own: Conditions) -> SearchSpace:
+        """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on.
+
+        Args:
+            own: What the study says besides the catalogue.
+        """
         while True:
-            conditions = {name: self._conditions(name) for name in self.found}
+            conditions = {name: self._conditions(name, own.get(name, {})) for name in self.found}
             never = {name: c for name, c in conditions.items() if isinstance(c, str)}
             if not never:
                 break
@@ -208,22 +220,22 @@ class _Builder:
             add(name)
         return SearchSpace(tuple(ordered.values()), self._left_out)
 
-    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
+    def _conditions(self, name: str, own: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts; or the reason why it never does."""
         entry = self._known[name].entry
-        if entry is None:
-            return {}
-        if entry.condition_since and older(self._known.build.jaxlib, entry.condition_since):
-            return {}
+        rules = [(other, values, True) for other, values in own.items()]
+        if entry is not None and not (
+            entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)
+        ):
+            rules += [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
-        rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         for other, values, wanted in rules:
-            blank = _blank(self._known[other])
-            parameter = self.found.get(other, blank)
+            parameter = self.found.get(other, _blank(self._known[other]))
             if parameter.size > LISTABLE:
                 continue
-            named = {parameter.default_choice if blank.is_absent(v) else v.lower() for v in values}
-            fitting = tuple(v for v in parameter.values() if (v in named or v.lower() in named) == wanted)
+            named = {parameter.default_choice if parameter.is_absent(v) else v.lower() for v in values}
+            before = active.get(other, tuple(parameter.values()))
+            fitting = tuple(v for v in before if (v in named or v.lower() in named) == wanted)
             if not fitting:
                 return f"acts only {'if' if wanted else 'unless'} {other} is {' or '.join(map(repr, values))}"
             if len(fitting) < parameter.size:

@@ -163,7 +163,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     if spec.search.use_environment and spec.replay is None:
         own = steering_settings(caller_environment())
         found.append(("your environment", here(own, "your environment")))
-    found += [(f"set {s.name}", s.settings) for s in spec.search.first]
+    found += [(f"set {s.name}", s.whole) for s in spec.search.first]
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
     return [(origin, settings) for origin, settings in found if settings]

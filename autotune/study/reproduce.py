@@ -46,14 +46,16 @@ def find_trial(store: Store, number: int) -> TrialResult:
 
 def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
     """What runs a trial's program by hand, under its settings and the baseline."""
-    device, workload = store.spec.device, store.spec.workload
+    under = store.spec.under(result.settings)
+    device, workload = under.device, under.workload
     environment = reproduction_environment(
         store.spec.baseline.merge(result.settings),
         platform_name=device.platform,
         virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
     )
     if workload.command is not None:
-        command = [a.replace("{folder}", str(store.path / (result.directory or "."))) for a in workload.command]
+        command = workload.arguments(str(store.path / (result.directory or ".")))
+        environment = {**environment, **workload.variables}
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]

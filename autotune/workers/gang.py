@@ -61,19 +61,22 @@ class GangLauncher(LocalLauncher):
                 "a trial of several nodes must be an `entry`, whose ranks are started here, but the study has a "
                 '`command`; give the program as `entry = "module:function"`, or take `device.node_count = 1`'
             )
-        self._ranks_each = spec.device.rank_count // wanted
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
         environment = self._worker_environment(settings)
-        worker = GangWorker(self._ranks(folder), self._spec, settings, self._members[0].host, environment)
+        worker = GangWorker(self._ranks(settings, folder), self._spec, settings, self._members[0].host, environment)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
-    def _ranks(self, folder: Path) -> list[StepProcess]:
+    def _ranks_each(self, settings: FlagSet) -> int:
+        return self._spec.under(settings).device.rank_count // len(self._members)
+
+    def _ranks(self, settings: FlagSet, folder: Path) -> list[StepProcess]:
+        each = self._ranks_each(settings)
         started: list[StepProcess] = []
         try:
-            for rank in range(self._spec.device.rank_count):
-                through = self._members[rank // self._ranks_each].through
+            for rank in range(each * len(self._members)):
+                through = self._members[rank // each].through
                 log, limit = folder / log_name(rank), self._spec.measure.log_bytes
                 started.append(StepProcess(worker_command(), self._base, log, limit, through=through))
         except BaseException:
@@ -84,8 +87,9 @@ class GangLauncher(LocalLauncher):
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         jobs = super()._jobs(settings, folder)
+        each = self._ranks_each(settings)
         for rank, job in enumerate(jobs):  # where they meet is known once the first has answered
-            job.update(local_rank=rank % self._ranks_each, coordinator=None, coordinator_bind=None)
+            job.update(local_rank=rank % each, coordinator=None, coordinator_bind=None)
         return jobs
 
 

@@ -92,7 +92,6 @@ class SrunLauncher(LocalLauncher):
                 f"({', '.join(nodes)}); ask for more nodes, or lower `device.node_count`"
             )
         self._nodes = nodes[:wanted]
-        self._ranks_per_node = spec.device.rank_count // wanted
         try:
             self._extra = shlex.split(base.get(SRUN_VARIABLE, ""))
         except ValueError as error:
@@ -101,15 +100,16 @@ class SrunLauncher(LocalLauncher):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
         place = Place(self._nodes, self._base, self._worker_environment(settings))
-        worker = SrunWorker(self._steps(folder), self._spec, settings, place)
+        worker = SrunWorker(self._steps(settings, folder), self._spec, settings, place)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
-    def _steps(self, folder: Path) -> list[StepProcess]:
+    def _steps(self, settings: FlagSet, folder: Path) -> list[StepProcess]:
+        ranks_per_node = self._ranks_per_node(settings)
         client = slurm_client_environment(self._base)
         started: list[StepProcess] = []
         try:
-            for rank in range(self._spec.device.rank_count):
-                node = self._nodes[rank // self._ranks_per_node]
+            for rank in range(ranks_per_node * len(self._nodes)):
+                node = self._nodes[rank // ranks_per_node]
                 srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
                 log = folder / log_name(rank)
                 started.append(StepProcess(worker_command(), client, log, self._spec.measure.log_bytes, through=srun))
@@ -119,11 +119,15 @@ class SrunLauncher(LocalLauncher):
             raise
         return started
 
+    def _ranks_per_node(self, settings: FlagSet) -> int:
+        return self._spec.under(settings).device.rank_count // len(self._nodes)
+
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         jobs = super()._jobs(settings, folder)
+        ranks_per_node = self._ranks_per_node(settings)
         for rank, job in enumerate(jobs):
             # The coordinator's address is known once its node has answered; it must be reached from other nodes.
-            job.update(local_rank=rank % self._ranks_per_node, coordinator=None, coordinator_bind=None)
+            job.update(local_rank=rank % ranks_per_node, coordinator=None, coordinator_bind=None)
         return jobs
 
 
