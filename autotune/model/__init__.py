@@ -28,7 +28,8 @@ from autotune.model.records import (
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
-from autotune.model.sections import WITH_SECRETS, ReplaySpec
+from autotune.model.search_sections import ReplaySpec
+from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,

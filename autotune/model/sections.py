@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,17 +19,12 @@ from pydantic import (
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
-from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, Objective, Settings
-from autotune.model.names import is_variable, kind_of
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.names import is_variable
+from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.units import parse_duration
-from autotune.stats import NOISE_MODELS, NoiseModel
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
-SettingValue = bool | int | float | str
-Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 
 
 def _duration_or_none(value: str | float) -> float:
@@ -211,82 +205,6 @@ class DeviceSpec(Section):
         return max(self.process_count, self.node_count)
 
 
-class NamedSet(Section):
-    """A flag set with a name, tried before the sampler proposes; `options` are those of the workload."""
-
-    name: str
-    settings: Settings = Field(default_factory=FlagSet)
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def whole(self) -> FlagSet:
-        """Settings and options as one set."""
-        return self.settings.merge(option_sets(self.options))
-
-
-class SearchSpec(Section):
-    """What is searched, how long, and what is tried first.
-
-    Attributes:
-        trials: Distinct proposals, failed ones included; recipes and `first` count too.
-        time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
-        gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
-        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
-        options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
-            the first. ``process_count`` is that of `device`.
-        when: Setting or option to other ones, with the values under which it is searched.
-        groups: Groups of the catalogue whose settings are searched.
-        recipes: Published sets that are tried first, each filtered to what the installed build has.
-        symptoms: Symptoms whose groups are searched.
-        known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
-        use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
-        step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
-            measured and nothing proven.
-        objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
-    """
-
-    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
-    time_budget: Seconds | None = None
-    gpu_hours: Annotated[float, Field(gt=0)] | None = None
-    settings: dict[str, Domain] = Field(default_factory=dict)
-    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    when: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default_factory=dict)
-    groups: tuple[str, ...] = ()
-    recipes: tuple[str, ...] = ()
-    symptoms: tuple[str, ...] = ()
-    first: tuple[NamedSet, ...] = ()
-    use_environment: bool = True
-    step_time: Literal["measured", "predicted"] = "measured"
-    sampler: Literal["tpe", "random"] = "tpe"
-    startup_trials: Annotated[int, Field(ge=1)] = 8
-    known_failures: bool = True
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
-
-    @field_validator("settings")
-    @classmethod
-    def _names_settings(cls, settings: dict[str, Domain]) -> dict[str, Domain]:
-        for name in settings:
-            kind_of(name)
-        return settings
-
-    @field_validator("options")
-    @classmethod
-    def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        for name, values in options.items():
-            option_setting(name)
-            texts = [option_text(v) for v in values]
-            if len(set(texts)) < len(texts):
-                raise ValueError(f"distinct values of `{name}`")
-        return options
-
-    @field_validator("objectives")
-    @classmethod
-    def _each_once(cls, objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
-        if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
-            raise ValueError("each named once, and `step_time` among them: every set is proven by it")
-        return objectives
-
-
 class ScreenSpec(Section):
     """What is compiled before anything is measured.
 
@@ -357,40 +275,3 @@ class ConfirmSpec(Section):
     minimise: bool = True
     soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
-
-
-class ReplaySpec(Section):
-    """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
-
-    Attributes:
-        step_s: Step time of the reference, seconds.
-        effects: ``"name=value"`` to the factor by which it multiplies the step time.
-        memory_effects: Likewise for the peak memory.
-        compile_effects: Likewise for the compile time.
-        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
-        inert: ``"name=value"`` entries that change nothing in the program.
-        noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
-        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
-    """
-
-    step_s: Annotated[float, Field(gt=0)] = 0.03
-    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    failures: dict[str, FailureKind] = Field(default_factory=dict)
-    inert: tuple[str, ...] = ()
-    noise: str | dict[str, float] = "quiet"
-    delay_s: Annotated[float, Field(ge=0)] = 0.0
-
-    @field_validator("noise")
-    @classmethod
-    def _known(cls, noise: str | dict[str, float]) -> str | dict[str, float]:
-        if isinstance(noise, str):
-            if noise not in NOISE_MODELS:
-                raise ValueError(f"one of {', '.join(NOISE_MODELS)}{close_matches(noise, NOISE_MODELS)}")
-        else:
-            legal = [f.name for f in dataclasses.fields(NoiseModel)]
-            for name in noise:
-                if name not in legal:
-                    raise ValueError(f"parameters of a noise model ({', '.join(legal)}), not `{name}`")
-        return noise

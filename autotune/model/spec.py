@@ -19,17 +19,9 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
 from autotune.model.names import OPTION
 from autotune.model.options import PROCESS_COUNT, options_in
+from autotune.model.search_sections import ReplaySpec, SearchSpec
 from autotune.model.secrets import strike_data
-from autotune.model.sections import (
-    ConfirmSpec,
-    DeviceSpec,
-    MeasureSpec,
-    ReplaySpec,
-    ScreenSpec,
-    SearchSpec,
-    Section,
-    WorkloadSpec,
-)
+from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, ScreenSpec, Section, WorkloadSpec
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""

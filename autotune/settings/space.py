@@ -224,9 +224,7 @@ class _Builder:
         """Other parameters to the values under which this one acts; or the reason why it never does."""
         entry = self._known[name].entry
         rules = [(other, values, True) for other, values in own.items()]
-        if entry is not None and not (
-            entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)
-        ):
+        if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
             rules += [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:

@@ -60,11 +60,15 @@ def walks_into(settings: FlagSet, bad: Sequence[FlagSet]) -> bool:
 
 
 def remember(record: BlameRecord, reference: WorkerReport) -> None:
-    """Keeps a combination for later studies with the same build on the same device.
+    """Keeps a combination for later studies with the same build on the same device, if it is of settings alone.
+
+    What an option does is known of this study's program only.
 
     Raises:
         RunDirectoryError: If it cannot be written.
     """
+    if record.smallest.of_kind("option"):
+        return
     file = _file(reference)
     file.parent.mkdir(parents=True, exist_ok=True)
     cut_torn_line(file)
