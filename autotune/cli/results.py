@@ -69,7 +69,9 @@ def export(
     run_path: options.Run,
     form: Annotated[
         str,
-        typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, toml, python or maxtext."),
+        typer.Option(
+            "--format", help="env, shell, docker, sbatch, k8s, json, toml, python, maxtext, arguments or overrides."
+        ),
     ] = "env",
     output: options.Output = None,
     force: Annotated[
@@ -129,7 +131,11 @@ def exec_(
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
 ) -> None:
-    """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py."""
+    """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
+
+    Of a winner that holds options of the program, each must stand in the command: autotune exec FILE -- python
+    train.py --batch {batch}.
+    """
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
     from autotune.study import verify_winner
@@ -145,6 +151,7 @@ def exec_(
             + "\n".join(f"  - {d}" for d in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
+    command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     print_lines(
         (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
@@ -156,6 +163,22 @@ def exec_(
         raise AutotuneError(
             f"the command must be one that can be started but {command[0]}: {error.strerror}"
         ) from error
+
+
+def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
+    """The command with the winner's options in their places.
+
+    Raises:
+        AutotuneError: If one has none: what would run was never proven.
+    """
+    from autotune.model import AutotuneError, filled, placeholders
+
+    if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
+        raise AutotuneError(
+            f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
+            f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
+        )
+    return [filled(part, winner.options) for part in command]
 
 
 def _read_checked(file: Path) -> Winner:

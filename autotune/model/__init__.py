@@ -20,7 +20,7 @@ from autotune.model.objectives import (
     told_log_ratio, trial_log_ratio,
 )  # fmt: skip
 from autotune.model.observer import View
-from autotune.model.options import option_setting, option_text
+from autotune.model.options import dotted, filled, option_setting, option_text, options_in, placeholders, plain
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,

@@ -92,6 +92,14 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, part)
 
 
+def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Options with tables taken apart: ``{"mesh": {"fsdp": 8}}`` as ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= dotted(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
+    return found
+
+
 def plain(value: Any) -> str:
     """An option as a program's argument: text as it is, all else as JSON."""
     return value if isinstance(value, str) else option_text(value)

@@ -10,8 +10,9 @@ import json
 import shlex
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
-from autotune.model import PREDICTED, AutotuneError
+from autotune.model import PREDICTED, AutotuneError, dotted, plain
 from autotune.results.winner import Winner, comment_line, winner_of
 from autotune.results.words import evidence
 from autotune.rundir import Store
@@ -29,6 +30,8 @@ class ExportFormat(StrEnum):
     TOML = "toml"
     PYTHON = "python"
     MAXTEXT = "maxtext"
+    ARGUMENTS = "arguments"
+    OVERRIDES = "overrides"
 
 
 USE = {
@@ -41,8 +44,13 @@ USE = {
     ExportFormat.TOML: "paste its [baseline] into a study, or read its [environment]",
     ExportFormat.PYTHON: "import it before jax and call apply()",
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
+    ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
+    ExportFormat.OVERRIDES: 'mapfile -t own < <(grep -v "^#" {file}); python train.py "${{own[@]}}" (Hydra and alike)',
 }
 """What to type next, for each format."""
+
+OF_OPTIONS = frozenset({ExportFormat.ARGUMENTS, ExportFormat.OVERRIDES})
+"""Formats that carry options of the workload and no variable."""
 
 LONGEST_DOCKER_LINE = 65_535
 """Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
@@ -67,8 +75,13 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
     """A winner as text in one format.
 
     Raises:
-        AutotuneError: If the format cannot carry one of its values.
+        AutotuneError: If the format cannot carry one of its values, or carries options and the winner has none.
     """
+    if form in OF_OPTIONS and not winner.options:
+        raise AutotuneError(
+            f"--format {form} carries options of the workload but the winner of {winner.study} has settings only; "
+            "use another format, such as env"
+        )
     return _WRITERS[form](winner)
 
 
@@ -161,6 +174,7 @@ def _k8s(winner: Winner) -> str:
 def _json(winner: Winner) -> str:
     data = {
         "environment": winner.environment,
+        **({"options": winner.options} if winner.options else {}),
         "evidence": evidence(winner),
         "winner": json.loads(winner.model_dump_json(exclude_none=True)),
     }
@@ -170,21 +184,57 @@ def _json(winner: Winner) -> str:
 def _toml(winner: Winner) -> str:
     """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
     text = _comments(winner)
-    for title, table in (("baseline", dict(winner.settings)), ("environment", winner.environment)):
+    settings = {n: v for n, v in winner.settings.items() if n not in winner.settings.of_kind("option")}
+    for title, table in (("baseline", settings), ("environment", winner.environment)):
         text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
+    if winner.options:
+        text += "\n[workload.options]\n" + "".join(f"{n} = {_toml_value(v)}\n" for n, v in winner.options.items())
     return text
+
+
+def _toml_value(value: Any) -> str:
+    """Plain data as TOML writes it within one line.
+
+    Raises:
+        AutotuneError: If TOML cannot say it.
+    """
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_quoted(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
+    if value is None:
+        raise AutotuneError("TOML has no null but an option of the winner is null; use --format json")
+    return json.dumps(value)
 
 
 def _python(winner: Winner) -> str:
     """A module without dependencies."""
     items = "".join(f"    {name!a}: {value!a},\n" for name, value in winner.environment.items())
     head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
-    return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{_PYTHON_TAIL}"
+    options = f"OPTIONS = {winner.options!a}\n" if winner.options else ""
+    return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{options}{_PYTHON_TAIL}"
 
 
 def _maxtext(winner: Winner) -> str:
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments."""
-    return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"\n'
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options."""
+    own = "".join(f" {shlex.quote(override)}" for override in _overriding(winner))
+    return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"{own}\n'
+
+
+def _arguments(winner: Winner) -> str:
+    """A flag file of absl: one argument a line, comments, no quoting of any kind."""
+    return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
+
+
+def _overrides(winner: Winner) -> str:
+    """One ``name=value`` a line, tables taken apart."""
+    return _comments(winner) + "".join(f"{override}\n" for override in _overriding(winner))
+
+
+def _overriding(winner: Winner) -> list[str]:
+    return [f"{name}={plain(value)}" for name, value in dotted(winner.options).items()]
 
 
 def _quoted(text: str) -> str:
@@ -210,4 +260,6 @@ _WRITERS: dict[ExportFormat, Callable[[Winner], str]] = {
     ExportFormat.TOML: _toml,
     ExportFormat.PYTHON: _python,
     ExportFormat.MAXTEXT: _maxtext,
+    ExportFormat.ARGUMENTS: _arguments,
+    ExportFormat.OVERRIDES: _overrides,
 }

@@ -36,6 +36,7 @@ from autotune.model import (
     Settings,
     StudySpec,
     describe_member,
+    options_in,
     refuse_reaching_out,
 )
 from autotune.results.audit import Evidence, disagreements, evidence_of, proof_digest
@@ -96,8 +97,9 @@ class Winner(Record):
     """A proven flag set and all that is needed to judge whether the proof holds elsewhere.
 
     Attributes:
-        settings: The whole set, baseline included: exactly what was measured.
+        settings: The whole set, baseline and options included: exactly what was measured.
         baseline: The part of it that the study's reference had too.
+        workload_options: Options of the reference; those in `settings` go before them.
         step_s: Median step of the winner in its final proof, seconds; None where it was not kept.
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
@@ -136,8 +138,13 @@ class Winner(Record):
             return ""
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Options of the workload that are part of this winner: what no variable carries."""
+        return options_in(self.settings)
+
+    @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that set exactly this winner."""
+        """The environment variables that set exactly this winner, its options excepted."""
         return self.settings.to_environment()
 
 
@@ -279,7 +286,7 @@ def _make_winner(
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
-        workload_options=spec.workload.shown.options,
+        workload_options=spec.under(FlagSet()).workload.shown.options,
         mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,

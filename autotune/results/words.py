@@ -33,6 +33,7 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     format_share,
+    plain,
 )
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -295,6 +296,10 @@ def evidence(winner: Winner) -> list[str]:
     lines.append(f"machine: {winner.machine}")
     options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
     lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
+    if winner.options:
+        changed = ", ".join(f"{name}={plain(value)}" for name, value in winner.options.items())
+        lines.append(f"options, part of this winner, that no variable carries: {changed}")
+        lines.append("give them to the program: exec with {NAME} in its arguments, --format arguments, overrides, toml")
     lines.append(
         "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
         + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")

@@ -1,0 +1,129 @@
+"""Options of a workload as part of a set: names and values that may be, their places, and what a study says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import SettingError, StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.options import dotted, filled, option_sets, option_setting, option_text, options_in
+from autotune.model.spec import StudySpec, parse_study
+
+ENTRY = {"entry": "llama-small", "options": {"batch": 8}}
+COMMAND = {
+    "command": ["python", "train.py", "--batch={batch}", "{folder}", "{literal}", '{"a": 1}'],
+    "environment": {"ATTENTION": "{attention}"},
+    "options": {"attention": "xla"},
+    "read": {"preset": "clu"},
+}
+
+
+def study(workload: dict[str, Any] = ENTRY, **search: Any) -> StudySpec:
+    return parse_study({"name": "s", "workload": workload, "search": search})
+
+
+def test_an_option_travels_as_json_and_in_no_variable() -> None:
+    settings = FlagSet({"xla_gpu_a": "1", **option_sets({"mesh": {"fsdp": 2, "data": 1}, "kind": "xla"})})
+    assert settings["option.mesh"] == '{"data":1,"fsdp":2}'
+    assert settings.to_environment() == {"XLA_FLAGS": "--xla_gpu_a=1"}
+    assert options_in(settings) == {"mesh": {"data": 1, "fsdp": 2}, "kind": "xla"}
+
+
+@pytest.mark.parametrize("name", ["a.b", "", "x y", "--x", "folder", "api_key", "é", "n" * 65])
+def test_a_name_that_no_keyword_has_is_refused(name: str) -> None:
+    with pytest.raises(SettingError):
+        option_setting(name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"])
+def test_a_value_that_json_cannot_say_is_refused(value: Any) -> None:
+    with pytest.raises(SettingError, match="an option's value must be"):
+        option_text(value)
+
+
+def test_a_value_that_is_no_json_is_refused_when_it_is_read() -> None:
+    with pytest.raises(SettingError, match=r"option\.batch must be JSON"):
+        options_in(FlagSet({"option.batch": "{1"}))
+    with pytest.raises(SettingError, match="must be JSON"):
+        options_in(FlagSet({"option.batch": "[" * 100_000}))
+
+
+def test_equal_values_have_equal_texts() -> None:
+    assert option_text({"b": 1, "a": [True, None]}) == option_text({"a": [True, None], "b": 1})
+
+
+def test_no_value_is_filled_in_twice() -> None:
+    assert filled("{a}{b}{c}", {"a": "{b}", "b": 3}) == "{b}3{c}"
+
+
+def test_tables_are_taken_apart_for_overrides() -> None:
+    assert dotted({"mesh": {"a": {"b": 1}}, "x": {}}) == {"mesh.a.b": 1, "x": {}}
+
+
+def test_the_reference_has_the_workloads_value_else_the_first() -> None:
+    spec = study(options={"batch": [8, 16], "attention": ["xla", "cudnn"]})
+    assert spec.reference_options == {"batch": 8, "attention": "xla"}
+    under = spec.under(FlagSet(option_sets({"batch": 16})))
+    assert under.workload.options == {"batch": 16, "attention": "xla"}
+    assert under.search.options == {}
+    assert spec.under(FlagSet({"xla_a": "1"})).workload.options == {"batch": 8, "attention": "xla"}
+
+
+def test_the_number_of_processes_is_an_option_of_an_entry() -> None:
+    device = {"count": 4}
+    spec = parse_study(
+        {"name": "s", "workload": ENTRY, "device": device, "search": {"options": {"process_count": [1, 2, 4]}}}
+    )
+    assert spec.under(FlagSet()).device.process_count == 1
+    assert spec.under(FlagSet({"option.process_count": "4"})).device.process_count == 4
+    assert "process_count" not in spec.under(FlagSet()).workload.options
+    with pytest.raises(StudyFileError, match="process_count"):
+        parse_study({"name": "s", "workload": ENTRY, "device": device, "search": {"options": {"process_count": [3]}}})
+
+
+def test_a_command_has_options_in_its_arguments_and_variables() -> None:
+    spec = study(COMMAND, options={"batch": [8, 16], "attention": ["xla", "cudnn"]})
+    under = spec.under(FlagSet(option_sets({"batch": 16, "attention": "cudnn"}))).workload
+    assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "/run/1", "{literal}", '{"a": 1}']
+    assert under.variables == {"ATTENTION": "cudnn"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"search": {"options": {"lost": [1]}}}, "must stand in an argument of `workload.command`"),
+        ({"workload": {**COMMAND, "options": {"lost": 1}}}, r"\{lost\} is nowhere there"),
+        ({"workload": {**COMMAND, "environment": {"NCCL_PROTO": "x"}}}, "NCCL_PROTO is a setting"),
+        ({"workload": {**COMMAND, "environment": {"XLA_FLAGS": "x"}}}, "XLA_FLAGS is a setting"),
+        ({"workload": {**COMMAND, "environment": {"WANDB_API_KEY": "x"}}}, "no secret"),
+        ({"workload": {**COMMAND, "environment": {"A=B": "x"}}}, "names of variables"),
+        ({"search": {"options": {"batch": []}}}, "at least 1"),
+        ({"search": {"options": {"batch": [1, 1]}}}, "distinct values of `batch`"),
+        ({"search": {"options": {"batch": [1, 2]}, "first": [{"name": "x", "options": {"bach": 2}}]}}, "bach"),
+        ({"search": {"options": {"batch": [1, 2]}}, "baseline": {"option.batch": "2"}}, "into `workload.options`"),
+        ({"workload": {**ENTRY, "environment": {"A": "x"}}}, "`environment` belongs to a `command`"),
+    ],
+)
+def test_what_has_no_place_is_refused_when_the_study_is_read(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(StudyFileError, match=said):
+        parse_study({"name": "s", "workload": COMMAND, **change})
+
+
+def test_an_option_that_is_none_of_the_study_is_refused() -> None:
+    with pytest.raises(SettingError, match="did you mean"):
+        study(options={"batch": [8, 16]}).under(FlagSet({"option.bach": "16"}))
+
+
+def test_a_named_set_may_hold_options() -> None:
+    spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
+    assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
+
+
+def test_unused_keys_leave_the_identity_of_older_studies_alone() -> None:
+    spec = study(first=[{"name": "a", "settings": {"xla_gpu_a": 1}}])
+    assert "options" not in spec.lasting()["search"]
+    assert "options" not in spec.lasting()["search"]["first"][0]
+    assert "environment" not in spec.lasting()["workload"]
+    assert study(options={"batch": [8, 16]}).identity != study().identity

@@ -1,0 +1,83 @@
+"""Options that are part of a winner arrive unchanged in what programs read options from, whatever their values hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from autotune.model.errors import AutotuneError
+from autotune.model.options import option_sets
+from autotune.results.export import OF_OPTIONS, ExportFormat, render_winner
+from autotune.results.winner import Winner, parse_winner
+from tests.runs import make_winner
+
+OPTIONS = {
+    "batch": 16,
+    "rate": 2.5e-4,
+    "fused": True,
+    "attention": "$(touch canary)`touch canary`; 'x' \"y\" \\ #",
+    "mesh": {"fsdp": 8, "tensor": 2},
+    "layers": [1, "two"],
+}
+
+
+@pytest.fixture
+def winner() -> Winner:
+    return make_winner({"xla_gpu_a": "1", **option_sets(OPTIONS)})
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_every_format_says_the_options_and_is_read_again(form: ExportFormat, winner: Winner) -> None:
+    text = render_winner(winner, form)
+    assert parse_winner(text, source="x").options == OPTIONS
+    assert "batch=16" in text
+    assert "option." not in "\n".join(line for line in text.splitlines() if not line.startswith(("#", " ", "{", "}")))
+
+
+def test_json_and_toml_hold_them_as_data(winner: Winner) -> None:
+    assert json.loads(render_winner(winner, ExportFormat.JSON))["options"] == OPTIONS
+    found = tomllib.loads(render_winner(winner, ExportFormat.TOML))
+    assert found["workload"]["options"] == OPTIONS
+    assert found["baseline"] == {"xla_gpu_a": "1"}
+
+
+def test_python_holds_them_as_data(winner: Winner) -> None:
+    module: dict[str, object] = {}
+    exec(render_winner(winner, ExportFormat.PYTHON), module)
+    assert module["OPTIONS"] == OPTIONS
+
+
+def test_a_flag_file_of_absl_holds_one_argument_a_line(winner: Winner) -> None:
+    lines = [n for n in render_winner(winner, ExportFormat.ARGUMENTS).split("\n") if n and not n.startswith("#")]
+    got = dict(line.removeprefix("--").split("=", 1) for line in lines)
+    assert {n: v if n == "attention" else json.loads(v) for n, v in got.items()} == OPTIONS
+
+
+@pytest.mark.parametrize("form", [ExportFormat.OVERRIDES, ExportFormat.MAXTEXT])
+def test_overrides_arrive_in_a_program_and_nothing_runs(form: ExportFormat, winner: Winner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(render_winner(winner, form), encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    show = "#!/bin/sh\nprintf '%s\\0' \"$@\"\n"
+    for name in ("python3", "show"):
+        (tmp_path / "bin" / name).write_text(show)
+        (tmp_path / "bin" / name).chmod(0o755)
+    call = (
+        'mapfile -t own < <(grep -v "^#" file); show "${own[@]}"' if form is ExportFormat.OVERRIDES else "bash file c"
+    )
+    done = subprocess.run(
+        ["bash", "-c", call], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    got = done.stdout.split("\0")
+    assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("form", sorted(OF_OPTIONS))
+def test_without_options_their_formats_are_refused(form: ExportFormat) -> None:
+    with pytest.raises(AutotuneError, match="has settings only; use another format"):
+        render_winner(make_winner({"xla_gpu_a": "1"}), form)
