@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import jax
@@ -13,10 +14,20 @@ WIDTH, ROWS, STEPS = 256, 512, 2000
 optimizer = optax.adamw(1e-3)
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--remat", action=argparse.BooleanOptionalAction, help="compute activations a second time")
+args = parser.parse_args()
+
+
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    """One layer of a small network."""
+    return jax.nn.gelu(x @ w)
+
+
 def loss_fn(params: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared error of a small network."""
     for w in params[:-1]:
-        x = jax.nn.gelu(x @ w)
+        x = (jax.checkpoint(layer) if args.remat else layer)(x, w)
     return jnp.mean((x @ params[-1] - y) ** 2)
 
 

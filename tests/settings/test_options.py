@@ -1,0 +1,88 @@
+"""Options of a workload and the study's own conditions in the search space."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet
+from autotune.model.spec import parse_study
+from autotune.settings.known import KnownSettings
+from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import build_space
+
+FLAG = "xla_cpu_prefer_vector_width"
+OPTIONS: dict[str, list[Any]] = {
+    "attention": ["xla", "cudnn"],
+    "dtype": ["float32", "bfloat16"],
+    "mesh": [{"fsdp": 1}, {"fsdp": 2}],
+}
+
+
+def space(known: KnownSettings, **search: Any) -> SearchSpace:
+    workload = {"entry": "llama", "options": {"dtype": "float32"}}
+    return build_space(parse_study({"name": "s", "workload": workload, "search": search}), known, None)
+
+
+def points(found: SearchSpace) -> set[FlagSet]:
+    """Every point of a small space."""
+    values = [list(p.values()) for p in found.parameters]
+    names = [p.name for p in found.parameters]
+    chosen = (dict(zip(names, each, strict=True)) for each in itertools.product(*values))
+
+    def ask(choice: dict[str, str]) -> FlagSet:
+        return found.suggest(lambda p: choice[p.name])
+
+    return {ask(choice) for choice in chosen}
+
+
+def test_options_alone_are_all_that_is_searched(known: KnownSettings) -> None:
+    found = space(known, options=OPTIONS)
+    assert [p.name for p in found.parameters] == ["option.attention", "option.dtype", "option.mesh"]
+    assert len(points(found)) == found.size() == 8
+    assert FlagSet() in points(found)
+
+
+def test_the_references_value_is_absence_and_is_searched_though_not_listed(known: KnownSettings) -> None:
+    found = space(known, options={"dtype": ["bfloat16"]})
+    assert points(found) == {FlagSet(), FlagSet({"option.dtype": '"bfloat16"'})}
+
+
+def test_conditions_of_the_study_hold_across_flags_and_options(known: KnownSettings) -> None:
+    when = {"attention": {"dtype": ["bfloat16"]}, FLAG: {"attention": ["cudnn"]}}
+    found = space(known, options=OPTIONS, settings={FLAG: [256, 512]}, when=when)
+    for point in points(found):
+        assert point.get("option.attention") != '"cudnn"' or point["option.dtype"] == '"bfloat16"'
+        assert FLAG not in point or point["option.attention"] == '"cudnn"'
+        assert found.locate(point) is not None
+    assert len(points(found)) == found.size() == 2 * (1 + (1 + 2))
+
+
+def test_a_condition_that_can_never_hold_leaves_its_parameter_out(known: KnownSettings) -> None:
+    found = space(known, options=OPTIONS, when={"attention": {"dtype": ["float8"]}})
+    assert "option.attention" in found.left_out
+    assert "acts only if" in found.left_out["option.attention"]
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ({"attenton": {"dtype": ["float32"]}}, "did you mean"),
+        ({"attention": {"dtipe": ["float32"]}}, "did you mean"),
+        ({"attention": {"dtype": ["x"]}, "dtype": {"attention": ["xla"]}}, "circle"),
+        ({"attention": {"attention": ["xla"]}}, "circle"),
+    ],
+)
+def test_conditions_that_make_no_sense_are_refused(known: KnownSettings, when: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        space(known, options=OPTIONS, when=when)
+
+
+def test_an_options_values_are_matched_as_json(known: KnownSettings) -> None:
+    (parameter,) = space(known, options={"batch": [8, 16]}).parameters
+    assert isinstance(parameter, Parameter)
+    assert parameter.match("16") == "16"
+    assert parameter.match('"16"') is None

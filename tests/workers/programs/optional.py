@@ -1,0 +1,52 @@
+"""A workload with options, one of which is planted to cost time: ``optional:build``; and the same as a program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+
+SIZE = 96
+
+
+def loss_of(w: jax.Array, x: jax.Array, rounds: int) -> jax.Array:
+    """Equal for all rounds but for rounding: each round computes the same again, and keeps its share."""
+
+    def body(total: jax.Array, shift: jax.Array) -> tuple[jax.Array, None]:
+        y = jnp.tanh(x @ w + shift)
+        for _ in range(6):
+            y = jnp.tanh(y @ w)
+        return total + (y * y).mean() / rounds, None
+
+    return jax.lax.scan(body, jnp.float32(0), jnp.zeros(rounds))[0]
+
+
+def build(devices: object, rounds: int = 1, kind: str = "a") -> SimpleNamespace:
+    """One step; `rounds` of work where one would do, `kind` changes nothing."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        loss, gradient = jax.value_and_grad(loss_of)(w, x, rounds)
+        return w - 0.01 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
+
+    def init(seed: int) -> jax.Array:
+        return jax.random.normal(jax.random.key(seed), (SIZE, SIZE)) / SIZE**0.5
+
+    return SimpleNamespace(step=step, init=init, batch=lambda i: jnp.full((SIZE, SIZE), 0.1))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, required=True)
+    workload = build(None, parser.parse_args().rounds)
+    step = jax.jit(workload.step)
+    w, x = workload.init(0), workload.batch(0)
+    for i in range(2000):
+        start = time.perf_counter()
+        w, metrics = step(w, x)
+        loss = float(metrics["loss"])
+        print(f"step {i}: {1e3 * (time.perf_counter() - start):.6f} ms kind={os.environ.get('KIND')}", flush=True)
+        print(f"  loss = {loss:.6f}", flush=True)

@@ -1,0 +1,74 @@
+"""Studies whose parameters are options of a real program: what is planted is found, proven, and handed on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.records import Outcome
+from autotune.model.spec import parse_study
+from autotune.model.trial import TrialResult
+from autotune.results.winner import winner_of
+from autotune.study.reproduce import reproduce_trial
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from tests.runs import Diary
+from tests.workers.conftest import PROGRAMS, Start, command, study
+
+MEASURE = {"pairs_cap": 12, "block_s": 0.02, "check_steps": 3, "warmup_steps": 3, "run_steps": 30, "sandwiches": 3}
+OPTIONS = {"rounds": [24, 1], "kind": ["a", "b"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Path) -> None:
+    search = {"trials": 3, "options": OPTIONS, "use_environment": False}
+    data: dict[str, Any] = {"name": "options", "workload": {"entry": "optional:build"}, "search": search}
+    confirm = {"finalists": 1, "processes": 4, "pairs": 8, "soak": "1s", "soak_steps": 20}
+    spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
+    diary = Diary()
+    run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
+    conclusion = run_study(run)
+    assert conclusion.outcome is Outcome.WINNER, (conclusion.sentence, diary.notes)
+    assert conclusion.settings == FlagSet({"option.rounds": "1"})  # `kind` changes nothing: minimised away
+    winner = winner_of(run.store)
+    assert winner.options == {"rounds": 1}
+    assert winner.workload_options == {"rounds": 24, "kind": "a"}
+    assert winner.environment == {}
+    best = next(r for r in run.store.of(TrialResult) if r.settings.get("option.rounds") == "1")
+    assert "rounds=1" in reproduce_trial(run.store, best).command
+    placed = [sys.executable, "-c", "import sys; print(sys.argv[1])", "--rounds={rounds}"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", str(run.store.path), "--", *placed],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (shown.returncode, shown.stdout) == (0, "--rounds=1\n"), shown.stderr
+    lost = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", str(run.store.path), "--", sys.executable, "-c", ""],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert lost.returncode != 0
+    assert "must have {rounds} where that goes" in lost.stderr
+
+
+def test_a_command_runs_with_the_options_of_its_set(start: Start, tmp_path: Path) -> None:
+    workload = command("--rounds={rounds}", program="optional.py", environment={"KIND": "is {kind}"})
+    spec = study(workload, search={"options": OPTIONS}, measure={"run_steps": 5})
+    worker = start(spec, {"option.rounds": "2", "option.kind": json.dumps("b b")})
+    assert len(worker.run_block(5)) == 5
+    worker.close()
+    assert "kind=is b b" in (tmp_path / "worker.log").read_text()
+
+
+def test_an_entry_is_built_with_the_options_of_its_set(start: Start) -> None:
+    spec = study({"entry": "optional:build"}, search={"options": OPTIONS})
+    few, many = (start(spec, settings) for settings in ({"option.rounds": "1"}, {}))
+    assert few.report.fingerprint != many.report.fingerprint
+    assert few.report.losses == pytest.approx(many.report.losses, rel=1e-3)
