@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -25,10 +26,20 @@ def load(entry: str, options: Mapping[str, Any], devices: Sequence[jax.Device] |
     Raises:
         WorkloadError: If the entry or an option is not known or does not fit, or the object lacks a part.
     """
+    built = find_builder(entry)(devices=devices, **options)
+    return built if isinstance(built, Workload) else _checked(entry, options, built)
+
+
+def find_builder(entry: str) -> Callable[..., Any]:
+    """Imports what an entry names and gives what builds it; nothing is built yet.
+
+    Raises:
+        WorkloadError: If the module or its function is not there.
+    """
     if ":" not in entry:
         from workloads import presets  # here, for a workload of the user's needs neither flax nor optax
 
-        return presets.build(entry, devices=devices, **options)
+        return functools.partial(presets.build, entry)
     module_name, _, function_name = entry.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -46,13 +57,11 @@ def load(entry: str, options: Mapping[str, Any], devices: Sequence[jax.Device] |
             f"workload `{entry}` must name a function of `{module_name}` but `{function_name}` is none"
             f"{close_matches(function_name, public)}"
         )
-    return _checked(entry, options, function(devices=devices, **options))
+    return function
 
 
 def _checked(entry: str, options: Mapping[str, Any], built: Any) -> Workload:
-    """The built object as a `Workload`, with defaults for the parts that may be missing."""
-    if isinstance(built, Workload):
-        return built
+    """An object of the user's as a `Workload`, with defaults for the parts that may be missing."""
     for part in ("step", "init", "batch"):
         if not callable(getattr(built, part, None)):
             raise WorkloadError(

@@ -6,6 +6,10 @@ that puts the set into its environment first. Every setting then reaches the com
 in a measured trial, lowering is paid once, and a compiler that aborts, hangs or eats the memory takes
 nothing with it but its fork.
 
+A workload may start a backend of JAX as it is built (``jnp.ones``), or even as it is imported; then XLA has
+parsed the flags of this process, and those of its forks do nothing. This process then says so in ``ready``
+and is of no use; one that is started with ``in_fork`` leaves building, or importing too, to each fork.
+
 Speaks over the channel like the measuring worker (see `autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``compile``, then ``stop``;
@@ -16,6 +20,7 @@ Speaks over the channel like the measuring worker (see `autotune.child.channel`)
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -30,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
-from autotune.child.fingerprint import fingerprint, strip_hlo
+from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
 
@@ -39,6 +44,7 @@ HLO_FILE = "optimized.hlo"
 LOG_FILE = "compile.log"
 THUNKS_FILE = "thunks.txt"
 THUNK_NAMES_FILE = "thunk_names.txt"
+OPTIONS_FILE = "debug_options.txt"
 
 Lower = Callable[[], Any]
 
@@ -75,27 +81,44 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 
 
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
-    """Builds the workload; gives what a fork calls for the lowered step, and what to tell the driver."""
+    """Does what may be done before a fork; gives what a fork calls for the lowered step, and what to tell the driver.
+
+    What is told holds ``touched_by``: ``import`` or ``build`` where that started a backend, else None.
+    """
     import jax
 
     from workloads.base import jit_step
-    from workloads.loading import load
+    from workloads.loading import find_builder, load
 
-    def lower(devices: Sequence[Any]) -> Any:
+    def lower() -> Any:
+        devices = jax.devices() if job["platform"] == "cpu" else described_devices(job)
         workload = load(job["entry"], job["options"], devices)
         facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
-    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"])}
-    if job["platform"] == "cpu":
-        # The host's own backend starts threads and parses XLA_FLAGS: only a fork may start it.
-        return lambda: lower(jax.devices()), facts
+    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"]), "touched_by": None}
+    if job["in_fork"] == "import":
+        return lower, facts
+    find_builder(job["entry"])
+    if has_backend():
+        return lower, {**facts, "touched_by": "import"}
+    if job["in_fork"] == "build":
+        return lower, facts
     started = time.perf_counter()
-    lowered = lower(described_devices(job))
+    lowered = lower()
+    if has_backend():
+        return lower, {**facts, "touched_by": "build"}
     # MLIR's thread pool does not survive a fork: whoever serializes this module there must not wait for it.
     lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
     facts["lower_s"] = time.perf_counter() - started
     return lambda: lowered, facts
+
+
+def has_backend() -> bool:
+    """Whether a backend of JAX has been started here; a JAX that does not tell is taken to have one."""
+    from jax._src import xla_bridge
+
+    return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
 
 def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +161,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         result: dict[str, Any] = {}
         try:
             result = _compile(lower, folder, is_cpu=order["is_cpu"])
+            result["jax_options"] = _jax_options(order["jax_options"])
             status = 0
         except Exception as error:
             result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
@@ -163,23 +187,33 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
     if memory is not None:
         parts = ("argument", "output", "alias", "temp", "generated_code")
         found["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
-    _keep_dumps(folder)
+    _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
     return found
 
 
-def _keep_dumps(folder: Path) -> None:
-    """Moves what is read out of XLA's dump, which holds a file for every pass and kernel.
+def _jax_options(names: Sequence[str]) -> dict[str, str]:
+    """Options of JAX as they are in force here, after whatever the workload did to them."""
+    import jax
 
-    The module's text is XLA's own, not `as_text()`: that one leaves out what asynchronous starts wrap.
+    values = {**jax.config.values, **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)}}
+    return {name: str(values[name]) for name in names if name in values}
+
+
+def _keep_dumps(folder: Path, module: str, platform: str) -> None:
+    """Moves what is read out of XLA's dump, which holds a file for every pass and kernel of every module.
+
+    The step is the last module of its name: what a workload compiles while it is built comes before. The module's
+    text is XLA's own, not `as_text()`: that one leaves out what asynchronous starts wrap.
     """
     for pattern, name in (
-        ("*gpu_after_optimizations.txt", HLO_FILE),
+        (f"*{platform}_after_optimizations.txt", HLO_FILE),
         # An empty command buffer list leaves the passes out, and then there is no file of after them.
-        ("*.thunk_sequence.txt", THUNKS_FILE),
-        ("*.thunk_sequence_after_thunk_passes.txt", THUNKS_FILE),
-        ("*.thunk_metadata.txt", THUNK_NAMES_FILE),
+        ("*thunk_sequence.txt", THUNKS_FILE),
+        ("*thunk_sequence_after_thunk_passes.txt", THUNKS_FILE),
+        ("*thunk_metadata.txt", THUNK_NAMES_FILE),
+        ("debug_options", OPTIONS_FILE),
     ):
-        for path in sorted((folder / "dump").glob(pattern)):
+        for path in sorted((folder / "dump").glob(f"module_*.{glob.escape(module)}.{pattern}")):
             path.replace(folder / name)
 
 

@@ -36,7 +36,7 @@ def strip_hlo(text: str) -> str:
     return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', plain)).strip()
 
 
-def _module_name(hlo: str) -> str:
+def module_name(hlo: str) -> str:
     """The name in the first line of an HLO text."""
     return hlo.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip()
 
@@ -55,7 +55,7 @@ def fingerprint(compiled: Any) -> str:
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
     try:
-        parts = code_parts(bytes(compiled.runtime_executable().serialize()), _module_name(hlo))
+        parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
     except (AttributeError, RuntimeError, ValueError):
         flags = os.environ.get("XLA_FLAGS", "").encode()
         return "t" + hashlib.sha256(text + b"\0" + flags).hexdigest()[:15]

@@ -45,5 +45,11 @@ class Cache:
         with contextlib.suppress(OSError):
             replace_file(path, result.model_dump_json())
 
+    def drop(self, settings: FlagSet) -> None:
+        """Keeps the result of a set no longer."""
+        if (path := self._path(settings)) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     def _path(self, settings: FlagSet) -> Path | None:
         return self._folder / f"{settings.digest}.json" if self._folder else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import plugin, schedule
+from autotune.compiler import plugin
+from autotune.compiler.arrival import require_arrival
 from autotune.compiler.cache import Cache
-from autotune.compiler.hlo import parse_module
-from autotune.compiler.program import CompiledProgram, CompileResult, Memory
+from autotune.compiler.program import CompileResult
+from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
 from autotune.compiler.scratch import Scratch
 from autotune.compiler.targets import Target, Topology
 from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
@@ -25,17 +25,6 @@ START_LIMIT_S = 900.0
 STOP_PATIENCE_S = 10.0
 LOG_BYTES = 2_000_000
 WORKER_RESTARTS = 2
-
-# Names of the worker's files; it is never imported here.
-_HLO, _THUNKS, _NAMES, _LOG, _RESULT = (
-    "optimized.hlo",
-    "thunks.txt",
-    "thunk_names.txt",
-    "compile.log",
-    "result.json",
-)
-_FATAL = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] (.*)")
-_HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +66,13 @@ class CompileJob:
 Progress = Callable[[str], None]
 
 
+IN_FORK = ("lowered", "build", "import")
+"""What each fork of a worker begins with: the lowered step; or it builds that; or it imports the workload, too.
+
+A workload decides: nothing may start a backend of JAX before the fork, or the fork's flags do nothing. For the CPU a
+fork always imports, for the devices themselves start a backend.
+"""
+
 ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its own estimates beside each kernel; the program stays the same."""
 
@@ -112,6 +108,7 @@ class Compiler:
         self._limit_s = limit_s
         self._progress = progress
         self._worker: _Worker | None = None
+        self._in_fork = "import" if job.target is None else "lowered"
         self._is_stopped = False
         self._has_estimates = True
 
@@ -147,8 +144,8 @@ class Compiler:
             if self._is_stopped:
                 raise LaunchError("compiling was stopped")
             if self._worker is None or self._worker.shared != shared:
-                self.close()
-                self._worker = _Worker(self.job, shared, self._limit_s, self._progress)
+                self._start(shared)
+            assert self._worker is not None
             if self._worker.broken is not None:
                 if not shared:
                     raise LaunchError(self._worker.broken.message)
@@ -164,6 +161,21 @@ class Compiler:
             self.close()
         failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
         return CompileResult(settings=settings, failure=failure)
+
+    def _start(self, shared: FlagSet) -> None:
+        """Starts a worker; one in which a backend of JAX was started is of no use, so the next does less."""
+        for _ in IN_FORK:
+            self.close()
+            self._worker = _Worker(self.job, shared, self._limit_s, self._progress, in_fork=self._in_fork)
+            if self._worker.touched_by is None:
+                return
+            self._in_fork = self._worker.touched_by
+            self._progress(f"the workload starts a backend in its {self._in_fork}: each set does that by itself")
+
+    def forget(self, sets: Iterable[FlagSet]) -> None:
+        """Takes results out of the cache."""
+        for settings in sets:
+            self._cache.drop(settings)
 
     def abort(self) -> None:
         """Stops for good, from any thread: what is being compiled ends with a `LaunchError`."""
@@ -197,7 +209,7 @@ def jax_settings(settings: FlagSet) -> FlagSet:
 class _Worker:
     """One compile worker behind its guard, in a folder of its own that goes with it."""
 
-    def __init__(self, job: CompileJob, shared: FlagSet, limit_s: float, progress: Progress) -> None:
+    def __init__(self, job: CompileJob, shared: FlagSet, limit_s: float, progress: Progress, *, in_fork: str) -> None:
         self._job = job
         self.shared = shared
         self._limit_s = limit_s
@@ -218,10 +230,11 @@ class _Worker:
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        self._process.send(self._order())
+        self._process.send({**self._order(), "in_fork": in_fork})
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
+        self.touched_by: str | None = answer.get("touched_by") if answer else None
 
     def _order(self) -> dict[str, Any]:
         target, topology = self._job.target, self._job.topology
@@ -241,14 +254,16 @@ class _Worker:
         folder = self._folder / str(self._count)
         folder.mkdir()
         env = settings.of_kind("env").to_environment()
-        own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates else [])] if self._job.target else []
-        env["XLA_FLAGS"] = " ".join([settings.without("xla_dump_to").render_xla_flags(), *own]).strip()
+        asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
+        own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates and self._job.target else [])]
+        env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
         self._process.send(
             {
                 "type": "compile",
                 "id": self._count,
                 "folder": str(folder),
                 "environment": env,
+                "jax_options": list(jax_settings(settings)),
                 "limit_s": self._limit_s,
             }
         )
@@ -256,28 +271,33 @@ class _Worker:
         if answer is None:
             return None
         try:
-            return self._read(settings, folder, answer)
+            return self._read(settings, asked, folder, answer)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _read(self, settings: FlagSet, folder: Path, answer: Mapping[str, Any]) -> CompileResult:
+    def _read(self, settings: FlagSet, asked: FlagSet, folder: Path, answer: Mapping[str, Any]) -> CompileResult:
         found: dict[str, Any] = {}
-        if (folder / _RESULT).is_file():
-            found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        if (folder / RESULT).is_file():
+            found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         cost = {"duration_s": answer["duration_s"], "cpu_s": answer["cpu_s"]}
         if answer["exit_status"] != 0 or answer["timed_out"]:
             failure = self._failure(folder, answer, found)
             return CompileResult(settings=settings, failure=failure, **cost)
+        require_arrival(
+            settings, asked, marker=str(folder / "dump"), written=read_text(folder / OPTIONS),
+            jax_options=found["jax_options"],
+        )  # fmt: skip
         program = read_program(
             folder,
             found,
+            is_gpu=self._job.target is not None,
             device_count=self._job.topology.device_count,
             gpus_per_node=self._job.topology.gpus_per_node,
         )
         return CompileResult(settings=settings, program=program, **cost)
 
     def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
-        lines = _last_lines(folder / _LOG)
+        lines = last_lines(folder / LOG)
         if answer["timed_out"]:
             return Failure(
                 kind=FailureKind.HANG,
@@ -293,7 +313,7 @@ class _Worker:
             last_lines=lines,
             log=None,
         )
-        words = next((told[1] for line in lines if (told := _FATAL.match(line))), None)
+        words = next((told[1] for line in lines if (told := FATAL.match(line))), None)
         if words is None or found.get("error_type"):
             return failure
         said = words if failure.kind is FailureKind.UNKNOWN_FLAG else f"{failure.message}: {words}"
@@ -319,50 +339,6 @@ class _Worker:
     def abort(self) -> None:
         """Ends the process from another thread; whoever waits for it is told that it is gone."""
         self._process.abort()
-
-
-def read_program(folder: Path, found: Mapping[str, Any], *, device_count: int, gpus_per_node: int) -> CompiledProgram:
-    """The program that a fork of the worker left in its folder."""
-    hlo, thunks, names = (_read_if_there(folder / name) for name in (_HLO, _THUNKS, _NAMES))
-    module = parse_module(hlo)
-    reader = schedule.Reader(
-        module, schedule.parse_names(names), device_count=device_count, gpus_per_node=gpus_per_node
-    )
-    opcodes, custom_calls = schedule.counts(module)
-    return CompiledProgram(
-        fingerprint=found.get("fingerprint") or schedule.fingerprint(found["hlo_digest"], thunks),
-        versions=found["versions"],
-        compile_s=found["compile_s"],
-        memory=Memory(**found["memory"]) if found["memory"] else None,
-        schedule=reader.schedule(schedule.parse_thunks(thunks)),
-        opcodes=opcodes,
-        custom_calls=custom_calls,
-        flops_per_step=found.get("flops_per_step"),
-        tokens_per_step=found.get("tokens_per_step"),
-        mesh=found.get("mesh", {}),
-        layer_bytes=found.get("layer_bytes", {}),
-    )
-
-
-def _read_if_there(path: Path) -> str:
-    """The text of a file; empty without it: XLA:CPU has no thunks to show."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
-    """The end of a compiler's output, less what it says in every run, each line cut to 500 characters."""
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    usage = text.find("\nusage: ")  # of a bad value: all flags follow
-    lines = [
-        line[:500]
-        for line in text[: usage if usage >= 0 else None].splitlines()
-        if line.strip() and not _HARMLESS.search(line)
-    ]
-    fatal = [line for line in lines if _FATAL.match(line)][:2]
-    return (*fatal, *(line for line in lines[-count:] if line not in fatal))
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:

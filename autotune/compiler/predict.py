@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from autotune.compiler.collective_time import collective_time
 from autotune.compiler.program import CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology
-from autotune.model import StudyFileError
+from autotune.model import LaunchError, StudyFileError
 
 MAIN = "compute"
 _EXACT_TRIPS = 3
@@ -128,6 +128,7 @@ def predict_step(
 
     Raises:
         StudyFileError: If the target's rates are not known (a file of the user's).
+        LaunchError: If the step would take no time: its program is empty, or could not be read.
     """
     if target.network is None or not target.flops_per_s:
         raise StudyFileError(
@@ -141,6 +142,11 @@ def predict_step(
     compute_s, exposed_s = done["compute"] * shares.compute_scale, done["exposed"] * shares.exposed_scale
     idle_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"]) * shares.idle_scale
     step_s = compute_s + exposed_s + idle_s
+    if step_s <= 0:
+        raise LaunchError(
+            f"a predicted step must take some time but program {program.fingerprint} takes none: its "
+            f"{len(program.schedule)} operations launch nothing; compile it anew with --no-cache"
+        )
     peak = target.flops_per_s["bf16"] * topology.device_count
     flops, tokens = program.flops_per_step, program.tokens_per_step
     return Prediction(

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from autotune.model import Failure, Record, Settings, format_bytes
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
+# 3: flags are proven to have arrived; results of before are not.
 
 
 class OpKind(StrEnum):

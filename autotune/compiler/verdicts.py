@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from autotune.compiler.canary import Canary, find_canary
 from autotune.compiler.compiler import Compiler, jax_settings
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.model import FlagSet, LaunchError, Record, Settings
@@ -96,6 +97,7 @@ class ScreenReport(Record):
         limit_bytes: Device memory at the study's memory fraction; None for the CPU.
         compiled_count: Programs compiled now, and `cached_count` taken from the cache.
         skipped: Settings and sets that nothing is said of, for the time was up.
+        canary: The set that was seen to change the program before any was called dead; None in a report of before.
     """
 
     target: str
@@ -109,6 +111,7 @@ class ScreenReport(Record):
     cached_count: int
     duration_s: float
     skipped: tuple[str, ...] = ()
+    canary: Canary | None = None
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """The settings with one effect."""
@@ -148,9 +151,10 @@ class Screener:
             is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
 
         Raises:
-            LaunchError: If the reference itself does not compile.
+            LaunchError: If the reference itself does not compile, or flags do not act.
         """
         reference = self.reference()
+        canary = find_canary(self, reference)
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         wanted = [*named.values(), *(FlagSet({n: v}) for n, values in judged.items() for v in values)]
         # Sets that differ in what JAX itself reads need workers of their own: one after the other, not in turns.
@@ -176,6 +180,7 @@ class Screener:
             cached_count=sum(r.from_cache for r in self._results.values()),
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self._is_known(s))),
+            canary=canary,
         )
 
     @property
@@ -225,6 +230,13 @@ class Screener:
             for result in self._compiler.compile([compiled]):
                 self._results[result.settings] = result
         return self._results[compiled]
+
+    def forget(self, sets: Sequence[FlagSet]) -> None:
+        """Keeps nothing of what became of some sets (without the baseline), in the cache neither."""
+        compiled = [self._as_compiled(s) for s in sets]
+        for settings in compiled:
+            self._results.pop(settings, None)
+        self._compiler.forget(compiled)
 
     def fits(self, settings: FlagSet) -> bool | None:
         """Whether a set's step fits into device memory; None if it does not compile or that is not known."""

@@ -13,7 +13,7 @@ def describe_screen(report: ScreenReport) -> list[str]:
     """A report in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
-    lines = [f"screen for {place}: {counts}"]
+    lines = [f"screen for {place}: {counts}{_canary(report)}"]
     if dead := report.of_effect(Effect.DEAD):
         lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
     lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
@@ -24,6 +24,10 @@ def describe_screen(report: ScreenReport) -> list[str]:
     if report.skipped:
         lines.append(f"not screened, for the time was up: {', '.join(report.skipped)}")
     return lines
+
+
+def _canary(report: ScreenReport) -> str:
+    return f"; flags arrive: the canary [{report.canary.settings}] changes the program" if report.canary else ""
 
 
 _EFFECTS = {
@@ -79,7 +83,7 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def screen_lines(report: ScreenReport) -> list[str]:
     """The report in words."""
     versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
-    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}"]
+    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}{_canary(report)}"]
     peak, limit = report.reference.peak_bytes, report.limit_bytes
     if peak is not None:
         share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""

@@ -187,10 +187,14 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """The report of an earlier session, if it was of the same cluster and versions."""
+        """The report of an earlier session, if it was of the same cluster and versions, and guarded by a canary."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
-            if record.report is not None and (record.target, record.topology, record.versions) == here:
+            if (
+                record.report is not None
+                and record.report.get("canary")
+                and (record.target, record.topology, record.versions) == here
+            ):
                 return ScreenReport.model_validate(record.report)
         return None
 

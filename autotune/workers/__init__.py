@@ -8,3 +8,4 @@ from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher
 from autotune.workers.replay import ReplayLauncher
 from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher
+from autotune.workers.settings_check import check_options

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES
 from autotune.compiler.compiler import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
 from autotune.compiler.targets import load_target, parse_topology
@@ -27,7 +28,7 @@ GIB = 1 << 30
 
 
 class Rules:
-    """A compiler with known rules: which settings make which program; it counts what it is asked for."""
+    """A compiler with known rules: which settings make which program; it counts what it is asked for, canaries aside."""
 
     def __init__(self, target: str | None = "h100-sxm", peak_gib: float = 10.0) -> None:
         gpu = load_target(target) if target else None
@@ -37,14 +38,15 @@ class Rules:
 
     def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
         for settings in dict.fromkeys(sets):
-            self.compiled.append(settings)
+            if not self.canaries(settings):
+                self.compiled.append(settings)
             yield self._result(settings)
 
     def _result(self, settings: FlagSet) -> CompileResult:
         if settings.get(COMBINE) == "13":
             failure = Failure(kind=FailureKind.COMPILE_ERROR, message="thirteen is not allowed", phase="compile")
             return CompileResult(settings=settings, failure=failure)
-        name = self.name(settings)
+        name = "; ".join([self.name(settings), *self.canaries(settings)])
         gib = self.peak_gib + (60.0 if BUFFER in settings else 0.0)
         memory = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=int(gib * GIB))
         program = CompiledProgram(
@@ -57,8 +59,15 @@ class Rules:
         """How much a step does: the larger the combine threshold, the less."""
         return 1 / int(settings.get(COMBINE, "7"))
 
+    def canaries(self, settings: FlagSet) -> list[str]:
+        """The canaries that a set holds: they change every program, as on real compilers."""
+        return [f"canary {c}" for c in (*GPU_CANARIES, *CPU_CANARIES) if settings.merge(c) == settings]
+
     def abort(self) -> None:
         """Nothing runs on."""
+
+    def forget(self, sets: Sequence[FlagSet]) -> None:
+        """Nothing is kept."""
 
     def name(self, settings: Mapping[str, str]) -> str:
         parts = [f"combine {settings[COMBINE]}"] if settings.get(COMBINE, "7") != "7" else []

@@ -12,8 +12,9 @@ import pytest
 
 from autotune.compiler import compiler as compiler_module
 from autotune.compiler import program as P
-from autotune.compiler.compiler import CompileJob, Compiler, read_program
+from autotune.compiler.compiler import CompileJob, Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.reading import read_program
 from autotune.compiler.targets import load_target, target_names
 from autotune.compiler.verdicts import Screener
 from autotune.machine import environment
@@ -220,14 +221,14 @@ BY_COMPILER_OPTIONS = """
 import json, sys
 from pathlib import Path
 from autotune.child import compile as worker
-from autotune.child.fingerprint import strip_hlo
+from autotune.child.fingerprint import module_name, strip_hlo
 import hashlib
 job, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 sys.path[:0] = job["paths"]
 lower, facts = worker.prepare(job)
 options = {"xla_gpu_enable_while_loop_double_buffering": True, "xla_dump_to": str(folder / "dump")}
 compiled = lower().compile(compiler_options=options)
-worker._keep_dumps(folder)
+worker._keep_dumps(folder, module_name(compiled.as_text()), "gpu")
 digest = hashlib.sha256(strip_hlo(compiled.as_text()).encode()).hexdigest()
 print(json.dumps({"hlo_digest": digest, "compile_s": 0.0, "memory": None, **facts}))
 """
@@ -242,6 +243,7 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
         "options": {},
         "paths": list(job.paths),
         "platform": "cuda",
+        "in_fork": "lowered",
         "target_name": "h100-sxm",
         "target_config": job.target.config_text,
         "topology": "1x1x8",
@@ -251,7 +253,7 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     command = [sys.executable, "-c", BY_COMPILER_OPTIONS, json.dumps(order), str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    other = read_program(tmp_path, found, device_count=8, gpus_per_node=8)
+    other = read_program(tmp_path, found, is_gpu=True, device_count=8, gpus_per_node=8)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
 
 
