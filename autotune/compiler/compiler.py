@@ -18,7 +18,7 @@ from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, r
 from autotune.compiler.scratch import Scratch
 from autotune.compiler.targets import Target, Topology
 from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError
+from autotune.model import OPTION, PROCESS_COUNT, Failure, FailureKind, FlagSet, LaunchError, options_in
 from autotune.workers import GuardedProcess, classify_failure
 
 START_LIMIT_S = 900.0
@@ -131,15 +131,14 @@ class Compiler:
                 missing.append(settings)
             else:
                 yield kept
-        # JAX reads its own settings when it is imported: sets that differ in them need workers of their own.
-        for settings in sorted(missing, key=lambda s: str(jax_settings(s))):
+        for settings in sorted(missing, key=lambda s: str(of_worker(s))):
             result = self._one(settings)
             self._cache.store(result)
             yield result
 
     def _one(self, settings: FlagSet) -> CompileResult:
         """Compiles one set; a worker that dies of it is started again some times."""
-        shared = jax_settings(settings)
+        shared = of_worker(settings)
         for _ in range(WORKER_RESTARTS + 1):
             if self._is_stopped:
                 raise LaunchError("compiling was stopped")
@@ -206,6 +205,11 @@ def jax_settings(settings: FlagSet) -> FlagSet:
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
+def of_worker(settings: FlagSet) -> FlagSet:
+    """The part of a set that decides which worker compiles it: what JAX reads, and options of the workload."""
+    return jax_settings(settings).merge(settings.of_kind("option"))
+
+
 class _Worker:
     """One compile worker behind its guard, in a folder of its own that goes with it."""
 
@@ -241,7 +245,7 @@ class _Worker:
         return {
             "type": "job",
             "entry": self._job.entry,
-            "options": dict(self._job.options),
+            "options": {**self._job.options, **options_in(self.shared.without(OPTION + PROCESS_COUNT))},
             "paths": list(self._job.paths),
             "platform": "cuda" if target else "cpu",
             "target_config": target.config_text if target else None,

@@ -12,7 +12,7 @@ from autotune.compiler.compiler import CompileJob, Compiler, Progress
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
 from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
 from autotune.machine import caller_environment
-from autotune.model import StudyFileError, StudySpec, WorkerReport
+from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
 
 MOST_VALUES = 5
@@ -89,7 +89,7 @@ def open_screener(
     moved, cluster = on_cluster(spec, target, topology)
     job = CompileJob(
         entry=spec.workload.entry,
-        options=spec.workload.options,
+        options=spec.under(FlagSet()).workload.options,
         target=target,
         topology=cluster,
         paths=(str(study_dir),),

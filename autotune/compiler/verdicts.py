@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.compiler.canary import Canary, find_canary
-from autotune.compiler.compiler import Compiler, jax_settings
+from autotune.compiler.compiler import Compiler, of_worker
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.model import FlagSet, LaunchError, Record, Settings
 from autotune.settings import Catalog, Stage
@@ -158,7 +158,7 @@ class Screener:
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         wanted = [*named.values(), *(FlagSet({n: v}) for n, values in judged.items() for v in values)]
         # Sets that differ in what JAX itself reads need workers of their own: one after the other, not in turns.
-        wanted.sort(key=lambda s: str(jax_settings(self.baseline.merge(s))))
+        wanted.sort(key=lambda s: str(of_worker(self.baseline.merge(s))))
         for i, settings in enumerate(wanted):
             if not self._is_known(settings) and is_over():
                 break

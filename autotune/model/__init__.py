@@ -13,14 +13,16 @@ from autotune.model.measurement import (
     PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
     Record, Settings, Stamped, WorkerReport, WorkloadFacts,
 )  # fmt: skip
-from autotune.model.names import is_variable, kind_of, refuse_reaching_out
+from autotune.model.names import OPTION, is_variable, kind_of, refuse_reaching_out
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
 from autotune.model.objectives import (
     choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
     told_log_ratio, trial_log_ratio,
 )  # fmt: skip
 from autotune.model.observer import View
-from autotune.model.options import dotted, filled, option_setting, option_text, options_in, placeholders, plain
+from autotune.model.options import (
+    PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
+)  # fmt: skip
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,

@@ -24,7 +24,9 @@ from autotune.compiler import (
     predict_step,
 )
 from autotune.model import (
+    OPTION,
     PREDICTED,
+    PROCESS_COUNT,
     Failed,
     FlagSet,
     Predicted,
@@ -36,6 +38,7 @@ from autotune.model import (
     TrialOutcome,
     TrialResult,
     format_seconds,
+    option_setting,
 )
 from autotune.settings import SearchSpace, Stage
 from autotune.study.run import StudyRun
@@ -100,6 +103,7 @@ class Predicting:
         self._screener = self._resources.enter_context(contextlib.closing(StudyScreener(run.store, run.view)))
         self._target, self._topology = cluster_of(run.spec)
         self._reference_s = 0.0
+        self._reference_tokens: int | None = None
         self._screen: Screener
 
     def reference(self) -> Facts:
@@ -109,7 +113,7 @@ class Predicting:
         run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
         program = self._screener.wait(self._screen.reference)
         found = predict_step(program, self._target, self._topology)
-        self._reference_s = found.step_s
+        self._reference_s, self._reference_tokens = found.step_s, program.tokens_per_step
         last = run.store.last(ScreenRecord)
         if last is not None and last.prediction is not None and last.versions != versions:
             raise StudyFileError(
@@ -131,13 +135,19 @@ class Predicting:
         Where the study asks for a screen, what that finds dead goes, too.
         """
         reason = "read at run time or by the autotuner on the device: a prediction cannot see it, a measurement can"
-        blind = {p.name for p in space.parameters if self._screen.stage(p.name) is not Stage.PROGRAM}
+        blind = {p.name for p in space.parameters if not self._sees(p.name)}
         kept = tuple(p for p in space.parameters if p.name not in blind and not blind & set(p.condition or {}))
         gone = {p.name: reason for p in space.parameters if p not in kept} | dict(space.left_out)
         seen = SearchSpace(kept, gone)
         if not self._screener.is_asked_for:
             return seen
         return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
+
+    def _sees(self, name: str) -> bool:
+        """Whether a program can tell what a setting does; options make programs, the number of processes does not."""
+        if name.startswith(OPTION):
+            return name != option_setting(PROCESS_COUNT)
+        return self._screen.stage(name) is Stage.PROGRAM
 
     def evaluate(self, config: TrialConfig, known: Known) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""
@@ -175,10 +185,13 @@ class Predicting:
         self._resources.close()
 
     def _step(self, program: CompiledProgram, found: Prediction) -> PredictedStep:
+        # Where options change the work of a step, time for each token is what is compared.
+        tokens, before = program.tokens_per_step, self._reference_tokens
+        work = tokens / before if tokens and before else 1.0
         return PredictedStep(
             target=self._target.name,
             topology=str(self._topology),
-            ratio=found.step_s / self._reference_s,
+            ratio=found.step_s / self._reference_s / work,
             step_s=found.step_s,
             compute_s=found.compute_s,
             communication_s=found.communication_s,
