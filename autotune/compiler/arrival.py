@@ -80,7 +80,12 @@ def differing(asked: FlagSet, options: Mapping[str, list[str]]) -> Iterator[str]
     """
     for name, wanted in asked.of_kind("xla").items():
         got = options.get(name, [])
-        if name not in _DECIDED_LATER and len(got) == 1 and _are_comparable(wanted, got[0]) and not _are_equal(wanted, got[0]):
+        if (
+            name not in _DECIDED_LATER
+            and len(got) == 1
+            and _are_comparable(wanted, got[0])
+            and not _are_equal(wanted, got[0])
+        ):
             yield f"{name}={wanted} became {got[0]}"
 
 
