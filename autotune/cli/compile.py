@@ -140,13 +140,15 @@ def _open_screen(
     limit_s: float,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screener, parse_topology, with_options
+    from autotune.compiler import load_target, open_screener, parse_topology, target_here, with_options
     from autotune.model import load_study
 
+    spec = with_options(load_study(study), options or ())
+    attached = target_here() if target is None and spec.device.platform == "cuda" else None
     with open_screener(
-        with_options(load_study(study), options or ()),
+        spec,
         study_dir=study.resolve().parent,
-        target=load_target(target) if target else None,
+        target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
         cache_dir=_cache_dir(cache),
         limit_s=limit_s,

@@ -7,5 +7,5 @@ from autotune.compiler.open import cluster_that_ran, domains, narrowed, on_clust
 from autotune.compiler.plugin import compiler_problem, compiler_versions
 from autotune.compiler.predict import Prediction, predict_step
 from autotune.compiler.program import CompiledProgram
-from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_names
+from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here, target_names
 from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport

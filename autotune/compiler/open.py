@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
-from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
+from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here
 from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
 from autotune.machine import caller_environment
 from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
@@ -47,9 +47,12 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
-    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described."""
+    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described.
+
+    A GPU of that kind that is attached here is described by itself, see `target_here`.
+    """
     asked, nodes = spec.screen, spec.device.node_count
-    target = load_target(asked.target) if asked.target else target_of(ran.device_kind)
+    target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
     if asked.topology:
         return target, parse_topology(asked.topology)
     return target, Topology(nodes, max(1, ran.device_count // nodes))

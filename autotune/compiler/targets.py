@@ -6,12 +6,14 @@ import hashlib
 import importlib.resources
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
+from autotune.compiler.toolkit import Toolkit, installed_toolkit
+from autotune.machine import GpuFacts, caller_environment, gpu_facts
 from autotune.model import StudyFileError, close_matches
 from autotune.settings import read_data
 
@@ -27,14 +29,8 @@ SHARED_FIELDS: Mapping[str, Any] = {
     "thread_dim_limit_x": 1024,
     "thread_dim_limit_y": 1024,
     "thread_dim_limit_z": 64,
-    "driver_version": "13.0.0",
-    "runtime_version": "12.8.0",
-    "compile_time_toolkit_version": "12.8.0",
 }
 """What all described GPUs have in common (CUDA programming guide, table of compute capabilities)."""
-
-DNN_VERSION = {"major": 9, "minor": 10}
-"""cuDNN that the compiler assumes; XLA's newest descriptions have the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +59,10 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class _TargetFile:
-    """A file of ``autotune/data/targets``; `device` has the fields of XLA's ``GpuDeviceInfoProto``."""
+    """A file of ``autotune/data/targets``; `device` has the fields of XLA's ``GpuDeviceInfoProto``.
+
+    `kinds` holds names that JAX gives this GPU besides ``device.name``.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -72,6 +71,7 @@ class _TargetFile:
     device: Mapping[str, Any]
     flops_per_s: Mapping[str, float]
     network: Network
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,9 @@ class Target:
             ``scalar``.
         network: Its links; None if not known (a file of the user's), then no communication can be predicted.
         sources: Where the figures are from.
+        kinds: Names that JAX gives it.
+        asked: Fields of the description that the GPU or the installed packages told.
+        assumed: Those of its kind that a table told, for nobody here could be asked.
     """
 
     name: str
@@ -100,6 +103,9 @@ class Target:
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     network: Network | None = None
     sources: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -166,11 +172,13 @@ def target_names() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
 
 
-def load_target(name: str) -> Target:
+def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | None = None) -> Target:
     """The target of a name, or the one that a file describes.
 
     Args:
         name: One of `target_names`, or the path of a ``.txtpb`` file with a GpuTargetConfigProto.
+        facts: What a GPU of this kind told of itself; that goes before the table. Of no use with a file.
+        toolkit: CUDA and cuDNN; those installed here when None.
 
     Raises:
         StudyFileError: If there is no such target, or the file cannot be read or says too little.
@@ -184,14 +192,24 @@ def load_target(name: str) -> Target:
             f"{close_matches(name, target_names())}"
         )
     found = read_data(resource, _TargetFile)
-    device, network = found.device, found.network
-    links = {"device_interconnect_info": {"active_links": network.nvlink_links}} if network.nvlink_links else {}
+    network, told = found.network, _told(found, facts)
+    device = {**found.device, **told}
+    tools = toolkit or installed_toolkit()
+    if facts is not None and facts.cuda is not None:
+        tools = replace(tools, driver=facts.cuda, asked=(*tools.asked, "driver"))
+    links = facts.nvlinks if facts is not None and facts.nvlinks is not None else network.nvlink_links
     config = {
-        "gpu_device_info": {**SHARED_FIELDS, **device, **links},
+        "gpu_device_info": {
+            **SHARED_FIELDS,
+            **tools.fields,
+            **device,
+            **({"device_interconnect_info": {"active_links": links}} if links else {}),
+        },
         "platform_name": "CUDA",
-        "dnn_version_info": DNN_VERSION,
+        "dnn_version_info": tools.dnn_fields,
         "device_description_str": device["name"],
     }
+    asked = (*told, *(["nvlinks"] if facts is not None and facts.nvlinks is not None else []), *tools.asked)
     return Target(
         name=name,
         title=found.title,
@@ -202,20 +220,53 @@ def load_target(name: str) -> Target:
         flops_per_s=found.flops_per_s,
         network=network,
         sources=found.sources,
+        kinds=(found.device["name"], *found.kinds),
+        asked=asked,
+        assumed=tuple(n for n in (*found.device, "nvlinks", "driver", "runtime", "dnn") if n not in asked),
     )
+
+
+def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
+    """Fields of the description that a GPU told of itself."""
+    if facts is None:
+        return {}
+    capability = dict(found.device["cuda_compute_capability"])
+    if facts.compute_capability is not None:
+        capability |= zip(("major", "minor"), facts.compute_capability, strict=True)
+    told = {
+        "name": facts.name or None,
+        "core_count": facts.lanes and facts.lanes // found.device["fpus_per_core"],
+        "clock_rate_ghz": facts.clock_ghz,
+        "device_memory_size": facts.memory_bytes,
+        "memory_bandwidth": facts.memory_bytes_per_s and int(facts.memory_bytes_per_s),
+        "cuda_compute_capability": capability if facts.compute_capability is not None else None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def target_of(device_kind: str) -> Target | None:
     """The target of a GPU by the name that JAX gives it, such as ``NVIDIA H200``; None if none or several fit."""
     kind = device_kind.strip()
-    names = {
-        re.search(r'device_description_str: "([^"]*)"', t.config_text): t for t in map(load_target, target_names())
-    }
-    known = {match[1]: t for match, t in names.items() if match}
+    known = {name: t for t in map(load_target, target_names()) for name in t.kinds}
     if kind in known:
         return known[kind]
-    alike = [t for name, t in known.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")]
-    return alike[0] if len(alike) == 1 else None
+    alike = {t.name: t for name, t in known.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")}
+    return next(iter(alike.values())) if len(alike) == 1 else None
+
+
+def target_here(device_kind: str | None = None) -> Target | None:
+    """The target of a GPU that is attached to this machine, as it tells of itself.
+
+    Args:
+        device_kind: Its name as JAX has it; the first GPU that this process may use when None.
+
+    Returns:
+        Of a kind that is described but not attached here, the table's; None for one that is not described.
+    """
+    here = {gpu.name: gpu for gpu in reversed(gpu_facts(caller_environment()))}
+    kind = device_kind if device_kind is not None else next(reversed(here), "")
+    known = target_of(kind)
+    return load_target(known.name, facts=here[kind]) if known is not None and kind in here else known
 
 
 def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:

@@ -98,6 +98,8 @@ class ScreenReport(Record):
         compiled_count: Programs compiled now, and `cached_count` taken from the cache.
         skipped: Settings and sets that nothing is said of, for the time was up.
         canary: The set that was seen to change the program before any was called dead; None in a report of before.
+        target_digest: Names what the compiler was told of the GPU; empty for the CPU.
+        target_asked: Fields of that which the GPU or installed packages told; `target_assumed`, a table.
     """
 
     target: str
@@ -112,6 +114,9 @@ class ScreenReport(Record):
     duration_s: float
     skipped: tuple[str, ...] = ()
     canary: Canary | None = None
+    target_digest: str = ""
+    target_asked: tuple[str, ...] = ()
+    target_assumed: tuple[str, ...] = ()
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """The settings with one effect."""
@@ -181,7 +186,12 @@ class Screener:
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self._is_known(s))),
             canary=canary,
+            **self._target_fields(),
         )
+
+    def _target_fields(self) -> dict[str, Any]:
+        gpu = self.job.target
+        return {"target_digest": gpu.digest, "target_asked": gpu.asked, "target_assumed": gpu.assumed} if gpu else {}
 
     @property
     def target_name(self) -> str:

@@ -187,7 +187,7 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """The report of an earlier session, if it was of the same cluster and versions, and guarded by a canary."""
+        """The report of an earlier session, if a canary guarded it and the same was compiled for."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
             if (

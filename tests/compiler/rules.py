@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 
 class Rules:
-    """A compiler with known rules: which settings make which program; it counts what it is asked for, canaries aside."""
+    """A compiler with known rules: which settings make which program; it counts what it is asked for but canaries."""
 
     def __init__(self, target: str | None = "h100-sxm", peak_gib: float = 10.0) -> None:
         gpu = load_target(target) if target else None
