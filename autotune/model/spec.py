@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from enum import StrEnum
 from pathlib import Path
@@ -69,6 +70,12 @@ class StudySpec(Section):
             raise ValueError(
                 'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
             )
+        mesh, count = self.workload.mesh, self.device.count
+        if mesh is not None and count is not None and math.prod(mesh.values()) != count:
+            raise ValueError(
+                f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
+                f"{math.prod(mesh.values())}; change either of them"
+            )
         if self.is_predicted and len(self.search.objectives) > 1:
             raise ValueError(
                 '`search.step_time = "predicted"` is of step time alone: give no other `search.objectives`'
@@ -90,7 +97,8 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        return _digest({"workload": self.workload.model_dump(), "device": self.device.model_dump()})
+        workload = self.workload.model_dump(exclude={"mesh", "uses"})  # what is declared changes nothing that runs
+        return _digest({"workload": workload, "device": self.device.model_dump()})
 
     @property
     def identity(self) -> str:
@@ -109,6 +117,9 @@ class StudySpec(Section):
             data["search"].pop("objectives")
         if data["search"]["known_failures"]:
             data["search"].pop("known_failures")
+        for key in ("mesh", "uses"):
+            if data["workload"][key] is None:
+                data["workload"].pop(key)
         screen = data.pop("screen")
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {key: screen[key] for key in ("target", "topology")}

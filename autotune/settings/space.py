@@ -67,9 +67,7 @@ def build_space(
     builder = _Builder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
-    picked = [
-        s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)
-    ]
+    picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
     builder.expect(picked)
     for setting in picked:
         builder.add_from_catalog(setting, numerics=setting.group in search.groups)
@@ -212,7 +210,9 @@ class _Builder:
 
         for name in self.found:
             add(name)
-        return SearchSpace(tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered})
+        return SearchSpace(
+            tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered}
+        )
 
     def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts; or the reason why it never does."""
