@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
 from autotune.model import Failure, FailureKind, StudySpec
@@ -17,7 +18,7 @@ from autotune.workers.guarded import GuardedProcess
 BUILD_LIMIT_S = 300.0
 STOP_PATIENCE_S = 5.0
 LOG_BYTES = 100_000
-_SIZES: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, int])
+_SIZES: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
