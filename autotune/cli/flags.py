@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -200,26 +200,37 @@ def symptoms(
 
 def space(
     study: options.Study,
+    run_dir: options.RunDir = None,
+    objective: options.StepTime = None,
+    target: options.Target = None,
+    topology: options.Topology = None,
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints the search space of a study, its size, and the reason for every setting left out."""
-    from autotune.model import load_study
-    from autotune.settings import KnownSettings, build_space, describe_condition, describe_domain
+    """Prints what a run of a study searches, its size, and the reason for every setting left out."""
+    from autotune.settings import describe_condition, describe_domain
+    from autotune.study import foretell_space, study_with
 
-    spec = load_study(study)
-    report = _report(spec.device.platform, python)
-    found = build_space(spec, KnownSettings(report), None)
+    given: dict[str, dict[str, Any]] = {
+        "search": {"step_time": objective},
+        "screen": {"target": target, "topology": topology},
+    }
+    spec = study_with(study, given, effort="standard", seed=None)
+    path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
+    told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python)
+    found = told.space
     if as_json:
-        print_json({"parameters": found.parameters, "size": found.size(), "left_out": found.left_out})
+        facts = {"told_by": told.told_by, "device_count": told.device_count, "layer_bytes": told.layer_bytes}
+        print_json({**plain(found), "size": found.size(), "build": told.build, "facts": facts})
         return
     rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
-    print(f"{found.size():.6g} points on {report.build}")
-    if found.left_out:
-        print("left out:")
-    for name, reason in found.left_out.items():
-        print(f"  {name}: {reason}")
+    print(f"{found.size():.6g} points on {told.build}; told by {told.told_by}")
+    for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
+        if reasons:
+            print(title)
+        for name, reason in reasons.items():
+            print(f"  {name}: {reason}")
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:

@@ -51,6 +51,10 @@ Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: 
 Python = Annotated[str | None, typer.Option(help="Interpreter whose packages are meant.")]
 Script = Annotated[Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)]
 
+StepTime = Annotated[
+    Literal["measured", "predicted"] | None,
+    typer.Option("--objective", help="predicted: compile only, nothing is measured, no GPU needed."),
+]
 Target = Annotated[
     str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .txtpb file.")
 ]

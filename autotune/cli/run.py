@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,10 +38,7 @@ def run(
     screen: Annotated[
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
     ] = None,
-    objective: Annotated[
-        Literal["measured", "predicted"] | None,
-        typer.Option(help="predicted: compile only, nothing is measured, no GPU needed."),
-    ] = None,
+    objective: options.StepTime = None,
     target: options.Target = None,
     topology: options.Topology = None,
     as_json: options.Json = False,

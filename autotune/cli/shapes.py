@@ -36,10 +36,19 @@ class _Checks(_Shape):
     settings: list[SettingCheck]
 
 
+class _Facts(_Shape):
+    told_by: str
+    device_count: int | None
+    layer_bytes: dict[str, int]
+
+
 class _Space(_Shape):
     parameters: list[Parameter]
-    size: float
     left_out: dict[str, str]
+    notes: dict[str, str]
+    size: float
+    build: str
+    facts: _Facts
 
 
 class _Comparison(_Shape):

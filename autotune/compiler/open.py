@@ -132,7 +132,7 @@ def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
             reasons[parameter.name] = "no value of it compiles and fits here"
             continue
         kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
-    return SearchSpace(tuple(kept), {**space.left_out, **reasons})
+    return SearchSpace(tuple(kept), {**space.left_out, **reasons}, space.notes)
 
 
 def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:

@@ -169,8 +169,8 @@ class WorkloadFacts(Protocol):
     """What a search space is built from: told by a process that runs the workload, or by its compiled program."""
 
     @property
-    def device_count(self) -> int:
-        """Devices of all processes."""
+    def device_count(self) -> int | None:
+        """Devices of all processes; None if that is not known."""
 
     @property
     def mesh(self) -> Mapping[str, int]:

@@ -12,6 +12,7 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
@@ -31,6 +32,12 @@ def _duration_or_none(value: str | float) -> float:
     """Seconds of a duration that may be 0, for none."""
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
+
+AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
+"""Ways to split a step over devices: axes of `workload.mesh`."""
+
+USES = ("loops", "collective-permute", "several-devices", "several-nodes", *AXES)
+"""What a program may be said to have: words of `workload.uses`."""
 
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
@@ -95,6 +102,8 @@ class WorkloadSpec(Section):
         environment: Variables of the `command` that hold options, such as ``BATCH = "{batch}"``.
         hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
         read: How the steps of a program without the hook are read.
+        mesh: Declares over how many devices the program splits its work, and in which ways: all of them, see `AXES`.
+        uses: Declares what the program has, all of it, see `USES`: settings that act on nothing of it are not searched.
     """
 
     entry: str | None = None
@@ -103,6 +112,17 @@ class WorkloadSpec(Section):
     environment: dict[str, str] = Field(default_factory=dict)
     hook: bool = False
     read: ReadSpec | None = None
+    mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    uses: tuple[str, ...] | None = None
+
+    @field_validator("mesh", "uses")
+    @classmethod
+    def _is_known(cls, declared: Any, info: ValidationInfo) -> Any:
+        legal = AXES if info.field_name == "mesh" else USES
+        for word in declared or ():
+            if word not in legal:
+                raise ValueError(f"of {', '.join(legal)} but got {word!r}{close_matches(word, legal)}")
+        return declared
 
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSpec:

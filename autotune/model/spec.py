@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from enum import StrEnum
 from pathlib import Path
@@ -62,6 +63,12 @@ class StudySpec(Section):
         if self.measure.mode == "turns" and not self.workload.takes_turns:
             raise ValueError(
                 'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
+            )
+        mesh, count = self.workload.mesh, self.device.count
+        if mesh is not None and count is not None and math.prod(mesh.values()) != count:
+            raise ValueError(
+                f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
+                f"{math.prod(mesh.values())}; change either of them"
             )
         if self.is_predicted and len(self.search.objectives) > 1:
             raise ValueError(
@@ -133,7 +140,8 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        return _digest({"workload": _used("workload", self.workload.model_dump()), "device": self.device.model_dump()})
+        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses"}))  # declared: changes nothing
+        return _digest({"workload": workload, "device": self.device.model_dump()})
 
     @property
     def identity(self) -> str:
@@ -256,7 +264,7 @@ def _legal_keys(location: list[Any]) -> list[str]:
 
 
 _YOUNG: dict[str, dict[str, Any]] = {
-    "workload": {"environment": {}},
+    "workload": {"environment": {}, "mesh": None, "uses": None},
     "search": {"options": {}, "when": {}},
     "first": {"options": {}},
 }

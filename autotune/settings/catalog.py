@@ -66,12 +66,18 @@ class Tier(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a program must have for the setting to act."""
+    """What a program must have for the setting to act.
+
+    ``single_device``: nothing that not every program has. ``sharded_matmul``: a matrix product whose operand or result
+    is gathered or scattered.
+    """
 
     SINGLE_DEVICE = "single_device"
     MULTI_DEVICE = "multi_device"
     MULTI_NODE = "multi_node"
     LOOP = "loop"
+    COLLECTIVE_PERMUTE = "collective_permute"
+    SHARDED_MATMUL = "sharded_matmul"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +102,7 @@ class Setting:
         minimum: Least sensible value; the parser may let others pass.
         maximum: Greatest sensible value.
         scopes: What the program must have; all of them.
-        axis: Mesh axis (``tensor``, ``pipeline``) without which it cannot act.
+        makes: What it may bring into a program that had none, so that other settings act.
         stage: Where it acts.
         since: First tested jaxlib that has it, if the earlier ones lack it.
         removed: First tested jaxlib that lacks it.
@@ -141,7 +147,7 @@ class Setting:
     minimum: float | None = None
     maximum: float | None = None
     scopes: tuple[Scope, ...] = ()
-    axis: str = ""
+    makes: tuple[Scope, ...] = ()
     stage: Stage = Stage.PROGRAM
     since: str = ""
     removed: str = ""

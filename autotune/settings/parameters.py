@@ -105,10 +105,12 @@ class SearchSpace:
     Attributes:
         parameters: What is searched.
         left_out: Setting to the reason why it is not searched.
+        notes: Setting that is searched to what a person should know of it.
     """
 
     parameters: tuple[Parameter, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """One point: walks the parameters in order and asks for the active ones only.

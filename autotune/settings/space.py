@@ -16,6 +16,7 @@ from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
 from autotune.settings.options import Conditions, option_parameters, own_conditions
 from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
 from autotune.settings.recipes import find_symptom
+from autotune.settings.scopes import known_scopes, why_asleep
 
 DEFAULT_GROUPS = {
     "cpu": ("cpu", "cpu_process"),
@@ -24,6 +25,8 @@ DEFAULT_GROUPS = {
 """What is searched when a study names nothing."""
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
+_NO_LAYER = "in powers of two, for the workload does not tell the bytes of a layer (`layer_bytes`)"
+_NO_LAYER_YET = "a run searches 0.25 to 8 times the bytes of one layer once its reference has told them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 _REASONS = {
     Tier.EXPERT: "for experts: name it in `search.settings` to search it",
@@ -65,9 +68,10 @@ def build_space(
     builder = _Builder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
-    for setting in known.catalog.values():
-        if setting.name not in builder.found and {setting.group, *setting.also_in} & set(asked):
-            builder.add_from_catalog(setting, numerics=setting.group in search.groups)
+    picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
+    builder.expect(picked)
+    for setting in picked:
+        builder.add_from_catalog(setting, numerics=setting.group in search.groups)
     for parameter in option_parameters(spec):
         builder.found[parameter.name] = parameter
     return builder.space(own_conditions(spec, builder.named))
@@ -79,17 +83,18 @@ class _Builder:
     def __init__(self, spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, cpu_count: int) -> None:
         self.found: dict[str, Parameter] = {}
         self._left_out: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._known = known
+        self._baseline = spec.baseline
         self._platform = spec.device.platform
-        self._node_count = spec.device.node_count
-        self._device_count = reference.device_count if reference else spec.device.count or 1
-        self._mesh: Mapping[str, int] = reference.mesh if reference else spec.workload.options.get("mesh", {})
+        self._scopes = known_scopes(spec, reference)
+        self._made: set[Scope] = set()
+        self._is_told = reference is not None
         self._layer_bytes = reference.layer_bytes if reference else {}
-        self._has_loop = bool(spec.workload.options.get("scan", True))
         self._cpu_count = cpu_count
 
     def add_from_study(self, name: str, domain: Domain) -> None:
-        """Adds a setting with the study's own domain, or the reason why it cannot act.
+        """Adds a setting with the study's own domain: what a person names is tried, whatever the catalogue thinks.
 
         Raises:
             SettingError: If it does not exist, is dangerous, or a value is not legal.
@@ -103,8 +108,7 @@ class _Builder:
         if setting.danger:
             raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
         if reason := self._cannot_act(setting):
-            self._left_out[name] = reason
-            return
+            self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, _blank(setting))
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
             facts = self._known.look(name, value)
@@ -112,6 +116,12 @@ class _Builder:
             if problem := refused or facts.out_of_range:
                 raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
         self.found[name] = parameter
+
+    def expect(self, picked: Sequence[Setting]) -> None:
+        """Looks up what settings may bring into the program: those of the study, its baseline, and picked ones."""
+        named = [self._known[n].entry for n in (*self.found, *self._baseline)]
+        makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
+        self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
 
     def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
         """Adds a setting with the catalogue's domain, or the reason why it is not searched.
@@ -152,15 +162,7 @@ class _Builder:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self._platform):
             return f"acts on {entry.platform}, the study runs on {self._platform}"
-        if Scope.MULTI_DEVICE in entry.scopes and self._device_count < 2:
-            return "acts on several devices, the study has one"
-        if Scope.MULTI_NODE in entry.scopes and self._node_count < 2:
-            return "acts across nodes, the study has one"
-        if Scope.LOOP in entry.scopes and not self._has_loop:
-            return "acts on loops, the program has none"
-        if entry.axis and self._mesh.get(entry.axis, 1) < 2:
-            return f"acts under {entry.axis} parallelism, the mesh has none"
-        return ""
+        return why_asleep(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """The setting with the values that the catalogue says are worth trying; None without any."""
@@ -168,6 +170,8 @@ class _Builder:
         layer = self._layer_bytes.get(entry.layer_bytes) if entry.layer_bytes else None
         if layer:
             return replace(blank, choices=_choices([str(round(layer * m)) for m in _LAYER_MULTIPLES], blank))
+        if entry.layer_bytes:
+            self._notes[entry.name] = _NO_LAYER if self._is_told else _NO_LAYER_YET
         if entry.low is not None and entry.high is not None:
             ranged = replace(
                 blank,
@@ -218,7 +222,9 @@ class _Builder:
 
         for name in self.found:
             add(name)
-        return SearchSpace(tuple(ordered.values()), self._left_out)
+        return SearchSpace(
+            tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered}
+        )
 
     def _conditions(self, name: str, own: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts; or the reason why it never does."""

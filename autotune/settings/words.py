@@ -103,7 +103,7 @@ def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
         ("gone since", setting.removed),
         ("replaced by", setting.renamed_to),
         ("group", f"{', '.join((setting.group, *setting.also_in))} ({setting.tier})"),
-        ("scope", ", ".join(setting.scopes) + (f", {setting.axis} parallelism" if setting.axis else "")),
+        ("scope", ", ".join(setting.scopes)),
         ("stage", setting.stage),
         ("worth trying", ", ".join(trying)),
         ("sensible range", ", ".join(sensible)),

@@ -2,6 +2,7 @@
 
 from autotune.study.comparer import Compared, fixed, sequential
 from autotune.study.engines import choose_engine, parse_groups
+from autotune.study.foretell import foretell_space
 from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.measured import Measuring

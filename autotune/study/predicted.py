@@ -40,7 +40,7 @@ from autotune.model import (
     format_seconds,
     option_setting,
 )
-from autotune.settings import SearchSpace, Stage
+from autotune.settings import Catalog, SearchSpace, Stage, load_catalog
 from autotune.study.run import StudyRun
 from autotune.study.screen import StudyScreener, does_not_fit
 from autotune.study.trial import Known
@@ -48,13 +48,13 @@ from autotune.study.trial import Known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a search space is built from, told by a workload that was compiled, not run.
+    """What a search space is built from, told by a workload that was compiled or built, not run.
 
     Attributes:
         layer_bytes: ``weights`` and ``gradients`` of one layer.
     """
 
-    device_count: int
+    device_count: int | None
     mesh: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -62,6 +62,22 @@ class Facts:
 def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
     """The facts that a compiled reference tells."""
     return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
+
+
+def seen_by_model(space: SearchSpace, catalog: Catalog) -> SearchSpace:
+    """The space without settings that leave the program alone by their nature: no model here can see them."""
+    reason = "read at run time or by the autotuner on the device: a prediction cannot see it, a measurement can"
+    blind = {p.name for p in space.parameters if not _sees(p.name, catalog)}
+    kept = tuple(p for p in space.parameters if p.name not in blind and not blind & set(p.condition or {}))
+    gone = {p.name: reason for p in space.parameters if p not in kept} | dict(space.left_out)
+    return SearchSpace(kept, gone, space.notes)
+
+
+def _sees(name: str, catalog: Catalog) -> bool:
+    """Whether a program tells what a setting does; options make programs, the number of processes does not."""
+    if name.startswith(OPTION):
+        return name != option_setting(PROCESS_COUNT)
+    return name in catalog and catalog[name].stage is Stage.PROGRAM
 
 
 def cluster_of(spec: StudySpec) -> tuple[Target, Topology]:
@@ -130,24 +146,14 @@ class Predicting:
         return facts_of(program, self._topology)
 
     def narrow(self, space: SearchSpace) -> SearchSpace:
-        """The space without settings that leave the program alone by their nature: no model here can see them.
+        """The space of what a model can see.
 
         Where the study asks for a screen, what that finds dead goes, too.
         """
-        reason = "read at run time or by the autotuner on the device: a prediction cannot see it, a measurement can"
-        blind = {p.name for p in space.parameters if not self._sees(p.name)}
-        kept = tuple(p for p in space.parameters if p.name not in blind and not blind & set(p.condition or {}))
-        gone = {p.name: reason for p in space.parameters if p not in kept} | dict(space.left_out)
-        seen = SearchSpace(kept, gone)
+        seen = seen_by_model(space, load_catalog())
         if not self._screener.is_asked_for:
             return seen
         return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
-
-    def _sees(self, name: str) -> bool:
-        """Whether a program can tell what a setting does; options make programs, the number of processes does not."""
-        if name.startswith(OPTION):
-            return name != option_setting(PROCESS_COUNT)
-        return self._screen.stage(name) is Stage.PROGRAM
 
     def evaluate(self, config: TrialConfig, known: Known) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""

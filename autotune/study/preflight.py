@@ -89,9 +89,8 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     """
     refuse_missing_secrets(spec, source="the study")
     note("asking the installed build which settings it has")
-    build = probe_build(program_python(spec), platform=spec.device.platform)
-    note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
-    known = KnownSettings(build)
+    known = known_settings(spec)
+    note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
     first = _first_sets(spec, known, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
@@ -99,6 +98,15 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
     return Preflight(spec=spec, known=known, first=tuple(first))
+
+
+def known_settings(spec: StudySpec, python: str | None = None) -> KnownSettings:
+    """What is known of settings on the build that a study uses, or on that of another interpreter.
+
+    Raises:
+        LaunchError: If the build cannot be asked.
+    """
+    return KnownSettings(probe_build(python or program_python(spec), platform=spec.device.platform))
 
 
 def program_python(spec: StudySpec) -> str:
@@ -116,7 +124,8 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
         LaunchError: If its trials span several nodes and there are none.
     """
     if spec.replay is not None:
-        return ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        device = spec.device
+        return ReplayLauncher(spec.replay, seed=spec.seed, platform=device.platform, device_count=device.count or 1)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
         kind = GangLauncher if GANG_VARIABLE in caller_environment() else SrunLauncher

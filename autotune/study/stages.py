@@ -78,7 +78,10 @@ def noise_floor(run: StudyRun) -> None:
 
 def screen(run: StudyRun) -> None:
     """Needs the workload's facts; takes out of the space what needs no trial, by compiling."""
-    space = run.evaluator.narrow(run.setup.space(run.facts))
+    space = run.setup.space(run.facts)
+    for name, remark in space.notes.items():
+        run.view.note(f"{name}: {remark}")
+    space = run.evaluator.narrow(space)
     run.proposer = Proposer(run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference)
 
 

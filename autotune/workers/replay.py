@@ -25,12 +25,14 @@ class ReplayLauncher:
         replay: Factors, failures and noise.
         seed: Of the noise.
         platform: What workers say they run on.
+        device_count: How many devices they say they have.
     """
 
-    def __init__(self, replay: ReplaySpec, *, seed: int, platform: str) -> None:
+    def __init__(self, replay: ReplaySpec, *, seed: int, platform: str, device_count: int = 1) -> None:
         model = NOISE_MODELS[replay.noise] if isinstance(replay.noise, str) else NoiseModel(**replay.noise)
         self._replay = replay
         self._platform = platform
+        self._device_count = device_count
         self._seed = seed
         self._machine = Machine(model, np.random.default_rng(seed))
 
@@ -76,7 +78,7 @@ class ReplayLauncher:
             fingerprint=hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16],
             platform=self._platform,
             device_kind="replay",
-            device_count=1,
+            device_count=self._device_count,
             compile_s=COMPILE_S * math.prod(replay.compile_effects.get(e, 1.0) for e in entries)
             if replay.compile_effects
             else 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from small_workload import make
+from small_workload import make  # type: ignore[import-not-found]
 
 MASK = jnp.ones((8, 8))
 

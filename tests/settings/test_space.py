@@ -31,11 +31,10 @@ def build(known: KnownSettings) -> Build:
     def make(**changes: Any) -> SearchSpace:
         facts: dict[str, Any] = {"device_count": 1, "mesh": {}, "layer_bytes": {}}
         facts |= {n: changes.pop(n) for n in facts if n in changes}
-        has_loop, node_count = changes.pop("has_loop", True), changes.pop("node_count", 1)
         study = {
             "name": "space",
-            "workload": {"entry": "x", "options": {"scan": has_loop}},
-            "device": {"platform": changes.pop("platform", "cuda"), "node_count": node_count},
+            "workload": {"entry": "x"},
+            "device": {"platform": changes.pop("platform", "cuda"), "node_count": changes.pop("node_count", 1)},
         }
         spec: StudySpec = parse_study(study)
         search = spec.search.model_copy(update=changes)
@@ -115,20 +114,6 @@ def test_one_device_has_nothing_for_several(build: Build) -> None:
     assert space.left_out["NCCL_P2P_NET_CHUNKSIZE"] == "acts across nodes, the study has one"
 
 
-def test_parallelism_opens_its_groups(build: Build) -> None:
-    fsdp, pipeline = build(groups=CUDA_GROUPS, **FSDP), build(groups=CUDA_GROUPS, **PIPELINE)
-    matmul, decomposer = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_collective_permute_decomposer_threshold"
-    assert fsdp.left_out[matmul] == "acts under tensor parallelism, the mesh has none"
-    assert fsdp.left_out[decomposer] == "acts under pipeline parallelism, the mesh has none"
-    assert {matmul, decomposer, "xla_gpu_enable_pipelined_p2p"} <= names(pipeline)
-
-
-def test_a_program_without_loops_has_no_loop_settings(build: Build) -> None:
-    space = build(groups=["loops"], has_loop=False)
-    assert space.left_out["xla_gpu_enable_while_loop_double_buffering"] == "acts on loops, the program has none"
-    assert space.size() == 1
-
-
 def test_nothing_that_the_build_lacks_is_searched(build: Build, report: ProbeReport) -> None:
     space = build(groups=CUDA_GROUPS, **PIPELINE)
     for name in names(space):
@@ -184,7 +169,7 @@ def test_an_inactive_parameter_is_not_asked(build: Build) -> None:
 
 @pytest.mark.parametrize("groups", [["command_buffer", "memory"], ["gemm"], ["loops"], ["cpu"]])
 def test_the_size_is_the_number_of_points(build: Build, groups: list[str]) -> None:
-    space = build(groups=groups, platform="cpu" if groups == ["cpu"] else "cuda", has_loop=False)
+    space = build(groups=groups, platform="cpu" if groups == ["cpu"] else "cuda")
     wanted = [p for p in space.parameters if p.size <= 5][:7]
     known = {p.name for p in wanted}
     small = SearchSpace(tuple(p for p in wanted if set(p.condition or {}) <= known))

@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 SIZE = 96
 
 
-def loss_of(w: jax.Array, x: jax.Array, rounds: int) -> jax.Array:
+def loss_of(w: jax.Array, x: jax.Array, rounds: int) -> Any:
     """Equal for all rounds but for rounding: each round computes the same again, and keeps its share."""
 
     def body(total: jax.Array, shift: jax.Array) -> tuple[jax.Array, None]:
@@ -22,7 +23,8 @@ def loss_of(w: jax.Array, x: jax.Array, rounds: int) -> jax.Array:
             y = jnp.tanh(y @ w)
         return total + (y * y).mean() / rounds, None
 
-    return jax.lax.scan(body, jnp.float32(0), jnp.zeros(rounds))[0]
+    total: jax.Array = jax.lax.scan(body, jnp.float32(0), jnp.zeros(rounds))[0]
+    return total
 
 
 def build(devices: object, rounds: int = 1, kind: str = "a") -> SimpleNamespace:
@@ -32,7 +34,7 @@ def build(devices: object, rounds: int = 1, kind: str = "a") -> SimpleNamespace:
         loss, gradient = jax.value_and_grad(loss_of)(w, x, rounds)
         return w - 0.01 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
 
-    def init(seed: int) -> jax.Array:
+    def init(seed: int) -> Any:
         return jax.random.normal(jax.random.key(seed), (SIZE, SIZE)) / SIZE**0.5
 
     return SimpleNamespace(step=step, init=init, batch=lambda i: jnp.full((SIZE, SIZE), 0.1))

@@ -1,0 +1,229 @@
+"""What leaves a setting out without compiling: what is certain, and nothing else; held against what compilers did."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import SettingError, StudyFileError
+from autotune.model.sections import AXES, USES
+from autotune.model.spec import parse_study
+from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
+from autotune.settings.known import KnownSettings
+from autotune.settings.parameters import SearchSpace
+from autotune.settings.scopes import GIVES, known_scopes, why_asleep
+from autotune.settings.space import build_space
+
+# Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
+LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
+PERMUTE, MATMUL = Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL
+PROGRAMS = {
+    "single": {LOOP},
+    "dp": {SEVERAL, LOOP},
+    "fsdp": {SEVERAL, LOOP, MATMUL},
+    "tp": {SEVERAL, LOOP, MATMUL, PERMUTE},
+    "2node": {SEVERAL, NODES, LOOP, MATMUL},
+    "ring": {SEVERAL, LOOP, MATMUL, PERMUTE},
+    "unrolled": {SEVERAL, MATMUL},
+}
+DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_gpu_enable_pipelined_p2p"
+EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
+SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"
+COMMAND = {"command": ["python", "train.py"], "hook": True}
+ENTRY = {"entry": "llama", "options": {"mesh": {"fsdp": 8}, "scan": False}}
+
+Build = Callable[..., SearchSpace]
+
+
+def effects() -> list[dict[str, str]]:
+    with (Path(__file__).parent / "program_effects.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+@pytest.fixture(scope="module")
+def build(known: KnownSettings) -> Build:
+    def make(
+        workload: dict[str, Any] = COMMAND, told: int | None = None, device: dict[str, Any] | None = None, **search: Any
+    ) -> SearchSpace:
+        if not search:
+            groups = [
+                "p2p",
+                "pipelining",
+                "combining",
+                "collective_matmul",
+                "loops",
+                "scheduling",
+                "nccl",
+                "multi_node",
+            ]
+            search = {"groups": groups}
+        device = {"platform": "cuda", **(device or {})}
+        data = {"name": "scopes", "workload": workload, "device": device, "search": search}
+        facts = SimpleNamespace(device_count=told, mesh={}, layer_bytes={}) if told else None
+        return build_space(parse_study(data), known, facts)
+
+    return make
+
+
+def names(space: SearchSpace) -> set[str]:
+    return {p.name for p in space.parameters}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_scope_is_contradicted_by_a_program_that_changed_without_it(program: str) -> None:
+    changed = {row["setting"] for row in effects() if row["program"] == program and row["result"] == "changed"}
+    catalog = load_catalog()
+    wrong = {n: set(catalog[n].scopes) - PROGRAMS[program] - {Scope.SINGLE_DEVICE} for n in changed}
+    assert {n: scopes for n, scopes in wrong.items() if scopes} == {}
+    assert changed or program in ("dp", "ring", "unrolled")
+
+
+def test_a_setting_is_called_one_of_several_devices_only_if_one_gpu_was_tried_with_it() -> None:
+    tried = {row["setting"] for row in effects() if row["program"] == "single" and row["result"] == "same"}
+    searched = [s for s in load_catalog().values() if s.tier in (Tier.TUNE, Tier.NUMERICS)]
+    claimed = {s.name for s in searched if s.kind == "xla" and s.stage is Stage.PROGRAM and SEVERAL in s.scopes}
+    assert len(claimed) > 15
+    assert claimed - tried == set()
+
+
+def test_every_word_of_a_study_says_what_the_program_has() -> None:
+    assert set(GIVES) == set(USES)
+    assert set(AXES) < set(USES)
+    assert all(scopes for scopes in GIVES.values())
+
+
+def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> None:
+    space = build()
+    assert not [reason for reason in space.left_out.values() if reason.startswith("acts on ")]
+    assert not [reason for reason in space.left_out.values() if reason.startswith("acts across ")]
+    assert {DECOMPOSER, EINSUM, COMBINE, IN_LOOPS, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"} <= names(space)
+    # Nor is "one device" believed of a program that only told of its own process.
+    assert names(build(told=1)) == names(space)
+
+
+def test_a_mesh_of_an_entry_is_no_proof_that_its_program_has_no_permute_loop_or_einsum(build: Build) -> None:
+    assert {DECOMPOSER, EINSUM, IN_LOOPS, PIPELINED} <= names(build(ENTRY, told=8))
+    assert "NCCL_P2P_NET_CHUNKSIZE" not in names(build(ENTRY, told=8))  # but where it runs is certain
+
+
+def test_one_gpu_searches_what_acts_on_one(build: Build) -> None:
+    space = build(ENTRY, told=1)
+    assert {SLOP, IN_LOOPS, "CUDA_DEVICE_MAX_CONNECTIONS"} <= names(space)
+    assert not {COMBINE, DECOMPOSER, "NCCL_PROTO"} & names(space)
+    assert space.left_out[COMBINE] == "acts on several devices, the study has one"
+
+
+def test_the_memory_limit_acts_without_the_latency_hiding_scheduler(build: Build) -> None:
+    space = build(ENTRY, told=1, settings={SLOP: [70, 95], "xla_gpu_enable_latency_hiding_scheduler": [False]})
+    assert {p.name: p.condition for p in space.parameters}[SLOP] is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "searched", "left_out"),
+    [
+        ({"uses": ["data"]}, {COMBINE}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"}),
+        ({"uses": ["data", "loops"]}, {COMBINE, IN_LOOPS}, {DECOMPOSER, EINSUM}),
+        ({"uses": ["context"]}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS}, {"NCCL_P2P_NET_CHUNKSIZE"}),
+        ({"uses": ["several-nodes"]}, {"NCCL_P2P_NET_CHUNKSIZE", COMBINE}, {DECOMPOSER, IN_LOOPS}),
+        ({"uses": []}, {SLOP}, {COMBINE, IN_LOOPS, "NCCL_PROTO"}),
+        (
+            {"mesh": {"pipeline": 4, "data": 2}},
+            {DECOMPOSER, PIPELINED, COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"},
+            set(),
+        ),
+        ({"mesh": {"data": 8}}, {COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"}, {DECOMPOSER, EINSUM}),
+        (
+            {"mesh": {"data": 1}},
+            {SLOP, IN_LOOPS},
+            {COMBINE, DECOMPOSER, EINSUM, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"},
+        ),
+        ({"mesh": {"data": 8}, "uses": ["collective-permute"]}, {DECOMPOSER, COMBINE}, {EINSUM, IN_LOOPS}),
+    ],
+)
+def test_a_declaration_leaves_out_what_it_does_not_tell_of(
+    build: Build, declared: dict[str, Any], searched: set[str], left_out: set[str]
+) -> None:
+    space = build({**COMMAND, **declared})
+    assert searched <= names(space)
+    assert left_out <= set(space.left_out)
+
+
+def test_what_a_searched_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
+    declared = {**COMMAND, "mesh": {"fsdp": 8}, "uses": ["fsdp"]}
+    assert DECOMPOSER in build(declared, groups=["p2p"]).left_out
+    assert {DECOMPOSER, PIPELINED} <= names(build(declared, groups=["p2p", "collective_matmul"]))
+    assert DECOMPOSER in names(build(declared, groups=["p2p"], settings={EINSUM: [0, 100_000]}))
+    # What can not act itself brings nothing.
+    data = {**COMMAND, "mesh": {"data": 8}, "uses": ["data"]}
+    assert DECOMPOSER in build(data, groups=["p2p", "collective_matmul"]).left_out
+
+
+def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownSettings) -> None:
+    data = {
+        "name": "baseline",
+        "workload": {**COMMAND, "uses": ["fsdp"]},
+        "device": {"platform": "cuda"},
+        "search": {"groups": ["p2p"]},
+    }
+    assert DECOMPOSER in build_space(parse_study(data), known, None).left_out
+    data["baseline"] = {EINSUM: 0}
+    assert DECOMPOSER in names(build_space(parse_study(data), known, None))
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "workload", "device"),
+    [
+        (COMBINE, [0, 1024], {"entry": "llama"}, {"count": 1}),
+        ("NCCL_P2P_NET_CHUNKSIZE", [131072, 524288], {"entry": "llama"}, {"count": 8}),
+        (DECOMPOSER, [0, 1024], {**COMMAND, "uses": ["data"]}, {}),
+        (IN_LOOPS, [True, False], {**COMMAND, "uses": []}, {}),
+        ("xla_gpu_autotune_level", [1, 4], {"entry": "llama"}, {"platform": "cpu"}),
+    ],
+)
+def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
+    build: Build, setting: str, values: list[Any], workload: dict[str, Any], device: dict[str, Any]
+) -> None:
+    space = build(workload, device=device, settings={setting: values})
+    assert names(space) == {setting}
+    assert space.notes[setting].startswith("named by the study, so it is searched; the catalogue says: acts ")
+    assert space.left_out == {}
+
+
+def test_what_the_build_lacks_is_an_error_though_a_person_names_it(build: Build) -> None:
+    with pytest.raises(SettingError, match="but it lacks xla_gpu_no_such_thing"):
+        build(settings={"xla_gpu_no_such_thing": [1]})
+
+
+def test_what_is_not_known_is_no_reason() -> None:
+    spec = parse_study({"name": "x", "workload": COMMAND, "device": {"platform": "cuda"}})
+    assert known_scopes(spec, None) == {Scope.SINGLE_DEVICE: True}
+    assert not why_asleep(load_catalog()[DECOMPOSER], {})
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"uses": ["loop"]}, "loops"),
+        ({"uses": ["pipelin"]}, "pipeline"),
+        ({"mesh": {"model": 4}}, "of data, fsdp, tensor, pipeline, context, expert but got 'model'"),
+        ({"mesh": {"tensr": 4}}, "tensor"),
+        ({"mesh": {"tensor": 0}}, "greater than or equal to 1"),
+        ({"mesh": {"tensor": 4}}, "`workload.mesh` must be of the 8 devices of `device.count`"),
+    ],
+)
+def test_a_wrong_declaration_is_told_what_is_legal(declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(StudyFileError, match=message):
+        parse_study({"name": "x", "workload": {**COMMAND, **declared}, "device": {"platform": "cuda", "count": 8}})
+
+
+def test_a_declaration_changes_what_is_searched_and_not_what_is_measured() -> None:
+    plain = parse_study({"name": "x", "workload": {"entry": "llama"}})
+    declared = parse_study({"name": "x", "workload": {"entry": "llama", "uses": ["loops"]}})
+    assert declared.workload_hash == plain.workload_hash
+    assert declared.identity != plain.identity
+    assert "uses" not in plain.lasting()["workload"]
