@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.machine import packages_of
-from autotune.settings.catalog import older
 from autotune.settings.descriptor import library_strings, read_debug_options
 from autotune.settings.parser import ParserProcess
 
@@ -120,8 +119,8 @@ def write_lives(builds: Mapping[str, set[str]]) -> None:
 def write_lines(clone: str, commit: str) -> None:
     """Writes where the source defines each flag: the file, and the line at `commit`.
 
-    Of a flag that this commit no longer has, the last commit of the clone's history that had it is named too. A line of
-    another file, written by hand because the definition says too little, stays.
+    Of a flag that this commit no longer has, the last commit that had it is named too. A line of another file, written
+    by hand because the definition says too little, stays. A flag newer than the source gets none.
     """
     git = ["git", f"--git-dir={clone}"]
     now = {_DEFINED: _show(git, commit, _DEFINED), _FIELDS: _show(git, commit, _FIELDS)}
@@ -135,18 +134,16 @@ def write_lines(clone: str, commit: str) -> None:
 
 
 def defining_line(source: str, name: str) -> int:
-    """Line that defines a flag or a field, from 1; 0 if there is none."""
-    field = re.compile(rf'"{name}"|^\s*(?!reserved)(?:optional |repeated )?[\w<>., ]+ {name} = \d+')
-    return next((n for n, line in enumerate(source.splitlines(), 1) if field.search(line)), 0)
+    """Line that defines a flag or a field, from 1; 0 if there is none. A reserved name defines nothing."""
+    named = re.compile(rf'^(?!\s*reserved ).*"{name}"|^\s*[\w<>., ]+ {name} = \d+')
+    return next((n for n, line in enumerate(source.splitlines(), 1) if named.search(line)), 0)
 
 
 def _last_line(git: list[str], commit: str, name: str) -> str:
-    for file in (_DEFINED, f"xla/../{_DEFINED}"[7:]):
-        command = [*git, "log", "-1", "--format=%H", f"-S\"{name}\"", commit, "--", file]
-        gone = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        if gone and (line := defining_line(_show(git, f"{gone}^", file), name)):
-            return f"{file}:{line}@{gone[:12]}^"
-    return ""
+    command = [*git, "log", "-1", "--format=%P", f'-S"{name}"', commit, "--", _DEFINED]
+    before = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    line = before and defining_line(_show(git, before, _DEFINED), name)
+    return f"{_DEFINED}:{line}@{before[:12]}" if line else ""
 
 
 def _show(git: list[str], commit: str, file: str) -> str:
