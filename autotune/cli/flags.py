@@ -48,19 +48,22 @@ def show_flag(
     as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
-    from autotune.settings import KnownSettings, describe_setting, load_catalog, load_recipes
+    from autotune.settings import KnownSettings, describe_setting, help_of_build, load_catalog, load_recipes
 
     catalog = load_catalog()
     setting = catalog.find(name)
     report = _report(plugin, python)
     info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
+    there = info is not None or option is not None
+    own_words = help_of_build(setting.name, python) if there else ""
     if as_json:
-        more = {"build": report.build, "in_build": info or option, "recipes": recipes}
+        more = {"build": report.build, "in_build": info or option, "recipes": recipes, "help_of_build": own_words}
         print_json(plain(setting, kind=setting.kind, **more))
         return
     print(f"{setting.name}: {setting.summary}")
-    for label, text in (*describe_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
+    last = (("recipes", ", ".join(recipes)), ("the build says", own_words))
+    for label, text in (*describe_setting(setting, KnownSettings(report)), *last):
         if text:
             print(f"  {label:16} {text}")
 

@@ -86,7 +86,9 @@ SHAPES: dict[str, Any] = {
     "flags check": _Checks,
     "flags list": _list_of(_Setting),
     "flags migrate": Migration,
-    "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
+    "flags show": _with(
+        _Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str], help_of_build=str
+    ),
     "fsck": RunCheck,
     "library list": _list_of(_Winner),
     "predict": _list_of(_Predicted | _Failed),

@@ -8,7 +8,7 @@ from autotune.settings.check import (
 from autotune.settings.doctor import Diagnosis, diagnose
 from autotune.settings.known import KnownSettings
 from autotune.settings.lookup import (
-    check_given, named_sets, probe_named, read_script, replace_script, select_settings,
+    check_given, help_of_build, named_sets, probe_named, read_script, replace_script, select_settings,
 )  # fmt: skip
 from autotune.settings.migrate import Migration, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain

@@ -90,7 +90,7 @@ class Setting:
         group: Name under which it is searched.
         also_in: Further groups that it belongs to.
         tier: Whether it belongs in a search.
-        platform: ``cuda``, ``cpu``, ``tpu`` or ``any``.
+        platform: ``cuda``, ``cpu``, ``any``, or ``tpu`` and ``rocm``, never searched: no study runs there.
         type: One of bool, int, int32, int64, float, string, enum, message.
         tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.
@@ -104,8 +104,8 @@ class Setting:
         scopes: What the program must have; all of them.
         makes: What it may bring into a program that had none, so that other settings act.
         stage: Where it acts.
-        since: First tested jaxlib that has it, if the earlier ones lack it.
-        removed: First tested jaxlib that lacks it.
+        since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
+        removed: First asked jaxlib that lacks it after one that has it.
         defaults: Version from which on, to default; an empty key if it never changed.
         in_xla_flags: Whether the XLA_FLAGS parser takes it, where it exists.
         xla_flag_until: First tested jaxlib whose parser no longer takes it.
@@ -126,6 +126,8 @@ class Setting:
         layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
         changed_programs: Test programs whose executable one value changed; None if that was not tried.
         sources: Keys of ``sources.toml``.
+        source_line: ``FILE:LINE`` of XLA's source from which the summary was taken, at the commit of the source
+            ``xla``, or ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -170,6 +172,7 @@ class Setting:
     layer_bytes: str = ""
     changed_programs: tuple[str, ...] | None = None
     sources: tuple[str, ...] = ()
+    source_line: str = ""
 
     @property
     def kind(self) -> str:
@@ -186,13 +189,20 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from."""
+    """Where a fact comes from; a source that changes daily with the commit that was read."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     title: str
     url: str
+    commit: str = ""
+
+    def link(self, line: str) -> str:
+        """Where a `Setting.source_line` can be read."""
+        path, _, commit = line.partition("@")
+        file, _, number = path.partition(":")
+        return f"{self.url.partition('/blob/')[0]}/blob/{commit or self.commit}/{file}#L{number}"
 
 
 class Catalog(dict[str, Setting]):

@@ -14,6 +14,7 @@ from autotune.settings.check import SettingCheck, check_settings, check_xla_flag
 from autotune.settings.doctor import find_steering
 from autotune.settings.known import KnownSettings
 from autotune.settings.migrate import check_found, find_settings
+from autotune.settings.parser import ParserProcess
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import find_recipe, load_recipes
 
@@ -60,6 +61,24 @@ def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None])
             "the CUDA plugin is not installed; the CPU library of the same release answers, which holds the same flags"
         )
     return report
+
+
+def help_of_build(name: str, python: str | None) -> str:
+    """What the installed library itself says of a setting, asked anew each time; empty if it says nothing.
+
+    Args:
+        name: An XLA flag or a JAX option; of a variable no library speaks.
+        python: Interpreter whose packages are meant; None for that of the driver.
+
+    Raises:
+        LaunchError: If the interpreter cannot be asked.
+    """
+    with ParserProcess(python or driver_python()) as parser:
+        if name.startswith("xla_"):
+            return parser.help_texts().get(name, "")
+        if name.startswith("jax_"):
+            return " ".join(str(parser.jax_options().get(name, {}).get("help", "")).split())
+    return ""
 
 
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:

@@ -18,6 +18,7 @@ _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
 STOP_PATIENCE_S = 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
+_USAGE = re.compile(r"^\t--(\w+)=(?:\".*?\"|\S*)\s*\t\w+\t(.*?)(?=\n\t--\w+=|\Z)", re.MULTILINE | re.DOTALL)
 _BATCH = 100  # the log line that names the unknown flags is cut at 15,000 characters
 
 
@@ -121,12 +122,21 @@ class ParserProcess:
         return unknown, refused
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Type, legal values and present value of every ``jax.config`` option.
+        """Type, legal values, present value and help text of every ``jax.config`` option.
 
         Raises:
             LaunchError: If the child does not answer.
         """
         return self._question({"jax_options": True})
+
+    def help_texts(self) -> dict[str, str]:
+        """What the library itself says of each of its flags; empty where it cannot be read.
+
+        Raises:
+            LaunchError: If the child does not answer.
+        """
+        usage = str(self._question({"usage": True})["usage"])
+        return {name: " ".join(text.split()) for name, text in _USAGE.findall(usage)}
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
         self._child.send(question)

@@ -115,6 +115,7 @@ def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
         ("excludes", ", ".join(setting.excludes)),
         ("seen to change", seen),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
+        ("source line", setting.source_line and catalog.sources["xla"].link(setting.source_line)),
     ]
 
 

@@ -1,0 +1,190 @@
+"""What the catalogue says of builds, held to the builds: releases, live help texts, lines of the source."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from autotune.settings.build import ProbeReport
+from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog, older
+from autotune.settings.lookup import help_of_build
+from autotune.settings.parser import ParserProcess
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_name("flags_by_build.json")
+LINE = re.compile(r"xla/[\w/]+\.(cc|h|proto):[1-9]\d*(@[0-9a-f]{12})?")
+# None of these say what a setting does.
+EMPTY_WORDS = ("not yet described", "known to the build", "todo")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ask_builds", ROOT / "docs" / "ask_builds.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def builds() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    names: set[str] = set()
+    for version, change in json.loads(TABLE.read_text("utf-8")).items():
+        assert not names & {*change["new"]}, version
+        assert names >= {*change["gone"]}, version
+        names = (names - {*change["gone"]}) | {*change["new"]}
+        found[version] = names
+    return found
+
+
+def wrong_lives(catalog: Catalog, builds: Mapping[str, set[str]]) -> list[str]:
+    """XLA flags of which the catalogue says that a build has, or lacks, what the build says otherwise."""
+    wrong = []
+    for setting in catalog.values():
+        if setting.kind != "xla":
+            continue
+        there: list[str] = []  # the last unbroken row of builds: one that went and came back is told from its return on
+        for before, now in itertools.pairwise(["", *builds]):
+            if setting.name in builds[now]:
+                there = [*there, now] if before and setting.name in builds[before] else [now]
+        told = [v for v in builds if _has(setting, v)]
+        if told != there:
+            wrong.append(f"{setting.name}: told {told}, asked {there}")
+    return wrong
+
+
+def _has(setting: Setting, version: str) -> bool:
+    has_come = not setting.since or not older(version, setting.since)
+    return has_come and not (setting.removed and not older(version, setting.removed))
+
+
+def test_since_and_removed_are_what_thirteen_builds_say(builds: Mapping[str, set[str]]) -> None:
+    assert next(iter(builds)) == "0.4.18"
+    assert {"0.5.3", "0.10.2", "0.11.2", "0.12.0.1"} <= {*builds}
+    assert wrong_lives(load_catalog(), builds) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("xla_gpu_enable_async_collectives", {"removed": "0.10.2"}),  # so said the catalogue until 0.5.3 was asked
+        ("xla_gpu_enable_async_collectives", {"removed": ""}),
+        ("xla_gpu_enable_pdl", {"since": ""}),
+        ("xla_gpu_autotune_level", {"since": "0.10.2"}),
+        ("xla_gpu_autotune_level", {"removed": "0.4.18"}),
+    ],
+)
+def test_a_wrong_since_or_removed_is_found(builds: Mapping[str, set[str]], name: str, change: dict[str, str]) -> None:
+    catalog = load_catalog()
+    wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
+    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
+    assert [w.partition(":")[0] for w in wrong_lives(doctored, builds)] == [name]
+
+
+def test_the_table_has_of_this_build_what_the_build_has(builds: Mapping[str, set[str]], report: ProbeReport) -> None:
+    if report.jaxlib not in builds:
+        pytest.skip(f"jaxlib {report.jaxlib} was not asked; docs/ask_builds.py does it")
+    assert builds[report.jaxlib] == {*report.flags}
+
+
+def test_the_script_finds_the_same_lives(script: ModuleType, builds: Mapping[str, set[str]]) -> None:
+    assert script.read_table() == builds
+    for setting in load_catalog().values():
+        if setting.kind == "xla":
+            assert script.life(setting.name, builds) == (setting.since, setting.removed), setting.name
+    came_back = {"1": {"a"}, "2": set(), "3": {"a"}, "4": set()}
+    assert script.life("a", came_back) == ("3", "4")
+    assert script.life("b", came_back) == ("", "1")
+
+
+def test_the_script_writes_one_key_and_leaves_the_rest(script: ModuleType, tmp_path: Path) -> None:
+    text = '[xla_a]\nsummary = "x"\nstage = "program"\nsince = "1"\n\n[xla_ab]\nstage = "program"\n'
+    assert script.set_key(text, "xla_a", "since", "2") == text.replace('"1"', '"2"')
+    assert script.set_key(text, "xla_a", "since", "") == text.replace('since = "1"\n', "")
+    assert script.set_key(text, "xla_ab", "since", "3") == text + 'since = "3"\n'
+    script.write_table({"0.10.0": {"b"}, "0.9.1": {"a"}}, tmp_path / "t.json")
+    assert script.read_table(tmp_path / "t.json") == {"0.9.1": {"a"}, "0.10.0": {"b"}}
+
+
+def test_a_reserved_name_defines_nothing(script: ModuleType) -> None:
+    proto = '  reserved "xla_a";\n  // xla_a\n  optional bool xla_a = 7;\n  reserved "xla_b";\n'
+    flags = 'push(\n  tsl::Flag("xla_ab", x),\n  tsl::Flag("xla_a", y));\n'
+    assert [script.defining_line(proto, n) for n in ("xla_a", "xla_b")] == [3, 0]
+    assert [script.defining_line(flags, n) for n in ("xla_a", "xla_b")] == [3, 0]
+
+
+def undescribed(catalog: Catalog) -> list[str]:
+    """Settings without a meaning, or XLA flags without the place that it was taken from."""
+    wrong = []
+    for setting in catalog.values():
+        words = setting.summary.lower()
+        if any(empty in words for empty in EMPTY_WORDS) or len(words.split()) < 4:
+            wrong.append(f"{setting.name}: {setting.summary!r}")
+        elif setting.kind == "xla" and not setting.source_line and "xla-help" not in setting.sources:
+            wrong.append(f"{setting.name}: no source_line")
+        elif setting.source_line and not LINE.fullmatch(setting.source_line):
+            wrong.append(f"{setting.name}: source_line {setting.source_line!r}")
+    return wrong
+
+
+def test_every_setting_is_described_from_a_source() -> None:
+    catalog = load_catalog()
+    assert undescribed(catalog) == []
+    assert re.fullmatch("[0-9a-f]{40}", catalog.sources["xla"].commit)
+    assert not [s.name for s in catalog.values() if s.tier is Tier.LISTED and s.summary.endswith("described.")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"summary": "Known to the build; meaning not yet described."},
+        {"summary": "A switch."},
+        {"source_line": ""},
+        {"source_line": "xla/xla.proto"},
+    ],
+)
+def test_a_setting_without_a_meaning_is_found(change: dict[str, str]) -> None:
+    catalog = load_catalog()
+    wrong = dataclasses.replace(catalog["xla_gpu_autotune_level"], **change)  # type: ignore[arg-type]
+    doctored = Catalog([wrong, *(s for s in catalog.values() if s.name != wrong.name)], catalog.sources)
+    assert [w.partition(":")[0] for w in undescribed(doctored)] == [wrong.name]
+
+
+def test_a_source_line_is_a_link() -> None:
+    xla = load_catalog().sources["xla"]
+    assert xla.link("xla/xla.proto:7") == f"https://github.com/openxla/xla/blob/{xla.commit}/xla/xla.proto#L7"
+    assert xla.link("xla/a.cc:7@0123456789ab") == "https://github.com/openxla/xla/blob/0123456789ab/xla/a.cc#L7"
+
+
+def test_the_build_tells_of_each_of_its_flags_itself(parser: ParserProcess, report: ProbeReport) -> None:
+    texts = parser.help_texts()
+    # A few fields have no flag, so no text; one long text or another stands beyond what the library prints.
+    assert len({n for n, i in report.flags.items() if i.in_xla_flags} & {*texts}) > 300
+    assert "collective" in texts["xla_gpu_use_memcpy_local_p2p"] or "p2p" in texts["xla_gpu_use_memcpy_local_p2p"]
+    assert texts["xla_gpu_autotune_level"].endswith(".")
+    assert parser.ask("--xla_gpu_autotune_level=1").starts  # the process answers on
+
+
+def test_no_summary_is_the_library_s_own_sentence(parser: ParserProcess) -> None:
+    texts = parser.help_texts()
+
+    def likeness(setting: Setting) -> float:
+        return difflib.SequenceMatcher(None, texts.get(setting.name, "").lower(), setting.summary.lower()).ratio()
+
+    assert {s.name: s.summary for s in load_catalog().values() if likeness(s) > 0.8} == {}
+
+
+def test_help_of_an_option_of_jax_and_of_a_variable() -> None:
+    assert "compile" in help_of_build("jax_enable_pgle", None)
+    assert help_of_build("NCCL_PROTO", None) == ""

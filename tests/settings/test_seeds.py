@@ -1,0 +1,163 @@
+"""`docs/seeds.md` lists what the five seed documents name, and every row of it is true."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+
+from autotune.cli.app import app
+from autotune.model import SettingError
+from autotune.settings.catalog import load_catalog
+from autotune.settings.recipes import load_recipes, load_symptoms
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+NAMED: dict[str, list[str]] = json.loads(Path(__file__).with_name("seed_settings.json").read_text("utf-8"))
+SETTING = re.compile(r"(?:xla|jax)_[a-z0-9_]+|(?:NCCL|XLA|CUDA|JAX)_[A-Z0-9_]+")
+LEAST_ROWS = 99
+LEAST_WORDS_OF_A_REASON = 10
+
+
+class Row(NamedTuple):
+    item: str
+    documents: str
+    verdict: str
+    where: str
+    held_by: str
+
+
+def rows_of(text: str) -> list[Row]:
+    lines = [line for line in text.splitlines() if line.count(" | ") == len(Row._fields) - 1]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    found = [Row(*(cell + [""] * (len(Row._fields) - len(cell)))) for cell in cells]
+    return [row for row in found if row.documents != "documents" and set(row.item) != {"-"}]
+
+
+def wrong_rows(text: str) -> list[str]:
+    """What of the table is not so."""
+    rows = rows_of(text)
+    wrong = [f"{row.item}: {what}" for row in rows for what in _wrong(row)]
+    told = {row.item.strip("`"): {*row.documents.split(", ")} for row in rows}
+    for name in {n for names in NAMED.values() for n in names}:
+        documents = {d for d, names in NAMED.items() if name in names}
+        if not documents <= told.get(name, set()):
+            wrong.append(f"{name}: named by {', '.join(sorted(documents))}")
+    return wrong
+
+
+def _wrong(row: Row) -> Iterator[str]:
+    proofs = re.findall(r"`([^`]+)`", row.held_by)
+    if not {*row.documents.split(", ")} <= {*NAMED}:
+        yield f"document {row.documents!r}"
+    if row.verdict == "N":
+        if proofs or len(row.where.split()) < LEAST_WORDS_OF_A_REASON:
+            yield "N needs a reason, and nothing to hold it"
+    elif row.verdict != "Y" or not proofs:
+        yield f"verdict {row.verdict!r}, held by {proofs}"
+    yield from (f"there is no {proof}" for proof in proofs if not _exists(proof))
+    yield from _wrong_words(row)
+
+
+def _exists(proof: str) -> bool:
+    file, _, test = proof.partition("::")
+    path = ROOT / file
+    return path.is_file() and (not test or f"\ndef {test}(" in path.read_text("utf-8"))
+
+
+def _wrong_words(row: Row) -> Iterator[str]:
+    """Settings, groups, symptoms, recipes and commands that a row names and that do not exist."""
+    yield from _wrong_settings(row)
+    for command in re.findall(r"`autotune ([a-z]+(?: [a-z]+)?)", row.where):
+        if not _is_command(command.split()):
+            yield f"there is no `autotune {command}`"
+    for name in re.findall(r"recipes? `(\w+)`", row.where):
+        if name not in load_recipes():
+            yield f"there is no recipe {name}"
+    for name in re.findall(r'search\.symptoms = \["(\w+)"\]', row.where):
+        if name not in load_symptoms():
+            yield f"there is no symptom {name}"
+
+
+def _wrong_settings(row: Row) -> Iterator[str]:
+    catalog = load_catalog()
+    for name in re.findall(r"`([a-z_]+|[A-Z_0-9]+)(?:=[^`]*)?`", f"{row.item} {row.where}"):
+        if SETTING.fullmatch(name):
+            try:
+                setting = catalog.find(name)
+            except SettingError:
+                yield f"{name} is not in the catalogue"
+                continue
+            if len(setting.summary.split()) < 4 or "not yet described" in setting.summary:
+                yield f"{name} has no meaning"
+    entry = catalog.get(row.item.strip("`"))
+    groups = {entry.group} if entry is not None else {g for s in catalog.values() for g in (s.group, *s.also_in)}
+    told = re.match(r"group `(\w+)`", row.where)
+    if told and told[1] not in groups:
+        yield f"it is in another group than {told[1]}"
+
+
+@functools.cache
+def _commands() -> dict[str, Any]:
+    return dict(getattr(typer.main.get_command(app), "commands", {}))
+
+
+def _is_command(words: list[str]) -> bool:
+    """Whether autotune has such a command; a second word may be its argument."""
+    if words[0] not in _commands():
+        return False
+    below = getattr(_commands()[words[0]], "commands", None)
+    return below is None or len(words) == 1 or words[1] in below
+
+
+def test_every_thing_that_the_documents_name_has_a_true_row() -> None:
+    assert wrong_rows(SEEDS) == []
+    rows = rows_of(SEEDS)
+    assert len(rows) >= LEAST_ROWS
+    assert len({r.item for r in rows}) == len(rows)
+    assert {d for r in rows for d in r.documents.split(", ")} == {*NAMED}
+    assert sum(r.verdict == "N" for r in rows) <= 5
+
+
+def test_the_counts_told_above_the_table_are_those_of_the_table() -> None:
+    told = re.search(r"(\d+) settings and (\d+) pieces", " ".join(SEEDS.split()))
+    assert told is not None
+    settings, advice = SEEDS.split("## Settings")[1].split("## Advice")
+    assert (len(rows_of(settings)), len(rows_of(advice))) == (int(told[1]), int(told[2]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "| `xla_gpu_triton_gemm_any` | tips |",
+            "| `xla_gpu_triton_gemm_all` | tips |",
+            "xla_gpu_triton_gemm_any: named by",
+        ),
+        ("group `memory`: searched; read", "group `nccl`: searched; read", "another group"),
+        ("::test_verdicts`", "::test_verdict`", "there is no tests/settings/test_check.py::test_verdict"),
+        ("`studies/recurrent.toml`", "`studies/recurrence.toml`", "there is no studies/recurrence.toml"),
+        ("recipe `dreamerv3`", "recipe `dreamerv4`", "no recipe dreamerv4"),
+        ('["hangs"]', '["hanged"]', "no symptom"),
+        ("`autotune flags migrate`", "`autotune flags mend`", "no `autotune flags mend`"),
+        ("| post | N | another framework:", "| post | Y | another framework:", "verdict 'Y', held by []"),
+        ("| 2024 |", "| 2025 |", "document '2025'"),
+    ],
+)
+def test_a_row_that_is_not_true_is_found(old: str, new: str, said: str) -> None:
+    changed = SEEDS.replace(old, new)
+    assert changed != SEEDS
+    assert any(said in wrong for wrong in wrong_rows(changed))
+
+
+def test_a_missing_row_and_an_excuse_are_found() -> None:
+    line = next(line for line in SEEDS.splitlines() if line.startswith("| `xla_gpu_graph_level`"))
+    assert wrong_rows(SEEDS.replace(line, "")) == ["xla_gpu_graph_level: named by dreamer"]
+    excuse = "| Something | post | N | not yet |  |"
+    assert wrong_rows(f"{SEEDS}\n{excuse}\n") == ["Something: N needs a reason, and nothing to hold it"]
