@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from autotune.compiler.toolkit import Toolkit, installed_toolkit
-from autotune.machine import GpuFacts, attached_gpus, caller_environment
+from autotune.machine import GpuFacts, caller_environment, gpu_facts
 from autotune.model import StudyFileError, close_matches
 from autotune.settings import read_data
 
@@ -263,7 +263,7 @@ def target_here(device_kind: str | None = None) -> Target | None:
     Returns:
         Of a kind that is described but not attached here, the table's; None for one that is not described.
     """
-    here = {gpu.name: gpu for gpu in reversed(attached_gpus(caller_environment()))}
+    here = {gpu.name: gpu for gpu in reversed(gpu_facts(caller_environment()))}
     kind = device_kind if device_kind is not None else next(reversed(here), "")
     known = target_of(kind)
     return load_target(known.name, facts=here[kind]) if known is not None and kind in here else known

@@ -30,8 +30,9 @@ def _canary(report: ScreenReport) -> str:
     return f"; flags arrive: the canary [{report.canary.settings}] changes the program" if report.canary else ""
 
 
-def _asked(report: ScreenReport) -> str:
-    return f"; asked here: {', '.join(report.target_asked)}" if report.target_asked else ""
+def _told(report: ScreenReport) -> str:
+    asked = report.target_asked
+    return f"itself and what is installed ({', '.join(asked)}), for the rest by a table" if asked else "a table"
 
 
 _EFFECTS = {
@@ -89,7 +90,7 @@ def screen_lines(report: ScreenReport) -> list[str]:
     versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
     lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}{_canary(report)}"]
     if report.target_assumed:
-        lines.append(f"the GPU as a table has it: {', '.join(report.target_assumed)}{_asked(report)}")
+        lines.append(f"the GPU is described by {_told(report)}")
     peak, limit = report.reference.peak_bytes, report.limit_bytes
     if peak is not None:
         share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""

@@ -190,12 +190,11 @@ class StudyScreener:
         """The report of an earlier session, if a canary guarded it and the same was compiled for."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
-            if (
-                record.report is not None
-                and record.report.get("canary")
-                and (record.target, record.topology, record.versions) == here
-            ):
-                return ScreenReport.model_validate(record.report)
+            if record.report is None or (record.target, record.topology, record.versions) != here:
+                continue
+            report, gpu = ScreenReport.model_validate(record.report), screen.job.target
+            if report.canary is not None and report.target_digest == (gpu.digest if gpu else ""):
+                return report
         return None
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autotune.compiler import plugin
-from autotune.compiler.targets import Topology, load_target, parse_topology, proto_text, target_names, target_of
+from autotune.compiler import plugin, targets
+from autotune.compiler.targets import (
+    Topology,
+    load_target,
+    parse_topology,
+    proto_text,
+    target_here,
+    target_names,
+    target_of,
+)
+from autotune.compiler.toolkit import toolkit_of
+from autotune.machine import GpuFacts
 from autotune.model.errors import StudyFileError
 
 
@@ -23,6 +36,106 @@ def test_every_packaged_target_is_whole(name: str) -> None:
 def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
     # H100: 132 cores x 4 tensor cores x 512 products x 2 FLOPs x 1.83 GHz boost
     assert load_target("h100-sxm").flops_per_s["bf16"] == pytest.approx(132 * 4 * 512 * 2 * 1.83e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "products", "share"),
+    [
+        ("h200", 512, 0.92),
+        ("h200-nvl", 512, 0.87),
+        ("gh200-96", 512, 0.92),
+        ("gh200-144", 512, 0.92),
+        ("b200", 1024, 0.94),
+        ("b300", 1024, 0.88),
+        ("gb300", 1024, 0.97),
+    ],
+)
+def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
+    # All matrix units at once stay below the boost clock; so does what the data sheets call the peak.
+    target = load_target(name)
+    clock = float(re.search(r"clock_rate_ghz: ([\d.]+)", target.config_text)[1])  # type: ignore[index]
+    per_clock = target.core_count * 4 * products * 2
+    assert target.flops_per_s["bf16"] == pytest.approx(per_clock * clock * share * 1e9, rel=0.01)
+    assert target.flops_per_s["f8"] == pytest.approx(2 * target.flops_per_s["bf16"], rel=0.01)
+    assert target.flops_per_s["tf32"] == pytest.approx(target.flops_per_s["bf16"] / 2, rel=0.01)
+
+
+def test_the_two_gh200_differ_in_their_memory() -> None:
+    small, large = load_target("gh200-96"), load_target("gh200-144")
+    assert (small.memory_bytes, large.memory_bytes) == (96e9, 144e9)
+    assert small.memory_bytes_per_s < large.memory_bytes_per_s
+
+
+# ---------------------------------------------------------------------- CUDA, and GPUs that are attached
+
+
+@pytest.mark.parametrize(
+    ("versions", "runtime", "toolkit", "dnn"),
+    [
+        ({}, "12.8.0", "12.8.0", "9.10.0"),
+        ({"jax-cuda12-plugin": "0.10.2"}, "12.8.0", "12.8.0", "9.10.0"),
+        ({"jax-cuda13-plugin": "0.10.2"}, "13.0.0", "13.0.0", "9.10.0"),
+        ({"jax-cuda12-plugin": "0.10.2", "jax-cuda13-plugin": "0.10.2"}, "13.0.0", "13.0.0", "9.10.0"),
+        (
+            {"jax-cuda12-plugin": "1", "nvidia-cuda-runtime-cu12": "12.9.79", "nvidia-cudnn-cu12": "9.11.1.4"},
+            "12.9.0", "12.8.0", "9.11.1",
+        ),
+        ({"jax-cuda13-plugin": "1", "nvidia-cuda-runtime": "13.1.80"}, "13.1.0", "13.0.0", "9.10.0"),
+        ({"jax-cuda12-plugin": "1", "nvidia-cuda-runtime": "13.1.80"}, "12.8.0", "12.8.0", "9.10.0"),
+    ],
+)  # fmt: skip
+def test_cuda_is_that_of_the_installed_plugin(versions: dict[str, str], runtime: str, toolkit: str, dnn: str) -> None:
+    found = toolkit_of(versions)
+    assert (found.runtime, found.toolkit, found.dnn) == (runtime, toolkit, dnn)
+    assert ("plugin" in found.asked) == bool(versions)
+    text = load_target("h100-sxm", toolkit=found).config_text
+    assert f'runtime_version: "{runtime}"' in text
+    assert f'compile_time_toolkit_version: "{toolkit}"' in text
+
+
+def test_another_cuda_is_another_target_and_shares_no_cache(toy_job: Any) -> None:
+    twelve, thirteen = (load_target("h100-sxm", toolkit=toolkit_of({f"jax-cuda{n}-plugin": "1"})) for n in (12, 13))
+    assert twelve.digest != thirteen.digest
+    jobs = [dataclasses.replace(toy_job(), target=t) for t in (twelve, thirteen)]
+    assert jobs[0].digest != jobs[1].digest
+
+
+H100 = GpuFacts(
+    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), lanes=16896, memory_bytes=84942979072,
+    memory_bytes_per_s=3352320000000.0, clock_ghz=1.98, nvlinks=18, cuda="12.4.0",
+)  # fmt: skip
+
+
+def test_gpu_that_tells_what_the_table_has_is_the_table_but_for_its_driver() -> None:
+    table, here = load_target("h100-sxm"), load_target("h100-sxm", facts=H100)
+    text = here.config_text
+    assert sorted(text.splitlines()) == sorted(table.config_text.replace('"13.0.0"', '"12.4.0"', 1).splitlines())
+    assert {"core_count", "device_memory_size", "clock_rate_ghz", "nvlinks", "driver"} <= set(here.asked)
+    assert "l2_cache_size" in here.assumed
+    assert not set(here.asked) & set(here.assumed)
+
+
+def test_gpu_that_differs_from_its_table_is_described_by_itself() -> None:
+    facts = dataclasses.replace(H100, lanes=128 * 114, memory_bytes=7 << 30, nvlinks=0, cuda=None, clock_ghz=None)
+    here = load_target("h100-sxm", facts=facts)
+    assert (here.core_count, here.memory_bytes) == (114, 7 << 30)
+    assert "active_links" not in here.config_text
+    assert {"clock_rate_ghz", "driver"} <= set(here.assumed)
+    assert here.digest != load_target("h100-sxm").digest
+
+
+def test_target_is_the_attached_gpu_of_the_kind_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "gpu_facts", lambda environment: (H100, dataclasses.replace(H100, name="other")))
+    for kind in (None, "NVIDIA H100 80GB HBM3"):
+        here = target_here(kind)
+        assert here is not None
+        assert "driver" in here.asked
+    elsewhere = target_here("NVIDIA H200")
+    assert elsewhere is not None
+    assert "core_count" not in elsewhere.asked
+    assert target_here("NVIDIA H7") is None
+    monkeypatch.setattr(targets, "gpu_facts", lambda environment: ())
+    assert target_here() is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +222,12 @@ def test_plugin_must_be_whole_and_of_jaxlibs_version(versions: dict[str, str], s
         ("NVIDIA L4", "l4"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
         ("NVIDIA H100", None),
-        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA H200 141GB HBM3e", "h200"),
+        ("NVIDIA GH200 480GB", "gh200-96"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB300", "gb300"),
         ("NVIDIA A100-PCIE-40GB", None),
         ("cpu", None),
     ],

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.compiler.canary import GPU_CANARIES
+from autotune.compiler.targets import load_target
+from autotune.compiler.toolkit import toolkit_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -144,6 +147,45 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
     assert "screen" not in diary.stages
     assert set(rules.compiled) <= {FlagSet(), FlagSet({COMBINE: "11", SLOP: "17"}), FlagSet({COMBINE: "11"})}
     assert store.of(TrialResult)[1].same_as == 1
+
+
+def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_otherwise(run: Run) -> None:
+    run(study(), Rules(), trials=1)
+    rules = Rules()
+    rules.job.target = load_target("h100-sxm", toolkit=toolkit_of({"jax-cuda13-plugin": "1"}))
+    _, store, _, _ = run(study(), rules, trials=2)
+    reports = [r.report for r in store.of(ScreenRecord) if r.report is not None]
+    assert len({r["target_digest"] for r in reports}) == len(reports) == 2
+    assert "l2_cache_size" in reports[1]["target_assumed"]
+    assert "plugin" in reports[1]["target_asked"]
+
+
+class Deaf(Rules):
+    """A compiler to which no flag arrives: every set is the reference's program."""
+
+    def name(self, settings: Mapping[str, str]) -> str:
+        return "always the same"
+
+    def canaries(self, settings: FlagSet) -> list[str]:
+        return []
+
+
+def test_a_screen_to_which_all_is_dead_is_not_believed_and_the_winner_is_found(run: Run) -> None:
+    conclusion, store, diary, _ = run(study(), Deaf())
+    assert conclusion.settings is not None
+    assert conclusion.settings[BUFFER] == "true"
+    assert [r.report for r in store.of(ScreenRecord)] == [None]
+    assert any("goes on without a screen" in note and "canary" in note for note in diary.notes)
+    assert not any("dead here" in note for note in diary.notes)
+
+
+def test_the_canary_stands_in_the_record_and_is_told(run: Run) -> None:
+    _, store, diary, _ = run(study(), Rules(), trials=1)
+    record = store.last(ScreenRecord)
+    assert record is not None
+    assert record.report is not None
+    assert record.report["canary"]["settings"] == dict(GPU_CANARIES[0])
+    assert any("the canary" in note and "changes the program" in note for note in diary.notes)
 
 
 class Failing(Rules):

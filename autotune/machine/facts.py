@@ -38,7 +38,7 @@ class GpuFacts:
 _MOST_NVLINKS = 36
 
 
-def attached_gpus(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
+def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
     """The GPUs that a process with this environment would see, by NVML; none where that is silent or not installed."""
     nvml = load()
     return tuple(_facts(nvml, handle) for handle in nvml_handles(nvml, environment.get(VISIBLE)).values())
