@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -211,7 +211,10 @@ def space(
     from autotune.settings import describe_condition, describe_domain
     from autotune.study import foretell_space, study_with
 
-    given = {"search": {"step_time": objective}, "screen": {"target": target, "topology": topology}}
+    given: dict[str, dict[str, Any]] = {
+        "search": {"step_time": objective},
+        "screen": {"target": target, "topology": topology},
+    }
     spec = study_with(study, given, effort="standard", seed=None)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
     told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python)
