@@ -150,6 +150,7 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     merged = {**family.sizes[size], **options}
     train, config = parse_options(TrainConfig, merged), parse_options(family.config, merged)
     layout = make_layout(train.mesh, devices)
+    config = config.settled(layout)
     if train.batch % train.accumulate:
         raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
     config.check(layout, train.batch // train.accumulate)
