@@ -1,4 +1,4 @@
-"""Which attention a preset trains with: cuDNN's fused one on GPUs that have it, XLA's elsewhere; the record says which."""
+"""Which attention a preset trains with: fused on GPUs that have it, and the record says so."""
 
 from __future__ import annotations
 
