@@ -51,6 +51,7 @@ def main() -> None:
             row["compiled"][attention] = in_a_process(config, attention)
             path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(name, attention, row["compiled"][attention], flush=True)
+    (HERE / "results/published_fit.md").write_text(page(found), encoding="utf-8")
     print(summary(found))
 
 
@@ -108,6 +109,42 @@ def compile_one(config: dict[str, Any]) -> dict[str, Any]:
         "fits": memory.peak_bytes <= target.memory_bytes * DEFAULT_MEMORY_FRACTION,
         "fits_in_turns": memory.peak_bytes <= target.memory_bytes * IN_TURNS_FRACTION,
     }
+
+
+def page(found: dict[str, Any]) -> str:
+    """The results as a page."""
+    lines = [
+        "# Which published configurations fit, with fused attention and without",
+        "",
+        f"Compiled without a GPU under jaxlib {version('jaxlib')} by `python -m benchmarks.published_fit`: peak GiB of a GPU",
+        f"in one step, against {DEFAULT_MEMORY_FRACTION:.0%} of its memory, JAX's default share. *Turns*: fits in",
+        f"{IN_TURNS_FRACTION:.0%} too, so that two processes take turns. cuDNN's workspace, which only a GPU tells, is not",
+        "in these figures. Sources: `benchmarks/published_fit.toml`.",
+        "",
+        "| configuration | GPU | nodes x GPUs | options | attention = xla | attention = auto |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in found.items():
+        memory = [_memory(row, attention) for attention in CHOICES]
+        lines.append("| " + " | ".join([name, row["target"], row["topology"], _options(row), *memory]) + " |")
+    return "\n".join([*lines, "", *(f"* {line}" for line in summary(found).splitlines()), ""])
+
+
+def _options(row: dict[str, Any]) -> str:
+    found = next((r for r in row["compiled"].values() if "remat" in r), {})
+    mesh = " x ".join(f"{axis} {size}" for axis, size in row["options"].get("mesh", {}).items())
+    parts = (mesh, f"batch {row['options'].get('batch', 'of the preset')}", f"remat {found.get('remat')}")
+    return ", ".join(filter(None, parts))
+
+
+def _memory(row: dict[str, Any], attention: str) -> str:
+    found = row["compiled"].get(attention)
+    if found is None:
+        return "not compiled"
+    if "failure" in found:
+        return f"failed: {found['failure'][:60]}"
+    word = "fits, turns" if found["fits_in_turns"] else "fits" if found["fits"] else "**does not fit**"
+    return f"{found['peak_gib']} ({found['attention']}): {word}"
 
 
 def summary(found: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from autotune.compiler.targets import load_target, parse_topology
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.aot, pytest.mark.slow]
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(900)]
 with_cudnn = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.cudnn") is None,
     reason="cuDNN's wheel is not installed",
