@@ -17,7 +17,7 @@ test-slow: $(VENV)/.tested
 	sh .ci/disk_packages.sh
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not cluster" --timeout 900
 
-# Wheels that compile for GPUs on a machine without one (about 570 MB), and the tests that need them.
+# Wheels that compile for GPUs on a machine without one (about 2.9 GB), and the tests that need them.
 test-screen: $(VENV)/.screen
 	$(BIN)/python -m pytest -n 2 -m aot --timeout 900
 

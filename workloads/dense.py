@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from workloads.layers import (
     check_dtype,
     compute_dtype,
     cross_entropy,
+    cuda_capability,
     filled,
     matmul,
     remat,
@@ -41,7 +42,8 @@ class DecoderConfig:
         routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
             ``capacity_factor`` times their fair share of each sequence (capacity).
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
-        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring).
+        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring); auto is cuDNN's on
+            GPUs where it can and XLA's elsewhere, see `settled`.
         scan: One traced layer in a loop, or all of them unrolled.
         microbatches: How many parts of a batch follow each other through the pipeline's stages.
     """
@@ -68,9 +70,30 @@ class DecoderConfig:
     balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
     dtype: str = choice("bfloat16", "float32", "float8")
     remat: str = choice("none", "dots", "full")
-    attention: str = choice("xla", "cudnn", "ring")
+    attention: str = choice("auto", "xla", "cudnn", "ring")
     scan: bool = True
     microbatches: int = 4
+
+    def settled(self, layout: Layout) -> DecoderConfig:
+        """The config as it is computed on these devices: ``attention`` = auto becomes cudnn or xla.
+
+        The sizes of heads are those that cuDNN takes on every GPU, so that a program that is compiled without one
+        is the program that runs: JAX (0.10.2, 0.12.0.1) allows 256 on Hopper only if it sees the GPU.
+        """
+        if self.attention != "auto":
+            return self
+        is_head = self.head_size <= 128 and self.head_size % 8 == 0
+        is_fused = is_head and not any(self._cudnn_lacks(layout).values())
+        return replace(self, attention="cudnn" if is_fused else "xla")
+
+    def _cudnn_lacks(self, layout: Layout) -> dict[str, bool]:
+        """What cuDNN's attention needs, and whether it is missing here."""
+        capability = cuda_capability(layout)
+        return {
+            "`dtype` bfloat16 or float8": self.dtype == "float32",
+            "mesh axis context = 1": layout.size("sequence") > 1,
+            "NVIDIA GPUs of compute capability 8.0 or higher": capability is None or capability < 8.0,
+        }
 
     def check(self, layout: Layout, rows: int) -> None:
         """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
@@ -101,10 +124,10 @@ class DecoderConfig:
         check_dtype(self.dtype, layout)
         axes = layout.mesh.shape
         wrong = {
-            "`attention` = cudnn needs `dtype` bfloat16 or float8": self.attention == "cudnn"
-            and self.dtype == "float32",
-            "`attention` = cudnn needs mesh axis context = 1; use xla or ring": self.attention == "cudnn"
-            and axes["context"] > 1,
+            **{
+                f"`attention` = cudnn needs {what}": self.attention == "cudnn" and is_missing
+                for what, is_missing in self._cudnn_lacks(layout).items()
+            },
             "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
             "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
             "`experts` need `activation` swiglu and no `bias`": self.experts > 0

@@ -7,6 +7,7 @@ Weights are kept in float32 and cast where they are used.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -50,13 +51,18 @@ def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Ar
 
 def check_dtype(dtype: str, layout: Layout) -> None:
     """Raises a WorkloadError where float8 is asked of GPUs older than Ada; CPUs emulate it."""
-    device = layout.mesh.devices.flat[0]
-    capability = getattr(device, "compute_capability", None)
-    if dtype == "float8" and capability is not None and float(capability) < 8.9:
+    capability = cuda_capability(layout)
+    if dtype == "float8" and capability is not None and capability < 8.9:
         raise WorkloadError(
-            f"`dtype` = float8 needs a GPU of compute capability 8.9 or higher but {device.device_kind} "
-            f"has {capability}; use bfloat16"
+            "`dtype` = float8 needs a GPU of compute capability 8.9 or higher but "
+            f"{layout.mesh.devices.flat[0].device_kind} has {capability}; use bfloat16"
         )
+
+
+def cuda_capability(layout: Layout) -> float | None:
+    """The compute capability of the mesh's GPUs, such as 9.0; None for what is no NVIDIA GPU."""
+    found = str(getattr(layout.mesh.devices.flat[0], "compute_capability", ""))
+    return float(found) if re.fullmatch(r"\d+\.\d+", found) else None  # AMD's is a word, such as gfx942
 
 
 def _narrow(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -166,9 +172,26 @@ class Attention(nnx.Module):
         else:
             # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
             k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
-            y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=c.attention)
+            y = causal_attention(q, k, v, c.attention)
         y = matmul("btnh,nhd->btd", hold(y, "batch", "sequence", "heads", None), self.out[...], c.dtype)
         return y + self.out_bias[...].astype(y.dtype) if c.bias else y
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any) -> jax.Array:
+    """Causal attention of [B, T, N, H] to [B, T, K, H] by XLA or cuDNN, giving [B, T, N, H].
+
+    Raises:
+        WorkloadError: If cuDNN is asked for and JAX does not find it.
+    """
+    try:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    except RuntimeError as e:
+        if implementation != "cudnn":
+            raise
+        raise WorkloadError(
+            f"`attention` = cudnn, the default on GPUs, must find cuDNN but JAX says: {e} Run: "
+            "pip install nvidia-cudnn-cu12 (it is part of xla-autotune[screen]), or set `attention` = xla"
+        ) from e
 
 
 class FeedForward(nnx.Module):

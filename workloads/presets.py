@@ -36,8 +36,14 @@ def _shape(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **mor
     return {"layers": layers, "d_model": d_model, "ffw": ffw, **head, **more}
 
 
-def _large(vocab: int, seq: int, shape: Options, **more: Any) -> Options:
-    return {**shape, "vocab": vocab, "seq": seq, "batch": 8, "remat": "full", **more}
+def _large(vocab: int, seq: int, shape: Options, *, remat: str = "full", **more: Any) -> Options:
+    """A size that is trained; what is recomputed is what a published configuration of it recomputes, else everything.
+
+    References:
+        MaxText, src/maxtext/configs/gpu/models: Llama of 70B and 405B recompute everything, Llama of 7B and 8B and
+        Mixtral keep the products of matrices
+    """
+    return {**shape, "vocab": vocab, "seq": seq, "batch": 8, "remat": remat, **more}
 
 
 _TINY_SHAPE = _shape(2, 32, 64, 4, 2)
@@ -49,10 +55,10 @@ _LLAMA: Mapping[str, Options] = {
     "tiny": {**_TINY_SHAPE, **_TINY},
     "small": {**_SMALL_SHAPE, **_SMALL},
     # https://arxiv.org/abs/2307.09288; shapes also in the released configs
-    "llama2-7b": _large(32_000, 4096, _LLAMA2_7B),
+    "llama2-7b": _large(32_000, 4096, _LLAMA2_7B, remat="dots"),
     "llama2-70b": _large(32_000, 4096, _shape(80, 8192, 28_672, 64, 8)),
     # https://arxiv.org/abs/2407.21783, table 3
-    "llama3-8b": _large(128_256, 8192, _LLAMA3_8B),
+    "llama3-8b": _large(128_256, 8192, _LLAMA3_8B, remat="dots"),
     "llama3-70b": _large(128_256, 8192, _shape(80, 8192, 28_672, 64, 8, rope_theta=5e5)),
     "llama3-405b": _large(128_256, 8192, _shape(126, 16_384, 53_248, 128, 8, rope_theta=5e5)),
     # one GPU, filled
@@ -71,7 +77,7 @@ _MOE: Mapping[str, Options] = {
     "tiny": {**_TINY_SHAPE, **_TINY, "experts": 4},
     "small": {**_SMALL_SHAPE, **_SMALL, "experts": 4, "ffw": 176},
     # https://arxiv.org/abs/2401.04088, table 1
-    "mixtral-8x7b": _large(32_000, 4096, _LLAMA3_8B, rope_theta=1e6, experts=8, routing="capacity"),
+    "mixtral-8x7b": _large(32_000, 4096, _LLAMA3_8B, remat="dots", rope_theta=1e6, experts=8, routing="capacity"),
     "80gb": _large(32_000, 2048, _shape(14, 2048, 4096, 16, 8), experts=8, routing="capacity"),
 }
 # A sequence that is split over all devices (mesh axis context).
@@ -150,6 +156,7 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     merged = {**family.sizes[size], **options}
     train, config = parse_options(TrainConfig, merged), parse_options(family.config, merged)
     layout = make_layout(train.mesh, devices)
+    config = config.settled(layout)
     if train.batch % train.accumulate:
         raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
     config.check(layout, train.batch // train.accumulate)

@@ -56,6 +56,10 @@ class RecurrentConfig:
     dtype: str = choice("bfloat16", "float32", "float8")
     remat: str = choice("none", "dots", "full")
 
+    def settled(self, layout: Layout) -> RecurrentConfig:
+        """The config as it is computed on these devices: as it is, for nothing here depends on them."""
+        return self
+
     def check(self, layout: Layout, rows: int) -> None:
         """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
         for axis, size in layout.mesh.shape.items():

@@ -83,6 +83,7 @@ class Job:
             "losses": losses,
             "grad_norms": norms,
             "dtype": str(workload.config.get("dtype", "float32")),
+            "attention": str(workload.config.get("attention", "")),
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
             **workload.figures,

@@ -70,6 +70,7 @@ def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, m
     assert floor is not None
     assert floor.reference.device_count == 8
     assert {k: v for k, v in floor.reference.mesh.items() if v > 1} == mesh
+    assert floor.reference.attention == {"long-tiny": "ring", "rssm-tiny": ""}.get(entry, "xla")  # of CPUs
 
 
 @pytest.mark.slow

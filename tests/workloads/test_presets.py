@@ -129,3 +129,15 @@ def test_peaks_are_those_of_the_described_gpus(file: Path) -> None:
     for dtype, key in (("bfloat16", "bf16"), ("float32", "tf32"), ("float8", "f8")):
         peak = peak_flops_per_s(target["device"]["name"], dtype)
         assert peak is None or peak == pytest.approx(target["flops_per_s"][key], rel=2e-3)
+
+
+CONFIGURATIONS = tomllib.loads(
+    (Path(__file__).parents[2] / "benchmarks/published_fit.toml").read_text(encoding="utf-8")
+)
+AS_PUBLISHED = {n: c for n, c in CONFIGURATIONS.items() if "layers" not in c["options"] and c["entry"] in PUBLISHED}
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_presets_recompute_what_published_configurations_recompute(name: str) -> None:
+    config = AS_PUBLISHED[name]
+    assert load(config["entry"], {"mesh": {"data": 1}}).config["remat"] == config["options"]["remat"]

@@ -1,0 +1,87 @@
+"""Presets compiled for GPUs that are not here: fused attention, and pairs of settings that act in company only."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.compiler.targets import load_target, parse_topology
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(900)]
+with_cudnn = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.cudnn") is None,
+    reason="cuDNN's wheel is not installed",
+)
+
+SMALL = {"layers": 4, "d_model": 256, "ffw": 512, "heads": 8, "kv_heads": 8, "head_size": 64, "vocab": 512, "seq": 128}
+PROGRAM = """
+import json, re, sys
+from jax.experimental import topologies
+from workloads.base import jit_step
+from workloads.loading import load
+
+job = json.loads(sys.argv[1])
+described = topologies.get_topology_desc(platform="cuda", target_config=job["target"], topology=job["topology"])
+workload = load(job["entry"], job["options"], list(described.devices))
+lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
+found = []
+for options in job["sets"]:
+    text = lowered.compile(compiler_options=options).as_text()
+    names = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "send", "recv")
+    counts = {name: len(re.findall(rf" {name}(?:-start)?[(]", text)) for name in names}
+    calls = re.findall(r'custom_call_target="(__cudnn[^"]*)"', text)
+    found.append({"counts": counts, "calls": sorted(set(calls))})
+print(json.dumps({"attention": workload.config["attention"], "sets": found}))
+"""
+
+
+def compiled(entry: str, options: dict[str, Any], sets: list[dict[str, Any]], devices: int = 8) -> dict[str, Any]:
+    """What a process of its own finds in the programs of some compiler options."""
+    target = load_target("h100-sxm")
+    topology = parse_topology(f"1x{devices}").for_xla(target.network)
+    job = {"entry": entry, "options": options, "sets": sets, "target": target.config_text, "topology": topology}
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(job)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@with_cudnn
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 4}, {"pipeline": 2, "data": 2, "tensor": 2}], ids=str)
+def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh: dict[str, int]) -> None:
+    options = {**SMALL, "dtype": "bfloat16", "batch": 16, "mesh": mesh}
+    fused, plain = (compiled("llama-small", {**options, **more}, [{}]) for more in ({}, {"attention": "xla"}))
+    assert (fused["attention"], plain["attention"]) == ("cudnn", "xla")
+    assert fused["sets"][0]["calls"] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    assert plain["sets"][0]["calls"] == []
+    assert fused["sets"][0]["counts"] == plain["sets"][0]["counts"]
+
+
+def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_alone() -> None:
+    study = tomllib.loads((ROOT / "studies/pipeline-parallel.toml").read_text(encoding="utf-8"))
+    (pair,) = (named["settings"] for named in study["search"]["first"])
+    options = {**study["workload"]["options"], **SMALL, "layers": 8, "dtype": "bfloat16", "attention": "xla"}
+    sets = [{}, *({name: value} for name, value in pair.items()), pair]
+    reference, *alone, both = (s["counts"] for s in compiled(study["workload"]["entry"], options, sets)["sets"])
+    assert alone == [reference, reference]
+    assert reference["send"] == 0 < both["send"] == both["recv"]
+    assert both["collective-permute"] < reference["collective-permute"]
+
+
+def test_collective_matmul_of_the_tensor_study_is_live_on_every_build() -> None:
+    study = tomllib.loads((ROOT / "studies/tensor-parallel.toml").read_text(encoding="utf-8"))
+    everywhere = study["search"]["first"][0]["settings"]
+    options = {**study["workload"]["options"], **SMALL, "dtype": "bfloat16", "attention": "xla"}
+    reference, cut = compiled(study["workload"]["entry"], options, [{}, everywhere])["sets"]
+    assert cut["counts"]["collective-permute"] > reference["counts"]["collective-permute"]

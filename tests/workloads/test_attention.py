@@ -1,0 +1,103 @@
+"""Which attention a preset trains with: fused on GPUs that have it, and the record says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from workloads.base import WorkloadError
+from workloads.dense import DecoderConfig
+from workloads.layers import causal_attention, cuda_capability
+from workloads.loading import load
+from workloads.mesh import AXES
+from workloads.presets import FAMILIES, PRESETS
+
+SIZES: dict[str, Any] = {"vocab": 23, "layers": 2, "d_model": 10, "ffw": 7, "heads": 4, "kv_heads": 2, "seq": 13}
+
+
+def layout(capability: Any, **axes: int) -> Any:
+    """A mesh of described devices: what `DecoderConfig.settled` reads of one, and no more."""
+    device = SimpleNamespace(
+        device_kind="a device", **({} if capability is None else {"compute_capability": capability})
+    )
+    shape = dict.fromkeys(AXES, 1) | axes
+    return SimpleNamespace(
+        mesh=SimpleNamespace(devices=np.array([device], dtype=object), shape=shape), size=lambda axis: shape["context"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "axes", "chosen"),
+    [
+        ("9.0", {}, {}, "cudnn"),
+        ("8.0", {}, {}, "cudnn"),
+        ("10.3", {}, {}, "cudnn"),
+        ("12.0", {"dtype": "float8"}, {}, "cudnn"),
+        ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
+        ("9.0", {"head_size": 128}, {}, "cudnn"),
+        ("9.0", {"head_size": 136}, {}, "xla"),  # Hopper could, but a compiler without the GPU would not know
+        ("9.0", {"head_size": 60}, {}, "xla"),
+        ("9.0", {"dtype": "float32"}, {}, "xla"),
+        ("9.0", {}, {"context": 2}, "xla"),
+        ("7.5", {}, {}, "xla"),
+        ("gfx942", {}, {}, "xla"),
+        (None, {}, {}, "xla"),
+        ("9.0", {"attention": "xla"}, {}, "xla"),
+        ("9.0", {"attention": "ring"}, {"context": 2}, "ring"),
+    ],
+    ids=str,
+)
+def test_auto_is_fused_attention_wherever_cudnn_has_it(
+    capability: str | None, options: dict[str, Any], axes: dict[str, int], chosen: str
+) -> None:
+    config = DecoderConfig(**{**SIZES, "head_size": 64, **options})
+    assert config.settled(layout(capability, **axes)).attention == chosen
+
+
+@pytest.mark.parametrize(("found", "number"), [("9.0", 9.0), ("10.3", 10.3), ("gfx90a", None), (None, None)])
+def test_a_compute_capability_is_that_of_an_nvidia_gpu(found: str | None, number: float | None) -> None:
+    assert cuda_capability(layout(found)) == number
+
+
+def test_no_preset_asks_for_attention_without_fusion() -> None:
+    asked = {name: FAMILIES[family].sizes[size].get("attention", "auto") for name, (family, size) in PRESETS.items()}
+    assert {name for name, attention in asked.items() if attention != "auto"} == {
+        "long-tiny", "long-small", "llama3-8b-128k",
+    }  # fmt: skip
+    assert set(asked.values()) == {"auto", "ring"}
+
+
+def test_the_record_says_what_was_chosen_not_what_was_asked() -> None:
+    config = load("llama-tiny", {"mesh": {"data": 1}, "dtype": "bfloat16", "head_size": 64}).config
+    assert config["attention"] == "xla"  # these are CPUs
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "`dtype` bfloat16 or float8"),
+        ({"dtype": "bfloat16", "mesh": {"context": 2}}, "context = 1"),
+        ({"dtype": "bfloat16"}, "compute capability 8.0"),
+    ],
+)
+def test_asking_for_cudnn_where_it_is_not_says_what_it_needs(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorkloadError, match=r"`attention` = cudnn needs") as caught:
+        load("llama-tiny", {"mesh": {"data": 1}, "attention": "cudnn", **options})
+    assert words in str(caught.value)
+
+
+def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_jax_does(*args: Any, **options: Any) -> jax.Array:
+        raise RuntimeError("cuDNN not found.")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", as_jax_does)
+    x = jnp.zeros((1, 2, 1, 8), jnp.bfloat16)
+    with pytest.raises(WorkloadError, match=r"cuDNN not found.*pip install nvidia-cudnn-cu12.*`attention` = xla"):
+        causal_attention(x, x, x, "cudnn")
+    with pytest.raises(RuntimeError):  # of XLA's own attention nothing is said about cuDNN
+        causal_attention(x, x, x, "xla")
