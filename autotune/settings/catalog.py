@@ -50,7 +50,8 @@ class Tier(StrEnum):
 
     ``tune``: by group. ``numerics``: changes results, so only by a group of that name. ``legacy``: an older
     name. ``expert``: only if named. ``avoid``: site, fault tolerance, known trouble. ``tool``: diagnostics.
-    ``danger``: never. ``noop``: accepted, does nothing. ``removed``: gone. ``listed``: known by name only.
+    ``danger``: never. ``noop``: accepted, does nothing. ``removed``: gone. ``listed``: described, but nobody judged
+    whether it pays.
     """
 
     TUNE = "tune"
@@ -63,6 +64,13 @@ class Tier(StrEnum):
     NOOP = "noop"
     REMOVED = "removed"
     LISTED = "listed"
+
+
+NEVER_SEARCHED = {
+    "tpu": "acts on TPUs, whose compiler (libtpu) no build here holds: no study runs there",
+    "rocm": "acts on AMD GPUs: no study runs there",
+}
+"""Platforms of which settings are catalogued only, and why."""
 
 
 class Scope(StrEnum):
@@ -90,7 +98,7 @@ class Setting:
         group: Name under which it is searched.
         also_in: Further groups that it belongs to.
         tier: Whether it belongs in a search.
-        platform: ``cuda``, ``cpu``, ``any``, or ``tpu`` and ``rocm``, never searched: no study runs there.
+        platform: ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`.
         type: One of bool, int, int32, int64, float, string, enum, message.
         tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
-from autotune.settings.catalog import Tier
+from autotune.settings.catalog import NEVER_SEARCHED, Tier
 from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
 
 
@@ -143,6 +143,8 @@ def _judge_flag(facts: ValueFacts, known: KnownSettings) -> Judgement:
         return SettingVerdict.BAD_VALUE, f"{facts.out_of_range}; the parser lets it pass", "use a value in range"
     if entry is not None and entry.tier is Tier.NOOP:
         return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
+    if entry is not None and entry.platform in NEVER_SEARCHED:
+        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
     if flag is not None and not flag.sets:
         return SettingVerdict.NO_EFFECT, f"{build} takes it and stores it nowhere", "remove it"
     if facts.is_default:
@@ -218,6 +220,8 @@ def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
         return SettingVerdict.UNKNOWN, f"not in the catalogue{facts.hint}", advice
     if entry.tier is Tier.NOOP:
         return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
+    if entry.platform in NEVER_SEARCHED:
+        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
     if facts.refused or facts.out_of_range:
         return SettingVerdict.BAD_VALUE, facts.refused or facts.out_of_range, "mend the value"
     if entry.danger:

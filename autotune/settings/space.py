@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
-from autotune.settings.catalog import Scope, Setting, Stage, Tier, older
+from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
 from autotune.settings.options import Conditions, option_parameters, own_conditions
 from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
@@ -35,7 +35,7 @@ _REASONS = {
     Tier.DANGER: "not for training",
     Tier.NOOP: "accepted, but does nothing",
     Tier.REMOVED: "gone from all tested builds",
-    Tier.LISTED: "not judged yet: name it in `search.settings` to search it",
+    Tier.LISTED: "nobody judged yet whether it pays: name it in `search.settings` to search it",
 }
 _RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
 
@@ -143,6 +143,8 @@ class _Builder:
         """Why a setting is not searched though its group is; empty if it is."""
         if entry.name == "process_layout":
             return "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
+        if entry.platform in NEVER_SEARCHED:
+            return NEVER_SEARCHED[entry.platform]
         if entry.tier is Tier.LEGACY:
             newer = entry.renamed_to
             return f"an older name of {newer}" if self._known[newer].exists or not newer.startswith("xla_") else ""

@@ -14,10 +14,13 @@ from types import ModuleType
 
 import pytest
 
+from autotune.model.spec import parse_study
 from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog, older
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, load_catalog, older
+from autotune.settings.known import KnownSettings
 from autotune.settings.lookup import help_of_build
 from autotune.settings.parser import ParserProcess
+from autotune.settings.space import build_space
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("flags_by_build.json")
@@ -188,3 +191,18 @@ def test_no_summary_is_the_library_s_own_sentence(parser: ParserProcess) -> None
 def test_help_of_an_option_of_jax_and_of_a_variable() -> None:
     assert "compile" in help_of_build("jax_enable_pgle", None)
     assert help_of_build("NCCL_PROTO", None) == ""
+
+
+def test_what_acts_on_tpus_or_amd_gpus_is_catalogued_and_never_searched(known: KnownSettings) -> None:
+    catalog = load_catalog()
+    elsewhere = {s.name: s.platform for s in catalog.values() if s.platform not in ("any", "cpu", "cuda")}
+    assert {n for n in catalog if "tpu_" in n.lower() or "_rocm_" in n} <= {*elsewhere}
+    assert {*elsewhere.values()} == {*NEVER_SEARCHED}
+    for platform in ("cpu", "cuda"):
+        study = {"name": "s", "workload": {"entry": "x"}, "device": {"platform": platform}}
+        spec = parse_study({**study, "search": {"groups": list(catalog.groups)}})
+        space = build_space(spec, known, None)
+        assert not {p.name for p in space.parameters} & {*elsewhere}
+        told = {n: r for n, r in space.left_out.items() if n in elsewhere}
+        assert told.keys() >= {"xla_gpu_experimental_use_ragged_dot_grouped_gemm"}
+        assert {*told.values()} <= {*NEVER_SEARCHED.values()}

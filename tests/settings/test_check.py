@@ -117,6 +117,8 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         ("NCCL_LL_BUFFSIZE", "-2", V.NO_EFFECT, True),
         ("NCCL_DYNAMIC_CHUNK_SIZE", "524288", V.REMOVED, True),
         ("NCCL_MADE_UP", "1", V.UNKNOWN, True),
+        ("xla_tpu_detect_nan", "true", V.NO_EFFECT, True),
+        ("xla_gpu_experimental_use_ragged_dot_grouped_gemm", "true", V.NO_EFFECT, True),
         ("NCCL_PROTO", "Simple", V.NO_EFFECT, True),
         ("PJRT_NPROC", "two", V.BAD_VALUE, True),
         ("MALLOC_ARENA_MAX", "1", V.EFFECTIVE, True),
