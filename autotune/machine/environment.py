@@ -149,7 +149,7 @@ def merge_for_exec(
 
 def variables_of(names: Iterable[str]) -> list[str]:
     """The environment variables through which settings travel, each once."""
-    return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names})
+    return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names if kind_of(n) != "option"})
 
 
 def default_cache_dir(environment: Mapping[str, str]) -> Path:

@@ -4,7 +4,8 @@ A setting is a name and a text value. Its name says how it reaches the process:
 
 * ``xla_...`` (lower case) is an XLA flag, passed inside the variable ``XLA_FLAGS``;
 * ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
-* a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands.
+* a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
+* ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
 Which names and values there may be is said in `autotune.model.names`; no set holds any other.
 
@@ -188,7 +189,7 @@ class FlagSet(Mapping[str, str]):
         return hashlib.sha256(json.dumps(self._items, sort_keys=True).encode()).hexdigest()[:12]
 
     def of_kind(self, kind: str) -> FlagSet:
-        """The settings that reach the process in one way: ``"xla"``, ``"jax"`` or ``"env"``."""
+        """The settings that reach the process in one way: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``."""
         return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
@@ -204,8 +205,8 @@ class FlagSet(Mapping[str, str]):
         return " ".join(f"--{n}={quote_token(v)}" for n, v in self.of_kind("xla").items())
 
     def to_environment(self) -> dict[str, str]:
-        """Environment variables that set exactly this set; `XLA_FLAGS` only if there are XLA flags."""
-        env = {n.upper() if kind_of(n) == "jax" else n: v for n, v in self._items.items() if kind_of(n) != "xla"}
+        """Variables that set exactly this set, options excepted; `XLA_FLAGS` only if there are XLA flags."""
+        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env"))
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env
@@ -216,7 +217,7 @@ class FlagSet(Mapping[str, str]):
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
             variable = name.upper() if kind_of(name) == "jax" else name
-            if kind_of(name) != "xla" and variable in environment:
+            if kind_of(name) in ("jax", "env") and variable in environment:
                 found[name] = environment[variable]
         return cls(found)
 

@@ -16,6 +16,10 @@ _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
+OPTION = "option."
+"""Starts the name under which an option of the workload is part of a set: ``option.batch``."""
+_OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
+
 _VARIABLE = re.compile(
     r"NCCL_[A-Z0-9_]+|JAX_[A-Z0-9_]+|XLA_(PYTHON_)?CLIENT_[A-Z0-9_]+|PJRT_NPROC|NPROC"
     r"|TF_(GPU_ALLOCATOR|CPP_MIN_LOG_LEVEL|FORCE_[A-Z0-9_]+|CUDNN_[A-Z0-9_]+)"
@@ -40,31 +44,38 @@ builds to come. The options for LLVM and for the assembler can name files, too."
 
 
 def kind_of(name: str) -> str:
-    """How a setting reaches the process: ``"xla"``, ``"jax"`` or ``"env"``.
+    """How a setting reaches the process: ``"xla"``, ``"jax"``, ``"env"``, or as an ``"option"`` of the workload.
 
     Raises:
-        SettingError: If the name has none of the three forms, or is a variable that is not on the list.
+        SettingError: If the name has none of the four forms, or is a variable that is not on the list.
     """
     if _XLA_NAME.fullmatch(name):
         return "xla"
     if _JAX_NAME.fullmatch(name):
         return "jax"
+    if _OPTION_NAME.fullmatch(name):
+        _refuse_secret(name)
+        return "option"
     if not _ENV_NAME.fullmatch(name):
         raise SettingError(
             f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r:.200}; "
             "write it without dashes and without a value"
         )
-    if is_secret_name(name):
-        raise SettingError(
-            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
-            "in the environment of your call instead: programs inherit it, and it is never recorded"
-        )
+    _refuse_secret(name)
     if not is_variable(name):
         raise SettingError(
             f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
         )
     return "env"
+
+
+def _refuse_secret(name: str) -> None:
+    if is_secret_name(name.removeprefix(OPTION)):
+        raise SettingError(
+            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
+            "in the environment of your call instead: programs inherit it, and it is never recorded"
+        )
 
 
 def is_variable(name: str) -> bool:
@@ -94,7 +105,7 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
     Raises:
         SettingError: If there is one, with its name.
     """
-    if found := [n for n in names if kind_of(n) != "env" and _FILE_OPTION.search(n)]:
+    if found := [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

@@ -20,9 +20,11 @@ from pydantic import (
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, Objective, Settings
-from autotune.model.names import kind_of
-from autotune.model.secrets import strike_command, strike_data
+from autotune.model.names import is_variable, kind_of
+from autotune.model.options import option_sets, option_setting, option_text, placeholders
+from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.units import parse_duration
 from autotune.stats import NOISE_MODELS, NoiseModel
 
@@ -92,9 +94,11 @@ class WorkloadSpec(Section):
 
     Attributes:
         entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
-        options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...).
+        options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...); of a `command`, what stands for
+            ``{NAME}`` in its arguments and its `environment`.
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
-            argument stands for the folder of the trial.
+            argument stands for the folder of the trial, ``{NAME}`` for an option.
+        environment: Variables of the `command` that hold options, such as ``BATCH = "{batch}"``.
         hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
         read: How the steps of a program without the hook are read.
     """
@@ -102,6 +106,7 @@ class WorkloadSpec(Section):
     entry: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
     hook: bool = False
     read: ReadSpec | None = None
 
@@ -111,14 +116,36 @@ class WorkloadSpec(Section):
             raise ValueError("exactly one of `entry` and `command` must be given")
         if self.entry is not None and (self.hook or self.read is not None):
             raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.entry is not None and self.environment:
+            raise ValueError("`environment` belongs to a `command`; an `entry` takes its `options` as they are")
         if self.command is not None:
-            if self.options:
-                raise ValueError("`options` belong to an `entry`; give a program its own as arguments of `command`")
+            if unused := sorted(set(self.options) - self.placeholders):
+                raise ValueError(
+                    f"`options` of a `command` stand in its arguments or its `environment` as {{name}}, but "
+                    f"{{{unused[0]}}} is nowhere there"
+                )
             if self.hook == (self.read is not None):
                 raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
         return self
 
-    @field_serializer("options", "command", mode="wrap")
+    @field_validator("environment")
+    @classmethod
+    def _own_variables(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name in environment:
+            if not name.isidentifier() or not name.isascii():
+                raise ValueError(f"names of variables, such as BATCH, not {name!r:.100}")
+            if name == "XLA_FLAGS" or is_variable(name):
+                raise ValueError(f"variables of the program's own; {name} is a setting: [baseline], or search.settings")
+            if is_secret_name(name):
+                raise ValueError(f"no secret, for it is recorded; set {name} in the environment of your call instead")
+        return environment
+
+    @property
+    def placeholders(self) -> set[str]:
+        """Names in braces in the command's arguments and its variables."""
+        return placeholders((*(self.command or ()), *self.environment.values()))
+
+    @field_serializer("options", "command", "environment", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
         if value is None or (info.context or {}).get("secrets"):
             return dump(value)
@@ -128,7 +155,8 @@ class WorkloadSpec(Section):
     def shown(self) -> WorkloadSpec:
         """The same with its secrets struck out, to be looked at and handed on."""
         command = None if self.command is None else strike_command(self.command)
-        return self.model_copy(update={"options": strike_data(self.options), "command": command})
+        struck = {"options": strike_data(self.options), "environment": strike_data(self.environment)}
+        return self.model_copy(update={**struck, "command": command})
 
     @property
     def takes_turns(self) -> bool:
@@ -175,10 +203,16 @@ class DeviceSpec(Section):
 
 
 class NamedSet(Section):
-    """A flag set with a name, tried before the sampler proposes."""
+    """A flag set with a name, tried before the sampler proposes; `options` are those of the workload."""
 
     name: str
-    settings: Settings
+    settings: Settings = Field(default_factory=FlagSet)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def whole(self) -> FlagSet:
+        """Settings and options as one set."""
+        return self.settings.merge(option_sets(self.options))
 
 
 class SearchSpec(Section):
@@ -189,6 +223,9 @@ class SearchSpec(Section):
         time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
         gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
         settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
+        options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
+            the first. ``process_count`` is that of `device`.
+        when: Setting or option to other ones, with the values under which it is searched.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
@@ -203,6 +240,8 @@ class SearchSpec(Section):
     time_budget: Seconds | None = None
     gpu_hours: Annotated[float, Field(gt=0)] | None = None
     settings: dict[str, Domain] = Field(default_factory=dict)
+    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    when: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default_factory=dict)
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     symptoms: tuple[str, ...] = ()
@@ -220,6 +259,16 @@ class SearchSpec(Section):
         for name in settings:
             kind_of(name)
         return settings
+
+    @field_validator("options")
+    @classmethod
+    def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for name, values in options.items():
+            option_setting(name)
+            texts = [option_text(v) for v in values]
+            if len(set(texts)) < len(texts):
+                raise ValueError(f"distinct values of `{name}`")
+        return options
 
     @field_validator("objectives")
     @classmethod

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
+from autotune.model.names import OPTION
+from autotune.model.options import PROCESS_COUNT, filled, options_in
 from autotune.model.secrets import strike_data
 from autotune.model.sections import (
     ConfirmSpec,
@@ -82,6 +84,60 @@ class StudySpec(Section):
             raise ValueError('`search.step_time = "predicted"` needs a `workload.entry` to compile, and no [replay]')
         return self
 
+    @model_validator(mode="after")
+    def _options_have_a_place(self) -> StudySpec:
+        if named := [n for n in self.baseline if n.startswith(OPTION)]:
+            raise ValueError(f"`baseline` holds settings; write {named[0]} into `workload.options`")
+        workload, options = self.workload, self.search.options
+        if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
+            raise ValueError(
+                f"`search.options.{lost[0]}` must stand in an argument of `workload.command`, or in "
+                f"`workload.environment`, as {{{lost[0]}}} but does not"
+            )
+        for first in self.search.first:
+            if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
+                hint = close_matches(unknown[0], options)
+                raise ValueError(f"`search.first` `{first.name}`: `{unknown[0]}` must be in `search.options`{hint}")
+        for count in options.get(PROCESS_COUNT, ()) if workload.entry is not None else ():
+            self._with_processes(count)
+        return self
+
+    def _with_processes(self, count: Any) -> DeviceSpec:
+        return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})
+
+    @property
+    def reference_options(self) -> dict[str, Any]:
+        """Options under which the reference runs: those of the workload, else the first that are searched."""
+        found = {**{n: values[0] for n, values in self.search.options.items()}, **self.workload.options}
+        if self.workload.entry is not None and PROCESS_COUNT in self.search.options:
+            found[PROCESS_COUNT] = self.device.process_count
+        return found
+
+    def under(self, settings: FlagSet) -> StudySpec:
+        """The study as it is under the options of one set: every one in its place, none left to search.
+
+        Raises:
+            SettingError: If an option of the set is none of the study, or is no JSON.
+        """
+        named = options_in(settings)
+        known = self.reference_options
+        if unknown := sorted(set(named) - set(known)):
+            raise SettingError(
+                f"an option must be one of the study ({', '.join(known) or 'it has none'}) but got {unknown[0]!r}"
+                f"{close_matches(unknown[0], known)}; add it to `search.options`"
+            )
+        options, device, workload = {**known, **named}, self.device, self.workload
+        if workload.entry is not None:
+            if PROCESS_COUNT in options:
+                device = self._with_processes(options.pop(PROCESS_COUNT))
+            moved = workload.model_copy(update={"options": options})
+        else:
+            command = tuple(filled(part, options) for part in workload.command or ())
+            environment = {n: filled(v, options) for n, v in workload.environment.items()}
+            moved = workload.model_copy(update={"options": options, "command": command, "environment": environment})
+        search = self.search.model_copy(update={"options": {}})
+        return self.model_copy(update={"workload": moved, "device": device, "search": search})
+
     @property
     def is_predicted(self) -> bool:
         """Whether nothing is measured: a model says what compiled programs would take."""
@@ -90,7 +146,7 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        return _digest({"workload": self.workload.model_dump(), "device": self.device.model_dump()})
+        return _digest({"workload": _used("workload", self.workload.model_dump()), "device": self.device.model_dump()})
 
     @property
     def identity(self) -> str:
@@ -105,6 +161,9 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
+        for key in ("workload", "search"):
+            data[key] = _used(key, data[key])
+        data["search"]["first"] = [_used("first", named) for named in data["search"]["first"]]
         if data["search"]["objectives"] == [Objective.STEP_TIME]:
             data["search"].pop("objectives")
         if data["search"]["known_failures"]:
@@ -207,6 +266,20 @@ def _legal_keys(location: list[Any]) -> list[str]:
         if model is None:
             return []
     return sorted(model.model_fields)
+
+
+_YOUNG: dict[str, dict[str, Any]] = {
+    "workload": {"environment": {}},
+    "search": {"options": {}, "when": {}},
+    "first": {"options": {}},
+}
+"""Keys of a section that are younger than the first runs, with what they hold where they are not used."""
+
+
+def _used(section: str, data: dict[str, Any]) -> dict[str, Any]:
+    """A section without younger keys that are not used."""
+    young = _YOUNG[section]
+    return {key: value for key, value in data.items() if key not in young or value != young[key]}
 
 
 def _digest(data: Any) -> str:

@@ -31,7 +31,7 @@ class CommandLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until its warm-up is over; see `base.Launcher`."""
-        env, command = self._environment(settings), self._command(folder)
+        env, command = self._environment(settings), self._command(settings, folder)
         kind: type[LocalWorker] = HookWorker
         if self._spec.workload.hook:
             let_import_packages(env)
@@ -42,14 +42,18 @@ class CommandLauncher(LocalLauncher):
         worker = kind([process], self._spec, settings)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
-    def _command(self, folder: Path) -> list[str]:
-        return [part.replace("{folder}", str(folder)) for part in self._spec.workload.command or ()]
+    def _environment(self, settings: FlagSet) -> dict[str, str]:
+        return {**super()._environment(settings), **self._spec.under(settings).workload.environment}
+
+    def _command(self, settings: FlagSet, folder: Path) -> list[str]:
+        command = self._spec.under(settings).workload.command or ()
+        return [part.replace("{folder}", str(folder)) for part in command]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         workload, measure = self._spec.workload, self._spec.measure
         job = self._job(
             settings,
-            command=self._command(folder),
+            command=self._command(settings, folder),
             cwd=self._study_dir,
             rules=workload.read.rules() if workload.read else {},
             run_steps=measure.run_steps,

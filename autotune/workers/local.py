@@ -58,7 +58,7 @@ class LocalLauncher:
             worker.close()
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
-        device = self._spec.device
+        device = self._spec.under(settings).device
         on_cpu = device.platform == "cpu"
         return child_environment(
             self._base,
@@ -76,17 +76,18 @@ class LocalLauncher:
         env = self._worker_environment(settings)
         return [
             GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
-            for rank in range(self._spec.device.rank_count)
+            for rank in range(self._spec.under(settings).device.rank_count)
         ]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        device = self._spec.device
+        under = self._spec.under(settings)
+        device = under.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
         return [
             self._job(
                 settings,
-                entry=self._spec.workload.entry,
-                options=self._spec.workload.options,
+                entry=under.workload.entry,
+                options=under.workload.options,
                 seed=self._spec.seed,
                 paths=[self._study_dir],
                 device_count=device.count,

@@ -38,6 +38,8 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
         return SettingsCheck((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
     for name, wanted in settings.items():
         kind = kind_of(name)
+        if kind == "option":  # the program was called with it
+            continue
         got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
         if got != wanted:
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
