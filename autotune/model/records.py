@@ -24,6 +24,7 @@ from autotune.model.measurement import (
     Settings,
     Stamped,
     WorkerReport,
+    WorkPerStep,
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.trial import TrialResult
@@ -109,6 +110,7 @@ class ConfirmRun(Stamped):
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
+        work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -123,6 +125,7 @@ class ConfirmRun(Stamped):
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
     others: dict[Objective, LogRatio] | None = None
+    work: WorkPerStep | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -134,6 +137,7 @@ class FinalistResult(Stamped):
         estimate: Ratio with its ordinary 95 % interval over processes.
         corrected: The same with the interval widened for the number of finalists; this one decides.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
+        work: As its processes told it, where it differs from the reference's.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -146,6 +150,7 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     others: dict[Objective, Estimate] | None = None
+    work: WorkPerStep | None = None
 
 
 class AblationResult(Stamped):

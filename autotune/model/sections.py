@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,13 +19,13 @@ from pydantic import (
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
+from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, Objective, Settings
+from autotune.model.measurement import Objective, Settings
 from autotune.model.names import is_variable, kind_of
 from autotune.model.options import option_sets, option_setting, option_text, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.units import parse_duration
-from autotune.stats import NOISE_MODELS, NoiseModel
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
 SettingValue = bool | int | float | str
@@ -101,6 +100,9 @@ class WorkloadSpec(Section):
         environment: Variables of the `command` that hold options, such as ``BATCH = "{batch}"``.
         hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
         read: How the steps of a program without the hook are read.
+        tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
+            not tell it themselves, where options are searched that change it.
+        unit: What that counts, as shown to users: tables then say ``time per image``.
     """
 
     entry: str | None = None
@@ -109,6 +111,15 @@ class WorkloadSpec(Section):
     environment: dict[str, str] = Field(default_factory=dict)
     hook: bool = False
     read: ReadSpec | None = None
+    tokens_per_step: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
+    unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
+
+    @field_validator("tokens_per_step")
+    @classmethod
+    def _is_a_sum(cls, text: str | None) -> str | None:
+        if text is not None:
+            Expression(text)
+        return text
 
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSpec:
@@ -340,6 +351,8 @@ class ConfirmSpec(Section):
         pairs: Pairs of blocks in each pair of processes.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
         soak_steps: Fewest steps of that run.
+        loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
+            after the same tokens.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
@@ -348,40 +361,4 @@ class ConfirmSpec(Section):
     minimise: bool = True
     soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
-
-
-class ReplaySpec(Section):
-    """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
-
-    Attributes:
-        step_s: Step time of the reference, seconds.
-        effects: ``"name=value"`` to the factor by which it multiplies the step time.
-        memory_effects: Likewise for the peak memory.
-        compile_effects: Likewise for the compile time.
-        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
-        inert: ``"name=value"`` entries that change nothing in the program.
-        noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
-        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
-    """
-
-    step_s: Annotated[float, Field(gt=0)] = 0.03
-    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    failures: dict[str, FailureKind] = Field(default_factory=dict)
-    inert: tuple[str, ...] = ()
-    noise: str | dict[str, float] = "quiet"
-    delay_s: Annotated[float, Field(ge=0)] = 0.0
-
-    @field_validator("noise")
-    @classmethod
-    def _known(cls, noise: str | dict[str, float]) -> str | dict[str, float]:
-        if isinstance(noise, str):
-            if noise not in NOISE_MODELS:
-                raise ValueError(f"one of {', '.join(NOISE_MODELS)}{close_matches(noise, NOISE_MODELS)}")
-        else:
-            legal = [f.name for f in dataclasses.fields(NoiseModel)]
-            for name in noise:
-                if name not in legal:
-                    raise ValueError(f"parameters of a noise model ({', '.join(legal)}), not `{name}`")
-        return noise
+    loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02

@@ -20,9 +20,11 @@ from autotune.model import (
     Pair,
     StudySpec,
     WorkerReport,
+    WorkPerStep,
 )
 from autotune.rundir import Folders
 from autotune.stats import compare_traces
+from autotune.study.work import with_declared_work
 from autotune.workers import Launcher, Worker, WorkerFailed
 
 INFRASTRUCTURE_RETRIES = 2
@@ -48,8 +50,8 @@ class Desk(Protocol):
     def phase(self, what: str) -> None:
         """What is under way."""
 
-    def pair(self, folder: Path, pair: Pair) -> None:
-        """One more raw pair of blocks of the measurement in a folder, to be kept."""
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
+        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a step's differs."""
 
     def incident(self, what: str) -> None:
         """Something happened to the tuner, not to a trial."""
@@ -126,7 +128,7 @@ class Bench:
         merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
-                return self._launcher.start(merged, folder, progress=self.desk.phase)
+                return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
             except WorkerFailed as error:
                 if not error.infrastructure:
                     raise
@@ -140,6 +142,15 @@ class Bench:
                 self.desk.incident(f"start tried again after: {error}")
                 time.sleep(0.5 * (attempt + 1))
         raise AssertionError("unreachable")
+
+    def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
+        """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
+        try:
+            worker.report = with_declared_work(self.spec, settings, worker.report)
+        except WorkerFailed:
+            worker.close()
+            raise
+        return worker
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
         """Starts two fresh workers at once: starting is not measured, and most of a short run.

@@ -100,6 +100,7 @@ class Predicting:
         self._screener = self._resources.enter_context(contextlib.closing(StudyScreener(run.store, run.view)))
         self._target, self._topology = cluster_of(run.spec)
         self._reference_s = 0.0
+        self._reference_tokens: int | None = None
         self._screen: Screener
 
     def reference(self) -> Facts:
@@ -109,7 +110,7 @@ class Predicting:
         run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
         program = self._screener.wait(self._screen.reference)
         found = predict_step(program, self._target, self._topology)
-        self._reference_s = found.step_s
+        self._reference_s, self._reference_tokens = found.step_s, program.tokens_per_step
         last = run.store.last(ScreenRecord)
         if last is not None and last.prediction is not None and last.versions != versions:
             raise StudyFileError(
@@ -175,10 +176,12 @@ class Predicting:
         self._resources.close()
 
     def _step(self, program: CompiledProgram, found: Prediction) -> PredictedStep:
+        work, reference = program.tokens_per_step, self._reference_tokens
+        per_step = work / reference if work and reference else 1.0  # where a step has more tokens, it may take longer
         return PredictedStep(
             target=self._target.name,
             topology=str(self._topology),
-            ratio=found.step_s / self._reference_s,
+            ratio=found.step_s / self._reference_s / per_step,
             step_s=found.step_s,
             compute_s=found.compute_s,
             communication_s=found.communication_s,

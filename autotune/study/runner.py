@@ -168,6 +168,7 @@ class Runner:
                 "reference_step_s": figures.reference_step_s,
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
+                "work": figures.work,
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )

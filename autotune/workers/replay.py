@@ -14,7 +14,7 @@ from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
-COMPILE_S, PEAK_BYTES = 2.0, 1 << 30
+COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
 """Of the reference, in a study whose formula speaks of them."""
 
 
@@ -81,6 +81,9 @@ class ReplayLauncher:
             if replay.compile_effects
             else 0.0,
             peak_bytes=round(PEAK_BYTES * memory) if replay.memory_effects else None,
+            tokens_per_step=round(TOKENS * math.prod(replay.token_effects.get(e, 1.0) for e in entries))
+            if replay.token_effects
+            else None,
             start_s=0.0,
             losses=losses,
             grad_norms=losses,
