@@ -123,7 +123,8 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
     conclusion, spans = store.last(ConclusionRecord), store.of(SpanRecord)
     rows = []
     if conclusion is not None and conclusion.estimate is not None:
-        rows.append(("step time ratio", words.format_estimate(conclusion.estimate)))
+        of = words.time_words(store, conclusion.settings)
+        rows.append((f"{of} ratio", words.format_estimate(conclusion.estimate)))
     rows += [
         ("trials", str(len(trials))),
         ("failed", str(sum(r.failure is not None for r in trials))),

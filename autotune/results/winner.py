@@ -35,6 +35,7 @@ from autotune.model import (
     SettingError,
     Settings,
     StudySpec,
+    WorkPerStep,
     describe_member,
     refuse_reaching_out,
 )
@@ -103,6 +104,8 @@ class Winner(Record):
         soaked_s: Seconds of the long run before the export; None if there was none.
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
+        work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
+        unit: What that counts, in one word.
         proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
     """
 
@@ -121,6 +124,8 @@ class Winner(Record):
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
     others: dict[Objective, Estimate] | None = None
+    work: WorkPerStep | None = None
+    unit: str | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
@@ -269,6 +274,7 @@ def _make_winner(
     # A front is not proven a second time.
     proofs = [r for r in mine if isinstance(r, ConfirmRun) and (r.stage == "confirm") == of_front]
     proven = [r for r in mine if isinstance(r, FinalistResult)]
+    work = next((r.work for r in proofs if r.work is not None), None)
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -285,6 +291,8 @@ def _make_winner(
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
         others=next((f.others for f in reversed(proven) if f.others), None),
+        work=work,
+        unit=spec.workload.unit if work is not None else None,
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",

@@ -24,6 +24,7 @@ from autotune.model import (
 )
 from autotune.rundir import Folders
 from autotune.stats import compare_traces
+from autotune.study.limits import refuse_over_limit
 from autotune.study.work import with_declared_work
 from autotune.workers import Launcher, Worker, WorkerFailed
 
@@ -147,6 +148,7 @@ class Bench:
         """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
+            refuse_over_limit(self.spec, worker.report)
         except WorkerFailed:
             worker.close()
             raise

@@ -20,7 +20,7 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate, proof_digest
+from autotune.results import describe_soak, format_estimate, proof_digest, time_of
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -48,7 +48,7 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
-            f"step time ratio {format_estimate(ratio)} over "
+            f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
             f"{proven.process_count} fresh pairs of processes",
             "settings": proven.settings,
             "trial": proven.trial,

@@ -17,6 +17,7 @@ from autotune.stats import Decision, NoiseFloor, SequentialPlan, read_noise_floo
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, fixed, make_comparison
+from autotune.study.limits import PHASE as LIMIT
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
@@ -101,6 +102,7 @@ class InTurns(Comparer):
         spec = self.bench.spec
         if (
             error.failure.kind is not FailureKind.OUT_OF_MEMORY
+            or error.failure.phase == LIMIT  # it does not fit alone either
             or spec.device.platform != "cuda"
             or spec.measure.mode != "auto"
         ):
