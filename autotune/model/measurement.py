@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
@@ -239,6 +239,35 @@ class EnergyUse(Record):
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
     estimate: Estimate
+
+
+class LossBasis(StrEnum):
+    """By what a candidate with other options was compared with the reference's loss."""
+
+    ROUNDING = "rounding"
+    WORK = "work"
+    DTYPE = "dtype"
+
+
+class LossCheck(Record):
+    """Whether a candidate whose options differ trains as the reference does. Flags alone need no such record.
+
+    Attributes:
+        basis: ``rounding``: the same work, step by step. ``work``: another batch, at equal work. ``dtype``: another
+            arithmetic, over a long run.
+        is_ok: None where it cannot be told: that is inconclusive, and no proof.
+        difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
+        tolerance: What it is held to.
+        words: What was compared and what came out, for people.
+        is_final: Whether nothing is left to be compared: a long run says more than the first steps.
+    """
+
+    basis: LossBasis
+    is_ok: bool | None
+    difference: Change | None = None
+    tolerance: Amount | None = None
+    words: str
+    is_final: bool = True
 
 
 class Comparison(Record):

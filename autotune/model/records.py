@@ -19,6 +19,7 @@ from autotune.model.measurement import (
     EnergyUse,
     Failure,
     FailureKind,
+    LossCheck,
     Objective,
     PredictedStep,
     Settings,
@@ -92,7 +93,12 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against a second process of itself."""
+    """The noise floor: the reference against a second process of itself.
+
+    Attributes:
+        loss_tolerance: Largest relative difference of loss and gradient norm between the two.
+        rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+    """
 
     kind: Literal["floor"] = "floor"
     floor: NoiseFloor
@@ -100,6 +106,7 @@ class FloorResult(Stamped):
     comparison: Comparison
     provenance: Facts
     loss_tolerance: Amount
+    rounding: Amount | None = None
     directory: str
 
 
@@ -111,6 +118,7 @@ class ConfirmRun(Stamped):
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
+        loss: How their losses were compared, where options differ.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -126,6 +134,7 @@ class ConfirmRun(Stamped):
     energy: EnergyUse | None = None
     others: dict[Objective, LogRatio] | None = None
     work: WorkPerStep | None = None
+    loss: LossCheck | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -210,6 +219,7 @@ class SoakRecord(Stamped):
         steps_s: Seconds of steps that were run.
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
+        loss: Its loss against the reference's after as much work, where dtype or batch differ.
         failure: What ended it early; a winner that fails here is none.
     """
 
@@ -221,6 +231,7 @@ class SoakRecord(Stamped):
     step_count: Count
     starts: Count
     drift: Ratio | None = None
+    loss: LossCheck | None = None
     failure: Failure | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None

@@ -103,6 +103,11 @@ def format_change(ratio: float | None) -> str:
     return f"{abs(change):.1f} % {'faster' if change >= 0 else 'slower'}"
 
 
+def format_change_of(change: float) -> str:
+    """A relative difference with its sign: ``+0.31 %``, ``-1.2e-06``."""
+    return f"{change:+.2%}".replace("%", " %") if abs(change) >= 1e-4 else f"{change:+.1e}"
+
+
 def format_share(share: float | None) -> str:
     """A share between 0 and 1 as percent: ``37.2 %``."""
     return "-" if share is None or not math.isfinite(share) else f"{share * 100:.1f} %"

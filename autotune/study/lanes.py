@@ -190,6 +190,7 @@ class Lanes:
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
+            rounding=lane.floor.rounding if lane.floor else None,
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,

@@ -78,7 +78,7 @@ def claim_more_in_reports_too(record: Record) -> None:
 @pytest.fixture
 def run(run_replay: Run) -> Store:
     _, store, _ = run_replay(
-        study({"option.batch=16": 1.6}, tokens={}, workload={"tokens_per_step": "batch * 512"}, confirm={"soak": 0}),
+        study({"option.batch=16": 1.6}, workload={"tokens_per_step": "batch * 512"}, confirm={"soak": 0}),
         trials=1, first=sets(BIG), space=SPACE,
     )  # fmt: skip
     return Store.open(store.path)

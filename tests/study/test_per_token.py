@@ -176,9 +176,9 @@ def test_an_arm_that_tells_nothing_beside_one_that_does_is_told_what_to_name(run
 
 def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_fails(run_replay: Run) -> None:
     declared = {"tokens_per_step": "batch * 512"}
-    conclusion, store, _ = run_replay(
-        study({"option.batch=16": 1.6}, tokens={}, workload=declared), trials=1, first=sets(BIG), space=SPACE
-    )
+    spec = study({"option.batch=16": 1.6}, workload=declared)
+    silent = lying(spec, BIG, None)
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=silent)
     assert conclusion.settings == BIG
     assert store.of(FloorResult)[0].reference.tokens_per_step == 8 * 512
     spec = study({"option.batch=16": 1.6}, tokens={"option.batch=16": 5.0}, workload=declared)
