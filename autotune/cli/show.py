@@ -79,7 +79,8 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         return
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
-    lines += filter(None, (describe_trial(result), describe_energy(result)))
+    loss = f"loss: {result.loss.words}" if result.loss is not None else ""
+    lines += filter(None, (describe_trial(result), describe_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "

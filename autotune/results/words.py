@@ -214,7 +214,8 @@ def describe_soak(record: SoakRecord) -> str:
     slower = ""
     if record.drift is not None and record.drift > SOAK_SLOWER:
         slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}"
+    loss = f"; {record.loss.words}" if record.loss is not None else ""
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{loss}"
 
 
 def soak_lines(store: Store) -> list[str]:
@@ -309,6 +310,8 @@ def evidence(winner: Winner) -> list[str]:
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    if winner.loss is not None:
+        lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     if c.driver_major is not None:
         lines.append(f"NVIDIA driver: {c.driver_major}.x")

@@ -53,7 +53,8 @@ def compare_first_steps(
 
     The first step has the same initial weights. Later a candidate with another batch has made other updates, so its
     loss must lie in the range that the reference's losses have between as many updates and as much work. Ends of that
-    range are widened by the largest relative change between two neighbouring steps of the reference.
+    range are widened by the largest relative change between two neighbouring steps of the reference, more for a smaller
+    batch.
 
     Args:
         reference: Loss at each of the reference's first steps, finite.
@@ -66,7 +67,8 @@ def compare_first_steps(
         return Comparability(is_ok=None, reason="one of them tells no loss")
     if not all(map(math.isfinite, (*candidate, *norms[1]))):
         return Comparability(is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite")
-    tolerance = max(least_tolerance, neighbour_spread(reference))
+    scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
+    tolerance = max(least_tolerance, neighbour_spread(reference) * scatter)
     if (reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])) is not None:
         return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
     largest, points = 0.0, 0
