@@ -263,7 +263,7 @@ class LossCheck(Record):
     """
 
     basis: LossBasis
-    is_ok: bool | None
+    is_ok: bool | None = None
     difference: Change | None = None
     tolerance: Amount | None = None
     words: str

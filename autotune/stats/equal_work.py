@@ -18,6 +18,9 @@ from autotune.stats.loss_check import relative_difference, rounding_of
 SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
 
+SPREAD_MARGIN = 2.0
+"""How many times the largest change between neighbouring steps losses may be off: few steps show little of it."""
+
 LEAST_POINTS = 4
 """Losses of each arm that a soak must have told for them to be compared."""
 
@@ -53,8 +56,8 @@ def compare_first_steps(
 
     The first step has the same initial weights. Later a candidate with another batch has made other updates, so its
     loss must lie in the range that the reference's losses have between as many updates and as much work. Ends of that
-    range are widened by the largest relative change between two neighbouring steps of the reference, more for a smaller
-    batch.
+    range are widened by the largest relative change between two neighbouring steps of the reference (after the first
+    step twice that), more for a smaller batch: of few steps no more can be told, and a long run has the last word.
 
     Args:
         reference: Loss at each of the reference's first steps, finite.
@@ -68,7 +71,8 @@ def compare_first_steps(
     if not all(map(math.isfinite, (*candidate, *norms[1]))):
         return Comparability(is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite")
     scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
-    tolerance = max(least_tolerance, neighbour_spread(reference) * scatter)
+    spread = neighbour_spread(reference) * scatter
+    tolerance = max(least_tolerance, spread)  # at the first step: weights are the same there
     if (reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])) is not None:
         return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
     largest, points = 0.0, 0
@@ -77,6 +81,7 @@ def compare_first_steps(
         if rest or seen >= len(reference):
             continue
         points += 1
+        tolerance = max(least_tolerance, spread * (SPREAD_MARGIN if mine else 1.0))
         between = reference[min(mine, seen) : max(mine, seen) + 1]
         got = candidate[mine]
         nearest = min(max(got, min(between)), max(between))
@@ -147,8 +152,8 @@ def compare_long_runs(
     found = {"difference": difference, "tolerance": allowed, "points": points}
     if neighbour_spread(mine) <= SAME_ROWS < neighbour_spread(base):
         return Comparability(is_ok=False, reason="its loss does not change, the reference's does", **found)
-    if scatter > max(tolerance, 0.25):
-        return Comparability(is_ok=None, reason="its losses scatter too much to be compared", **found)
     if difference > allowed or (is_same_work and difference < -allowed):
         return Comparability(is_ok=False, reason=f"its loss is {'above' if difference > 0 else 'below'}", **found)
+    if scatter > max(tolerance, 0.25):
+        return Comparability(is_ok=None, reason="its losses scatter too much to be compared", **found)
     return Comparability(is_ok=True, **found)

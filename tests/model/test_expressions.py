@@ -81,7 +81,7 @@ def test_conditions(text: str, value: bool) -> None:
 )
 @pytest.mark.parametrize("is_condition", [False, True])
 def test_an_attacker_gets_nothing_run(text: str, is_condition: bool) -> None:
-    with pytest.raises(ValueError, match="an expression|needs a number where") as error:
+    with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
         Expression(text, is_condition=is_condition).value(VALUES)
     assert len(str(error.value)) < 600
 

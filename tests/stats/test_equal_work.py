@@ -73,14 +73,20 @@ def test_a_batch_that_trains_its_first_rows_twice_is_caught() -> None:
 
 
 def test_where_every_batch_has_one_loss_at_the_start_equal_ones_are_no_fault() -> None:
-    """Weights that start at 0 before the head: the first loss is log(vocabulary) whatever the rows; gradients differ."""
+    """With a head of zeros the first loss is log(vocabulary) whatever the rows; gradients differ."""
     reference = [10.8, *REFERENCE[0][1:]], REFERENCE[1]
     candidate = [10.8, *train(512)[0][1:]], train(512)[1]
     assert "same rows" not in check(reference, candidate, (256, 512)).reason
     assert "same rows" not in check((reference[0], []), (candidate[0], []), (256, 512)).reason
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.05, 1.0])
+def test_honest_batches_of_any_data_are_never_accused_and_a_reversed_step_always_is() -> None:
+    accused = [s for s in range(60) if not check(train(256, seed=s), train(512, seed=s), (256, 512)).is_ok]
+    passed = [s for s in range(60) if check(train(256, seed=s), train(512, rate=-0.05, seed=s), (256, 512)).is_ok]
+    assert (accused, passed) == ([], [])
+
+
+@pytest.mark.parametrize("rate", [-0.05, 0.3])
 def test_a_wrong_learning_step_is_caught(rate: float) -> None:
     found = check(REFERENCE, train(512, rate=rate), (256, 512))
     assert found.is_ok is False
@@ -132,6 +138,13 @@ def test_a_loss_that_stays_above_is_wrong_and_one_below_only_for_equal_work() ->
     assert compare_long_runs(reference, below, tolerance=0.02, is_same_work=True).is_ok is False
     assert compare_long_runs(reference, below, tolerance=0.02, is_same_work=False).is_ok
     assert compare_long_runs(reference, above, tolerance=0.06, is_same_work=True).is_ok
+
+
+def test_a_program_that_does_not_learn_is_caught_by_the_long_run_if_not_before() -> None:
+    """Few first steps of noisy batches may not tell; what never learns stays above the reference."""
+    honest, idle = train(256, steps=30), train(512, steps=15, rate=0.0)
+    runs = [[((n + 1) * b, x) for n, x in enumerate(t[0])] for b, t in ((256, honest), (512, idle))]
+    assert compare_long_runs(*runs, tolerance=0.02, is_same_work=False).is_ok is False
 
 
 def test_only_work_that_both_did_counts() -> None:
