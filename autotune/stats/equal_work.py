@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from autotune.stats.loss_check import relative_difference, rounding_of
@@ -149,11 +149,11 @@ def compare_long_runs(
     difference = (fmean(mine) - fmean(base)) / scale
     scatter = 2.0 * math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (base, mine))) / scale
     allowed = tolerance + scatter
-    found = {"difference": difference, "tolerance": allowed, "points": points}
+    found = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
     if neighbour_spread(mine) <= SAME_ROWS < neighbour_spread(base):
-        return Comparability(is_ok=False, reason="its loss does not change, the reference's does", **found)
+        return replace(found, is_ok=False, reason="its loss does not change, the reference's does")
     if difference > allowed or (is_same_work and difference < -allowed):
-        return Comparability(is_ok=False, reason=f"its loss is {'above' if difference > 0 else 'below'}", **found)
+        return replace(found, is_ok=False, reason=f"its loss is {'above' if difference > 0 else 'below'}")
     if scatter > max(tolerance, 0.25):
-        return Comparability(is_ok=None, reason="its losses scatter too much to be compared", **found)
-    return Comparability(is_ok=True, **found)
+        return replace(found, is_ok=None, reason="its losses scatter too much to be compared")
+    return found

@@ -141,7 +141,7 @@ def test_a_program_without_losses_is_inconclusive_and_not_exported(tried: Any) -
     conclusion, store, trial = tried(FUSED, reference=Behaviour(silent), mine=Behaviour(silent))
     assert trial.loss.is_ok is None
     assert conclusion.settings == FUSED
-    with pytest.raises(AutotuneError, match="must be seen to train as the default does but .*inconclusive"):
+    with pytest.raises(AutotuneError, match=r"must be seen to train as the default does but .*inconclusive"):
         winner_of(store)
 
 
