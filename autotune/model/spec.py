@@ -140,6 +140,12 @@ class StudySpec(Section):
                 found[name].append(value)
         return found
 
+    @property
+    def rule_settings(self) -> tuple[str, ...]:
+        """Settings that `limits.rules` name."""
+        names = {n for text in self.limits.rules for n in Expression(text, is_condition=True).names}
+        return tuple(sorted(names - set(self.reference_options)))
+
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
         """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
         return broken_rule(

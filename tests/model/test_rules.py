@@ -109,3 +109,8 @@ def test_sizes(text: str | int, value: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="a size must"):
         parse_bytes(text)
+
+
+def test_settings_in_rules_are_told_apart_from_options() -> None:
+    spec = study(limits={"rules": ["batch < 32 or xla_gpu_a or NCCL_NTHREADS == 4"]})
+    assert spec.rule_settings == ("NCCL_NTHREADS", "xla_gpu_a")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
 from autotune.model.records import FloorResult, Outcome
@@ -14,6 +15,8 @@ from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
 from autotune.study.limits import PHASE, over_limit, refuse_over_limit
+from autotune.study.preflight import rule_defaults
+from autotune.study.screen import compiled_over_limit
 from autotune.study.turns import InTurns
 from autotune.workers.base import WorkerFailed
 from tests.runs import Run, replay_study
@@ -89,3 +92,36 @@ def test_without_a_limit_nothing_is_refused(run_replay: Run) -> None:
     conclusion, store, _ = run_replay(spec, trials=1, first=(("hungry", HUNGRY),))
     assert conclusion.outcome is Outcome.WINNER
     assert store.of(FloorResult)[0].reference.peak_bytes == 1 << 30
+
+
+def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
+    memory = SimpleNamespace(peak_bytes=3 << 30)
+    screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
+    assert compiled_over_limit(study("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
+    failure = compiled_over_limit(study("2GiB"), screen, HUNGRY)  # type: ignore[arg-type]
+    assert failure is not None
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, PHASE)
+    assert "3 GiB (by its compiled program, never launched)" in failure.message
+    unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
+    assert compiled_over_limit(study("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
+
+
+class Build:
+    """What a build knows of two flags."""
+
+    build = SimpleNamespace(build="jaxlib 0.0", flags={"xla_a": None, "xla_b": None})
+
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(exists=name in self.build.flags, default={"xla_a": "4"}.get(name))
+
+
+def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None:
+    limits = {"rules": ["xla_a == none or xla_a >= 4 or NCCL_NTHREADS == 128"]}
+    spec = replay_study(study={"limits": limits})
+    defaults = rule_defaults(spec, Build())  # type: ignore[arg-type]
+    assert defaults == {"xla_a": "4"}
+    assert spec.broken_rule(FlagSet(), defaults) is None
+    assert spec.broken_rule(FlagSet({"xla_a": "2"}), defaults) == limits["rules"][0]
+    lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
+    with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
+        rule_defaults(lacking, Build())  # type: ignore[arg-type]
