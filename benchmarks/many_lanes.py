@@ -131,7 +131,7 @@ class _Desk:
     def phase(self, what: str) -> None:
         self._engine.say(self._lane, {"type": "phase", "what": what})
 
-    def pair(self, folder: Path, pair: Pair) -> None:
+    def pair(self, folder: Path, pair: Pair, work: object = None) -> None:
         message = {"type": "pair", "folder": self._engine.folder(folder), "pair": pair.model_dump(mode="json")}
         self._engine.say(self._lane, message)
 

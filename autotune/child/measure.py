@@ -60,6 +60,7 @@ class Job:
         step = jit_step(workload)
         tell("compile")
         state = workload.init(job["seed"])
+        self._make_batch = workload.batch
         self._batches = [workload.batch(i) for i in range(BATCH_RING)]
         compile_start = time.perf_counter()
         compiled = step.lower(state, self._batches[0]).compile()
@@ -102,22 +103,24 @@ class Job:
             norms.append(float(metrics.get("grad_norm", 0.0)))
         return losses, norms
 
-    def _advance(self) -> Any:
-        self._state, metrics = self._step(self._state, self._batches[self._next % BATCH_RING])
+    def _advance(self, *, fresh: bool = False) -> Any:
+        batch = self._make_batch(self._next) if fresh else self._batches[self._next % BATCH_RING]
+        self._state, metrics = self._step(self._state, batch)
         self._next += 1
         return metrics
 
-    def run_block(self, steps: int) -> list[float]:
+    def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
         """Runs steps and gives the seconds between their ends; the next one is queued while one runs.
 
-        So the device is never idle between steps, as in a real training loop, and still every step has a time.
+        So the device is never idle between steps, as in a real training loop, and still every step has a time. With
+        `fresh` each step has a batch of its own, as where losses are compared over long runs.
         """
         times: list[float] = []
         gc.disable()
         last = time.perf_counter()
-        pending = self._advance()["loss"]
+        pending = self._advance(fresh=fresh)["loss"]
         for _ in range(steps - 1):
-            following = self._advance()["loss"]
+            following = self._advance(fresh=fresh)["loss"]
             pending.block_until_ready()
             now = time.perf_counter()
             times.append(now - last)
@@ -135,7 +138,7 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"
     while (message := channel.receive())["type"] == "block":
-        times = built.run_block(message["steps"])
+        times = built.run_block(message["steps"], fresh=message.get("fresh", False))
         channel.send("block", step_times_s=times, loss=built.loss)
 
 

@@ -75,7 +75,10 @@ def export(
     ] = "env",
     output: options.Output = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write even what a model favours and nobody measured; the file says so.")
+        bool,
+        typer.Option(
+            "--force", help="Write even what nobody measured, or whose loss nobody could judge; the file says so."
+        ),
     ] = False,
     trial: Annotated[
         int | None,

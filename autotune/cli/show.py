@@ -79,20 +79,22 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         return
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
-    lines += filter(None, (describe_trial(result), describe_energy(result)))
+    loss = f"loss: {result.loss.words}" if result.loss is not None else ""
+    lines += filter(None, (describe_trial(result), describe_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "
             f"peak memory {format_bytes(worker.peak_bytes)}, program {worker.fingerprint}, "
             f"losses {', '.join(f'{x:.5g}' for x in worker.losses)}"
         )
+    work = result.comparison.work if result.comparison is not None else None
     for pair in pairs:
         order = "reference first" if pair.first == "reference" else "candidate first"
         reference, candidate = block_step_s(pair.reference_s), block_step_s(pair.candidate_s)
         lines.append(
             f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, "
             f"candidate {format_seconds(candidate):>9}, "
-            f"log ratio {log_ratio(pair):+.4f} ({order}, {len(pair.reference_s)} steps each)"
+            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {len(pair.reference_s)} steps each)"
         )
     if result.failure is not None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.machine.telemetry import GpuWatch
-from autotune.model import EnergyUse, Pair, StudySpec
+from autotune.model import EnergyUse, Pair, StudySpec, WorkPerStep
 from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
 
 T = TypeVar("T")
@@ -79,13 +79,17 @@ class EnergyMeter:
         known = [j for j in used if j is not None]
         return result, sum(known) if known and len(known) == len(used) else None
 
-    def use_of(self, pairs: Sequence[Pair], *, sandwiches: bool = False) -> EnergyUse | None:
+    def use_of(
+        self, pairs: Sequence[Pair], *, sandwiches: bool = False, work: WorkPerStep | None = None
+    ) -> EnergyUse | None:
         """Energy of both arms; None if it was not counted in every block, or blocks were too short for the counters.
 
         Args:
             pairs: All pairs of a measurement.
             sandwiches: They are two for each sandwich.
+            work: What a step of each arm does, where it differs: the ratio is then of energy per unit of it.
         """
+        per_step = work.ratio if work is not None else 1.0
         reference = [j for p in pairs if (j := _step_j(p.reference_j, p.reference_s))]
         candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.candidate_s))]
         durations = sorted(sum(steps) for p in pairs for steps in (p.reference_s, p.candidate_s))
@@ -93,9 +97,11 @@ class EnergyMeter:
             return None
         if sandwiches:
             runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)
-            estimate = estimate_sandwiches([Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in runs])
+            estimate = estimate_sandwiches(
+                [Sandwich(before_s=b, candidate_s=c / per_step, after_s=a) for b, c, a in runs]
+            )
         else:
-            estimate = estimate_pairs([math.log(c / r) for r, c in zip(reference, candidate, strict=True)])
+            estimate = estimate_pairs([math.log(c / per_step / r) for r, c in zip(reference, candidate, strict=True)])
         return EnergyUse(
             source=self.source,
             reference_step_j=sum(reference) / len(reference),

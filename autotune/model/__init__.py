@@ -10,8 +10,8 @@ from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.measurement import (
-    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
-    Record, Settings, Stamped, WorkerReport, WorkloadFacts,
+    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck, Objective, Pair,
+    PredictedStep, Record, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import OPTION, is_variable, kind_of, refuse_reaching_out
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
@@ -27,17 +27,18 @@ from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
+from autotune.model.rules import broken_rule, check_rules, is_allowed
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
-from autotune.model.search_sections import ReplaySpec
+from autotune.model.replay import ReplaySpec
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip
 from autotune.model.units import (
-    format_bytes, format_change, format_count, format_interval, format_joules, format_ratio, format_seconds,
-    format_share, parse_duration,
+    format_bytes, format_change, format_change_of, format_count, format_interval, format_joules, format_ratio,
+    format_seconds, format_share, parse_bytes, parse_duration,
 )  # fmt: skip
 from autotune.model.escapes import visible, visible_line

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
@@ -210,6 +210,23 @@ class Pair(Record):
     candidate_j: Joules | None = None
 
 
+class WorkPerStep(Record):
+    """What one step of each arm gets done, in the study's unit (tokens), where that differs.
+
+    Attributes:
+        reference: Units in a step of the reference.
+        candidate: Units in a step of the candidate.
+    """
+
+    reference: AtLeastOne
+    candidate: AtLeastOne
+
+    @property
+    def ratio(self) -> float:
+        """Candidate over reference; time per unit is step time over this."""
+        return self.candidate / self.reference
+
+
 class EnergyUse(Record):
     """Energy of the whole devices in the measured blocks, what they draw when idle included.
 
@@ -217,13 +234,42 @@ class EnergyUse(Record):
         source: Who counted, in words.
         reference_step_j: Mean energy of one step of the reference, in joules.
         candidate_step_j: Likewise of the candidate.
-        estimate: Candidate over reference, with the ordinary 95 % interval.
+        estimate: Candidate over reference, with the ordinary 95 % interval; per unit of work where that differs.
     """
 
     source: str
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
     estimate: Estimate
+
+
+class LossBasis(StrEnum):
+    """By what a candidate with other options was compared with the reference's loss."""
+
+    ROUNDING = "rounding"
+    WORK = "work"
+    DTYPE = "dtype"
+
+
+class LossCheck(Record):
+    """Whether a candidate whose options differ trains as the reference does. Flags alone need no such record.
+
+    Attributes:
+        basis: ``rounding``: the same work, step by step. ``work``: another batch, at equal work. ``dtype``: another
+            arithmetic, over a long run.
+        is_ok: None where it cannot be told: that is inconclusive, and no proof.
+        difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
+        tolerance: What it is held to.
+        words: What was compared and what came out, for people.
+        is_final: Whether nothing is left to be compared: a long run says more than the first steps.
+    """
+
+    basis: LossBasis
+    is_ok: bool | None = None
+    difference: Change | None = None
+    tolerance: Amount | None = None
+    words: str
+    is_final: bool = True
 
 
 class Comparison(Record):
@@ -236,6 +282,8 @@ class Comparison(Record):
             run; two pairs with one candidate's run in common for each sandwich).
         warnings: What the machine did meanwhile that makes the figures doubtful, in words.
         energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
+        work: Where a step of one arm does more than one of the other: then `estimate`, and that of `energy`, are of
+            time and energy per unit of work. Step times stay those of steps.
     """
 
     estimate: Estimate
@@ -247,13 +295,19 @@ class Comparison(Record):
     stopped: str
     warnings: tuple[str, ...] = ()
     energy: EnergyUse | None = None
+    work: WorkPerStep | None = None
+
+    @property
+    def work_ratio(self) -> float:
+        """Work of a step of the candidate over one of the reference."""
+        return self.work.ratio if self.work is not None else 1.0
 
 
 class PredictedStep(Record):
     """What a model says that a compiled program would take on GPUs that are not here. Never a measurement.
 
     Attributes:
-        ratio: Predicted step time over the reference's, both from the same model.
+        ratio: Predicted step time over the reference's, both from the same model; per token where a step has others.
         exposed_s: Communication that computing waits for.
         idle_s: The GPU has nothing to do and waits for no collective.
         mfu: Model FLOPs over the peak of the matrix units.

@@ -36,6 +36,9 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
 """How many, at least one."""
 
+Change = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""A relative difference, below 0 for less."""
+
 Amount = Annotated[float, Field(ge=0, le=1e30)]
 """What is counted but may be no whole number, such as FLOPs."""
 

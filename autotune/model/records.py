@@ -19,11 +19,13 @@ from autotune.model.measurement import (
     EnergyUse,
     Failure,
     FailureKind,
+    LossCheck,
     Objective,
     PredictedStep,
     Settings,
     Stamped,
     WorkerReport,
+    WorkPerStep,
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.trial import TrialResult
@@ -91,7 +93,12 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against a second process of itself."""
+    """The noise floor: the reference against a second process of itself.
+
+    Attributes:
+        loss_tolerance: Largest relative difference of loss and gradient norm between the two.
+        rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+    """
 
     kind: Literal["floor"] = "floor"
     floor: NoiseFloor
@@ -99,6 +106,7 @@ class FloorResult(Stamped):
     comparison: Comparison
     provenance: Facts
     loss_tolerance: Amount
+    rounding: Amount | None = None
     directory: str
 
 
@@ -109,6 +117,8 @@ class ConfirmRun(Stamped):
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
+        work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
+        loss: How their losses were compared, where options differ.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -123,6 +133,8 @@ class ConfirmRun(Stamped):
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
     others: dict[Objective, LogRatio] | None = None
+    work: WorkPerStep | None = None
+    loss: LossCheck | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -134,6 +146,7 @@ class FinalistResult(Stamped):
         estimate: Ratio with its ordinary 95 % interval over processes.
         corrected: The same with the interval widened for the number of finalists; this one decides.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
+        work: As its processes told it, where it differs from the reference's.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -146,6 +159,7 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     others: dict[Objective, Estimate] | None = None
+    work: WorkPerStep | None = None
 
 
 class AblationResult(Stamped):
@@ -205,6 +219,7 @@ class SoakRecord(Stamped):
         steps_s: Seconds of steps that were run.
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
+        loss: Its loss against the reference's after as much work, where dtype or batch differ.
         failure: What ended it early; a winner that fails here is none.
     """
 
@@ -216,6 +231,7 @@ class SoakRecord(Stamped):
     step_count: Count
     starts: Count
     drift: Ratio | None = None
+    loss: LossCheck | None = None
     failure: Failure | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None

@@ -1,19 +1,16 @@
-"""What a study searches, and the formula that may stand in for its machine."""
+"""What a study searches."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from autotune.model.errors import close_matches
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, Objective, Settings
+from autotune.model.measurement import Objective, Settings
 from autotune.model.names import kind_of
 from autotune.model.options import option_sets, option_setting, option_text
 from autotune.model.sections import Seconds, Section
-from autotune.stats import NOISE_MODELS, NoiseModel
 
 SettingValue = bool | int | float | str
 Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
@@ -93,40 +90,3 @@ class SearchSpec(Section):
         if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
             raise ValueError("each named once, and `step_time` among them: every set is proven by it")
         return objectives
-
-
-class ReplaySpec(Section):
-    """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
-
-    Attributes:
-        step_s: Step time of the reference, seconds.
-        effects: ``"name=value"`` to the factor by which it multiplies the step time.
-        memory_effects: Likewise for the peak memory.
-        compile_effects: Likewise for the compile time.
-        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
-        inert: ``"name=value"`` entries that change nothing in the program.
-        noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
-        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
-    """
-
-    step_s: Annotated[float, Field(gt=0)] = 0.03
-    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    failures: dict[str, FailureKind] = Field(default_factory=dict)
-    inert: tuple[str, ...] = ()
-    noise: str | dict[str, float] = "quiet"
-    delay_s: Annotated[float, Field(ge=0)] = 0.0
-
-    @field_validator("noise")
-    @classmethod
-    def _known(cls, noise: str | dict[str, float]) -> str | dict[str, float]:
-        if isinstance(noise, str):
-            if noise not in NOISE_MODELS:
-                raise ValueError(f"one of {', '.join(NOISE_MODELS)}{close_matches(noise, NOISE_MODELS)}")
-        else:
-            legal = [f.name for f in dataclasses.fields(NoiseModel)]
-            for name in noise:
-                if name not in legal:
-                    raise ValueError(f"parameters of a noise model ({', '.join(legal)}), not `{name}`")
-        return noise

@@ -20,6 +20,7 @@ from pydantic import (
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.errors import close_matches
+from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
@@ -104,6 +105,9 @@ class WorkloadSpec(Section):
         read: How the steps of a program without the hook are read.
         mesh: Declares over how many devices the program splits its work, and in which ways: all of them, see `AXES`.
         uses: Declares what the program has, all of it, see `USES`: settings that act on nothing of it are not searched.
+        tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
+            not tell it themselves, where options are searched that change it.
+        unit: What that counts, as shown to users: tables then say ``time per image``.
     """
 
     entry: str | None = None
@@ -123,6 +127,16 @@ class WorkloadSpec(Section):
             if word not in legal:
                 raise ValueError(f"of {', '.join(legal)} but got {word!r}{close_matches(word, legal)}")
         return declared
+
+    tokens_per_step: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
+    unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
+
+    @field_validator("tokens_per_step")
+    @classmethod
+    def _is_a_sum(cls, text: str | None) -> str | None:
+        if text is not None:
+            Expression(text)
+        return text
 
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSpec:
@@ -287,6 +301,8 @@ class ConfirmSpec(Section):
         pairs: Pairs of blocks in each pair of processes.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
         soak_steps: Fewest steps of that run.
+        loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
+            after the same tokens.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
@@ -295,3 +311,4 @@ class ConfirmSpec(Section):
     minimise: bool = True
     soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
+    loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet
+from autotune.model.limits import LimitsSpec
 from autotune.model.measurement import Objective, Settings
 from autotune.model.names import OPTION
-from autotune.model.options import PROCESS_COUNT, options_in
-from autotune.model.search_sections import ReplaySpec, SearchSpec
+from autotune.model.options import PROCESS_COUNT, option_sets, options_in
+from autotune.model.replay import ReplaySpec
+from autotune.model.rules import broken_rule, check_rules, combinations
+from autotune.model.search_sections import SearchSpec
 from autotune.model.secrets import strike_data
 from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, ScreenSpec, Section, WorkloadSpec
 
@@ -49,6 +54,7 @@ class StudySpec(Section):
     screen: ScreenSpec = ScreenSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
+    limits: LimitsSpec = LimitsSpec()
     replay: ReplaySpec | None = None
 
     @field_validator("name")
@@ -100,6 +106,65 @@ class StudySpec(Section):
         for count in options.get(PROCESS_COUNT, ()) if workload.entry is not None else ():
             self._with_processes(count)
         return self
+
+    @model_validator(mode="after")
+    def _limits_and_work_are_told(self) -> StudySpec:
+        domains = self._option_values()
+        check_rules(self.limits.rules, domains)
+        for place, settings in (("the reference", FlagSet()), *((f"`{f.name}`", f.whole) for f in self.search.first)):
+            if (rule := self.broken_rule(settings)) is not None:
+                raise ValueError(f"`limits.rules`: {place} breaks {rule!r}; change one of them")
+        if (text := self.workload.tokens_per_step) is not None:
+            if unknown := sorted(set(Expression(text).names) - set(domains)):
+                hint = close_matches(unknown[0], domains)
+                raise ValueError(
+                    f"`workload.tokens_per_step` names {unknown[0]!r}, which is not in `workload.options` or "
+                    f"`search.options`; write its value there{hint}"
+                )
+            for values in combinations(Expression(text).names, domains):
+                self.work_under(FlagSet(option_sets(values)))
+        elif self.workload.command is not None and self.search.options and self.replay is None:
+            raise ValueError(
+                "where the options of a `command` are searched, what a step does must be told: "
+                '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
+            )
+        return self
+
+    def _option_values(self) -> dict[str, list[Any]]:
+        """Each option with all values that a set of this study may give it."""
+        found = {n: [value] for n, value in self.reference_options.items()}
+        for name, values in self.search.options.items():
+            found[name] = [*found[name], *values]
+        for first in self.search.first:
+            for name, value in options_in(first.whole).items():
+                found[name].append(value)
+        return found
+
+    @property
+    def rule_settings(self) -> tuple[str, ...]:
+        """Settings that `limits.rules` name."""
+        names = {n for text in self.limits.rules for n in Expression(text, is_condition=True).names}
+        return tuple(sorted(names - set(self.reference_options)))
+
+    def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
+        """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
+        return broken_rule(
+            settings, self.limits.rules, options=self.reference_options, baseline=self.baseline, defaults=defaults
+        )
+
+    def work_under(self, settings: FlagSet) -> int | None:
+        """What a step does under the options of a set, by `workload.tokens_per_step`; None where that is not given.
+
+        Raises:
+            ValueError: If it comes to nothing, or to no whole number above 0.
+        """
+        if (text := self.workload.tokens_per_step) is None:
+            return None
+        expression, options = Expression(text), {**self.reference_options, **options_in(settings)}
+        found = expression.value({name: options[name] for name in expression.names})
+        if not isinstance(found, int) or found < 1:
+            raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
+        return found
 
     def _with_processes(self, count: Any) -> DeviceSpec:
         return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})
@@ -163,6 +228,8 @@ class StudySpec(Section):
             data["search"].pop("objectives")
         if data["search"]["known_failures"]:
             data["search"].pop("known_failures")
+        if data["limits"] == LimitsSpec().model_dump(mode="json"):
+            data.pop("limits")
         screen = data.pop("screen")
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {key: screen[key] for key in ("target", "topology")}
@@ -170,6 +237,7 @@ class StudySpec(Section):
             data["search"].pop("step_time")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
+            data["replay"] = _used("replay", data["replay"])
             for key in ("memory_effects", "compile_effects"):
                 if not data["replay"][key]:
                     data["replay"].pop(key)
@@ -264,7 +332,8 @@ def _legal_keys(location: list[Any]) -> list[str]:
 
 
 _YOUNG: dict[str, dict[str, Any]] = {
-    "workload": {"environment": {}, "mesh": None, "uses": None},
+    "workload": {"environment": {}, "mesh": None, "uses": None, "tokens_per_step": None, "unit": "token"},
+    "replay": {"token_effects": {}},
     "search": {"options": {}, "when": {}},
     "first": {"options": {}},
 }

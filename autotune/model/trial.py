@@ -15,7 +15,16 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from autotune.model.measurement import Comparison, Failure, PredictedStep, Record, Settings, Stamped, WorkerReport
+from autotune.model.measurement import (
+    Comparison,
+    Failure,
+    LossCheck,
+    PredictedStep,
+    Record,
+    Settings,
+    Stamped,
+    WorkerReport,
+)
 from autotune.model.numbers import Count, Elapsed
 
 REFERENCE_NUMBER = 0
@@ -88,6 +97,7 @@ class TrialResult(Stamped):
         worker: What the candidate's process said of itself, if it became ready.
         program_key: Names the program that ran and the settings that are read at run time.
         compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
+        loss: How its loss was compared, where its options differ from the reference's.
     """
 
     kind: Literal["trial"] = "trial"
@@ -99,6 +109,7 @@ class TrialResult(Stamped):
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
+    loss: LossCheck | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 

@@ -6,6 +6,9 @@ import math
 import re
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d)?")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
+_BYTES_PER: dict[str | None, int] = {None: 1}
+_BYTES_PER |= {p: 1000**i for i, p in enumerate("KMGT", 1)} | {f"{p}i": 1024**i for i, p in enumerate("KMGT", 1)}
 _SECONDS_PER = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -25,6 +28,21 @@ def parse_duration(text: str | float) -> float:
         total = sum(float(p.group(1)) * _SECONDS_PER[p.group(2)] for p in parts)
     if not (total > 0 and math.isfinite(total)):
         raise ValueError(f"a duration must be positive but got {text!r}")
+    return total
+
+
+def parse_bytes(text: str | float) -> int:
+    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), ``"512 MiB"`` or a plain number of bytes.
+
+    Raises:
+        ValueError: If the text is not a positive size of that form.
+    """
+    parts = _BYTES.fullmatch(str(text).replace(" ", ""))
+    if isinstance(text, bool) or parts is None:
+        raise ValueError(f"a size must look like 72GiB, 80GB or 512MiB but got {text!r}")
+    total = round(float(parts[1]) * _BYTES_PER[parts[2]])
+    if not 0 < total <= 1 << 60:
+        raise ValueError(f"a size must be above 0 and of this world but got {text!r}")
     return total
 
 
@@ -80,6 +98,11 @@ def format_change(ratio: float | None) -> str:
         return "-"
     change = (1.0 - ratio) * 100.0
     return f"{abs(change):.1f} % {'faster' if change >= 0 else 'slower'}"
+
+
+def format_change_of(change: float) -> str:
+    """A relative difference with its sign: ``+0.31 %``, ``-1.2e-06``."""
+    return f"{change:+.2%}".replace("%", " %") if abs(change) >= 1e-4 else f"{change:+.1e}"
 
 
 def format_share(share: float | None) -> str:

@@ -11,7 +11,7 @@ from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.winner import Winner, read_winner
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor, describe_soak,
-    describe_trial, format_estimate, shorten,
+    describe_trial, format_estimate, shorten, time_of,
 )  # fmt: skip
 
 if TYPE_CHECKING:

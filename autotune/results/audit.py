@@ -21,7 +21,9 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FlagSet,
     FloorResult,
+    Measured,
     Objective,
     Outcome,
     Pair,
@@ -29,6 +31,7 @@ from autotune.model import (
     SoakRecord,
     Stamped,
     StudySpec,
+    TrialResult,
     log_ratio,
 )
 from autotune.results.words import format_estimate
@@ -77,7 +80,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     """
     records = evidence_of(store, conclusion)
     runs = [r for r in records if isinstance(r, ConfirmRun)]
-    found = list(_of_runs(store, runs))
+    found = [*_of_runs(store, runs), *_of_work(store, runs)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
     for proof in proofs.values():
         found += _of_proof(store.spec, proof, runs, _families(store.spec, proof, conclusion, runs))
@@ -138,13 +141,48 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
             yield f"{name}: it has {len(pairs)} raw pairs, the record says {run.pair_count}"
             continue
         made = (
-            ("log ratio", run.log_ratio, math.log(estimate_pairs([log_ratio(p) for p in pairs]).ratio)),
+            ("log ratio", run.log_ratio, math.log(estimate_pairs([log_ratio(p, run.work) for p in pairs]).ratio)),
             ("reference's step", run.reference_step_s, statistics.median(t for p in pairs for t in p.reference_s)),
             ("candidate's step", run.candidate_step_s, statistics.median(t for p in pairs for t in p.candidate_s)),
         )
         for what, said, here in made:
             if said is not None and not _is_close(said, here):
                 yield f"{name}: its raw pairs give the {what} {here:.6g}, the record says {said:.6g}"
+
+
+def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """Claims about what a step does that no report bears out: whoever may choose them chooses the ratio."""
+    floor = store.last(FloorResult)
+    base = floor.reference.tokens_per_step if floor is not None else None
+    told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
+    trials = [r for r in store.of(TrialResult) if r.worker is not None]
+    for trial in trials:
+        assert trial.worker is not None
+        told.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
+    claims = [(f"trial {t.number}", t.settings, t.comparison.work) for t in trials if isinstance(t.outcome, Measured)
+              and t.comparison is not None]  # fmt: skip
+    claims += [(r.directory or f"{r.stage} {r.repeat}", r.settings, r.work) for r in runs if r.log_ratio is not None]
+    for _, settings, work in claims:  # a minimal set may have options that no trial had: then its runs must agree
+        if work is not None:
+            told.setdefault(settings.of_kind("option"), {work.candidate})
+    for name, settings, work in claims:
+        said = (work.reference, work.candidate) if work is not None else (base, base)
+        known = told.get(settings.of_kind("option"), {base})
+        declared = _declared(store.spec, settings)
+        if said[0] != base or said[1] not in known or len(known) > 1 or declared not in (None, said[1]):
+            reports = " or ".join(str(n) for n in sorted(known, key=str))
+            yield (
+                f"{name}: it takes the work of a step as {said[1]} over {said[0]}, its reports and options say "
+                f"{declared or reports} over {base}"
+            )
+
+
+def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
+    """What the study file says of a step; 0, which no step does, where that comes to nothing."""
+    try:
+        return spec.work_under(settings)
+    except ValueError:
+        return 0
 
 
 def _families(

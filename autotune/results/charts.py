@@ -93,12 +93,13 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(rows: Sequence[Mark], *, band: float) -> str:
+def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
     """Ratios with intervals on a logarithmic axis; the band in which a difference does not count is shaded.
 
     Args:
         rows: Top to bottom; many rows are drawn thinner and lose their labels.
         band: Half width of the band around 1.
+        of: What the ratios are of.
     """
     if not rows:
         return ""
@@ -120,7 +121,7 @@ def forest(rows: Sequence[Mark], *, band: float) -> str:
         body += _arm(x, row.x_ends, row.style, at_y=y)
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
-    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, "step time over the default's (left is faster)", "axis"))
+    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is faster)", "axis"))
     return _svg(parts, height, "intervals of all trials")
 
 

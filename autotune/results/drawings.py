@@ -24,7 +24,7 @@ from autotune.model import (
 from autotune.results import charts
 from autotune.results.charts import Chart, Mark
 from autotune.results.rows import FrontRow, TrialRow
-from autotune.results.words import STAGE_WORDS, describe_trial
+from autotune.results.words import STAGE_WORDS, describe_trial, time_words
 from autotune.rundir import Store
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
         label, ends = f"{r.trial}  {short}", (r.low, r.high)
         rows.append(Mark(label=label, detail=_detail(r), x=r.ratio, x_ends=ends, style=r.style))
-    svg = charts.forest(rows, band=store.spec.measure.smallest_effect)
+    svg = charts.forest(rows, band=store.spec.measure.smallest_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=f"{note} Search figures choose; they prove nothing.")
 

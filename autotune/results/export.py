@@ -63,7 +63,8 @@ def render_export(store: Store, form: ExportFormat, *, trial: int | None = None,
         store: The run directory.
         form: The format.
         trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
-        even_predicted: Write the favourite of a study in which nothing was measured; the text says so.
+        even_predicted: Write the favourite of a study in which nothing was measured, or a winner whose loss could not
+            be judged; the text says so.
 
     Raises:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.

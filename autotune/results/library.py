@@ -11,6 +11,7 @@ from pathlib import Path
 from autotune.model import PREDICTED, AutotuneError, format_ratio
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import Winner, parse_winner
+from autotune.results.words import time_of
 from autotune.rundir import write_atomically
 
 
@@ -145,8 +146,9 @@ def describe_entry(match: Match) -> list[str]:
     """A match in words, one line each."""
     winner = match.entry.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
+    of = time_of(winner.work, winner.unit or "token")
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
-    lines = [f"{head}: {winner.settings}", f"step time ratio {ratio} on {match.entry.count} x {match.entry.gpu}"]
+    lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {match.entry.count} x {match.entry.gpu}"]
     return [*lines, *match.distance, f"file: {match.entry.path}"]
 
 

@@ -123,7 +123,8 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
     conclusion, spans = store.last(ConclusionRecord), store.of(SpanRecord)
     rows = []
     if conclusion is not None and conclusion.estimate is not None:
-        rows.append(("step time ratio", words.format_estimate(conclusion.estimate)))
+        of = words.time_words(store, conclusion.settings)
+        rows.append((f"{of} ratio", words.format_estimate(conclusion.estimate)))
     rows += [
         ("trials", str(len(trials))),
         ("failed", str(sum(r.failure is not None for r in trials))),
@@ -179,6 +180,8 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
             rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
         rows.append(("program", w.fingerprint))
         rows.append(("loss tolerance", f"{floor.loss_tolerance:.1e} (relative)"))
+        if floor.rounding is not None:
+            rows.append(("loss in another rounding", f"off by {floor.rounding:.1e} (relative)"))
     rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
     for name, value in facts.items():
         if name == "memory_bytes":

@@ -57,6 +57,7 @@ class TrialRow:
         result: The record that it is made of; not a column.
         ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
         step_j: Energy of a step of the candidate, joules.
+        work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
         by: The worker, where several share the study.
         predicted_ratio: A model's; then nothing in the other columns is of a step.
     """
@@ -72,6 +73,7 @@ class TrialRow:
     pair_count: int = _at("comparison.estimate.pair_count", 0)
     reference_step_s: float = _at("comparison.reference_step_s")
     candidate_step_s: float = _at("comparison.candidate_step_s")
+    work_ratio: float = _at("comparison.work_ratio")
     tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
     compile_s: float = _at("worker.compile_s")
     start_s: float = _at("worker.start_s")

@@ -63,7 +63,9 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
     """Every trial's ratio with interval and verdict, the reference on top; energy where it is known."""
     energy = ["energy of a step"] if has_energy(trials) else []
     columns = ["trial", "settings", "ratio", "95 % interval", "verdict", *energy]
-    table = _table("step time over the default's (below 1 is faster)", columns, right=("trial", "ratio"))
+    table = _table(
+        f"{words.time_words(store)} over the default's (below 1 is faster)", columns, right=("trial", "ratio")
+    )
     if (floor := store.last(FloorResult)) is not None:
         found, noise = floor.comparison, floor.floor.estimate
         settings = f"(default), {format_seconds(found.reference_step_s)} a step; against itself:"

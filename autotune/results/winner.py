@@ -28,13 +28,16 @@ from autotune.model import (
     FinalistResult,
     FlagSet,
     FloorResult,
+    LossCheck,
     Objective,
     Outcome,
     Record,
     SessionRecord,
     SettingError,
     Settings,
+    SoakRecord,
     StudySpec,
+    WorkPerStep,
     describe_member,
     options_in,
     refuse_reaching_out,
@@ -105,6 +108,9 @@ class Winner(Record):
         soaked_s: Seconds of the long run before the export; None if there was none.
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
+        work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
+        unit: What that counts, in one word.
+        loss: How its loss was compared with the default's, where its options differ; None for flags alone.
         proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
     """
 
@@ -123,6 +129,9 @@ class Winner(Record):
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
     others: dict[Objective, Estimate] | None = None
+    work: WorkPerStep | None = None
+    unit: str | None = None
+    loss: LossCheck | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
@@ -224,7 +233,8 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
     Args:
         store: The run directory.
         trial: A set of the front; None for the winner, or the fastest of the front.
-        even_predicted: Take the favourite of a study in which nothing was measured, marked as what it is.
+        even_predicted: Take the favourite of a study in which nothing was measured, or a winner whose loss could not
+            be judged, marked as what it is.
 
     Raises:
         AutotuneError: If it has none, if what the run says of it does not follow from its records, or if it holds what
@@ -240,7 +250,14 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
             + "\n".join(f"  - {line}" for line in wrong)
             + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
         )
-    return winner_at(store, recorded, trial)
+    winner = winner_at(store, recorded, trial)
+    if winner.loss is not None and not winner.loss.is_ok and not even_predicted:
+        raise AutotuneError(
+            f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
+            "have it soaked (confirm.soak, run the same command again) with a program that tells its loss, or write it "
+            "all the same with --force"
+        )
+    return winner
 
 
 def winner_at(store: Store, recorded: ConclusionRecord, trial: int | None) -> Winner:
@@ -272,10 +289,12 @@ def _make_winner(
     floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
     facts, spec = conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
-    mine = [r for r in evidence if isinstance(r, ConfirmRun | FinalistResult) and r.settings == conclusion.settings]
+    kinds = ConfirmRun | FinalistResult | SoakRecord
+    mine = [r for r in evidence if isinstance(r, kinds) and r.settings == conclusion.settings]
     # A front is not proven a second time.
     proofs = [r for r in mine if isinstance(r, ConfirmRun) and (r.stage == "confirm") == of_front]
     proven = [r for r in mine if isinstance(r, FinalistResult)]
+    work = next((r.work for r in proofs if r.work is not None), None)
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -292,12 +311,27 @@ def _make_winner(
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
         others=next((f.others for f in reversed(proven) if f.others), None),
+        work=work,
+        unit=spec.workload.unit if work is not None else None,
+        loss=_loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,
     )
+
+
+def _loss_of(evidence: Sequence[Evidence]) -> LossCheck | None:
+    """The last word on the loss of a proven set; what only its first steps say of another batch is none."""
+    soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
+    first_steps = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
+    if soaked or not first_steps:
+        return soaked[-1] if soaked else None
+    found = next((check for check in first_steps if not check.is_ok), first_steps[-1])
+    if found.is_final or not found.is_ok:
+        return found
+    return found.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {found.words}"})
 
 
 def workload_name(spec: StudySpec) -> str:

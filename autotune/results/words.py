@@ -26,6 +26,7 @@ from autotune.model import (
     SoakRecord,
     TrialResult,
     TrialStatus,
+    WorkPerStep,
     format_bytes,
     format_change,
     format_interval,
@@ -48,6 +49,25 @@ STAGE_WORDS = {
     "recheck": "recheck",
 }
 """Stages of `FinalistResult`, as shown to users."""
+
+
+def time_words(store: Store, settings: FlagSet | None = None) -> str:
+    """What ratios of time are of: ``step time``, or ``time per token`` where the work of a step differs.
+
+    Args:
+        store: The run.
+        settings: A set that was proven; None asks for any set of the run.
+    """
+    if settings is not None:
+        proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
+        return time_of(proofs[-1].work if proofs else None, store.spec.workload.unit)
+    known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
+    return time_of(next((w for w in known if w is not None), None), store.spec.workload.unit)
+
+
+def time_of(work: WorkPerStep | None, unit: str) -> str:
+    """The same of one comparison: `work` where a step of its arms differs."""
+    return "step time" if work is None else f"time per {unit}"
 
 
 def shorten(settings: FlagSet, *, limit: int = 100) -> str:
@@ -138,6 +158,8 @@ def describe_trial(result: TrialResult) -> str:
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
+    if found.work is not None:  # the unit is the study's, and a trial does not know it
+        suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
     return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
 
 
@@ -193,7 +215,8 @@ def describe_soak(record: SoakRecord) -> str:
     slower = ""
     if record.drift is not None and record.drift > SOAK_SLOWER:
         slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}"
+    loss = f"; {record.loss.words}" if record.loss is not None else ""
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{loss}"
 
 
 def soak_lines(store: Store) -> list[str]:
@@ -277,14 +300,19 @@ def evidence(winner: Winner) -> list[str]:
         lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
     if estimate is not None:
         lines.append(
-            f"step time over the default's: {format_estimate(estimate)} ({format_change(estimate.ratio)}, "
+            f"{time_of(winner.work, winner.unit or 'token')} over the default's: {format_estimate(estimate)} "
+            f"({format_change(estimate.ratio)}, "
             f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
         )
+    if winner.work is not None:
+        lines.append(f"work: {winner.work.candidate} {winner.unit}s a step, the default's {winner.work.reference}")
     for objective, e in (winner.others or {}).items():
         lines.append(f"{objective.words} over the default's: {format_estimate(e)}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    if winner.loss is not None:
+        lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     if c.driver_major is not None:
         lines.append(f"NVIDIA driver: {c.driver_major}.x")

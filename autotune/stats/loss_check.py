@@ -36,6 +36,7 @@ _LOSS_TOLERANCE = {
     "tensorfloat32": 2.0**-10,
     "float16": 2.0**-10,
     "bfloat16": 2.0**-8,
+    "float8": 2.0**-6,
 }
 """Relative difference of the loss that rounding may cause at the first step, by arithmetic.
 
@@ -45,6 +46,19 @@ later, bfloat16 1.2e-4, 1.1e-3 within 5 steps and 7e-3 within 20; gradient norms
 """
 _GRAD_NORM_FACTOR = 4.0
 _AA_MARGIN = 4.0
+
+
+def rounding_of(dtype: str) -> float:
+    """Relative difference of the loss that rounding may cause at the first step.
+
+    Raises:
+        ValueError: If the arithmetic is not known.
+    """
+    if dtype.startswith("float8"):  # in its several forms; products are scaled and summed wider, errors average out
+        return _LOSS_TOLERANCE["float8"]
+    if dtype not in _LOSS_TOLERANCE:
+        raise ValueError(f"`dtype` must be one of {', '.join(_LOSS_TOLERANCE)} but got {dtype!r}")
+    return _LOSS_TOLERANCE[dtype]
 
 
 def compare_traces(
@@ -71,9 +85,7 @@ def compare_traces(
         dtype: Arithmetic of the matrix products: float32, bfloat16, float16, float64, or tensorfloat32, which is
             what float32 products are by default on NVIDIA GPUs.
     """
-    if dtype not in _LOSS_TOLERANCE:
-        raise ValueError(f"`dtype` must be one of {', '.join(_LOSS_TOLERANCE)} but got {dtype!r}")
-    rounding = _LOSS_TOLERANCE[dtype]
+    rounding = rounding_of(dtype)
     traces = (
         ("loss", 1.0, reference_losses, candidate_losses),
         ("gradient norm", _GRAD_NORM_FACTOR, reference_grad_norms, candidate_grad_norms),
@@ -87,7 +99,7 @@ def compare_traces(
                 continue
             tolerance = _AA_MARGIN * aa_tolerance + factor * (step + 1) * rounding
             got = candidate[step] if step < len(candidate) else None
-            difference = math.inf if got is None else _relative_difference(reference[step], got)
+            difference = math.inf if got is None else relative_difference(reference[step], got)
             largest = max(largest, difference)
             if difference > tolerance:
                 return TraceCheck(
@@ -104,10 +116,11 @@ def compare_traces(
 
 def largest_drift(first: Sequence[float], second: Sequence[float]) -> float:
     """Largest relative difference between two traces of the same length, infinite when one is not finite."""
-    return max((_relative_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+    return max((relative_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
 
 
-def _relative_difference(expected: float, got: float) -> float:
+def relative_difference(expected: float, got: float) -> float:
+    """Of two numbers, infinite when one is not finite."""
     if not (math.isfinite(expected) and math.isfinite(got)):
         return math.inf
     return abs(got - expected) / max(abs(expected), 1e-12)

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, block_step_s, log_ratio
+from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, WorkPerStep, block_step_s, log_ratio
 from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, make_comparison
+from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
 SANDWICH = "sandwich"
@@ -53,27 +54,30 @@ class OneAtATime(Comparer):
         """As many sandwiches as the study asks for; every run is stored as it comes."""
         bench = self.bench
         pairs: list[Pair] = []
+        base, work = against or FlagSet(), None
 
         def add(first: Arm, reference: Run, middle: Run) -> None:
             pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
-            bench.desk.pair(folder, pairs[-1])
+            bench.desk.pair(folder, pairs[-1], work)
 
         for _ in range(bench.spec.measure.sandwiches):
-            before = self._run_reference(against or FlagSet(), folder)
+            before = self._run_reference(base, folder)
             with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
+                work = work_between((base, candidate), (before.report, worker.report))
                 if not pairs and inspect is not None and (settled := inspect(before.report, worker.report)) is not None:
                     return Compared(reference=before.report, candidate=worker.report, settled=settled)
                 middle = self._measure(worker, folder)
             add(Arm.REFERENCE, before, middle)
-            add(Arm.CANDIDATE, self._run_reference(against or FlagSet(), folder), middle)
+            add(Arm.CANDIDATE, self._run_reference(base, folder), middle)
         comparison = make_comparison(
             pairs,
-            estimate(pairs),
+            estimate(pairs, work),
             sesoi=bench.spec.measure.smallest_effect,
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
             warnings=bench.gpus.warnings(),
             meter=bench.meter,
+            work=work,
         )
         return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
 
@@ -93,12 +97,13 @@ class OneAtATime(Comparer):
                     runs[arm] = self._measure(worker, folder)
         reports = (runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
-        bench.desk.pair(folder, pair)
+        work = work_between((FlagSet(), candidate), reports)
+        bench.desk.pair(folder, pair, work)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair)]), sesoi=bench.spec.measure.smallest_effect,
-            stopped="all pairs run", meter=bench.meter,
+            [pair], estimate_pairs([log_ratio(pair, work)]), sesoi=bench.spec.measure.smallest_effect,
+            stopped="all pairs run", meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
@@ -157,13 +162,14 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
     )
 
 
-def estimate(pairs: Sequence[Pair]) -> Estimate:
-    """The estimate of sandwiches stored as pairs, two for each."""
+def estimate(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> Estimate:
+    """The estimate of sandwiches stored as pairs, two for each; per unit of `work` where that differs."""
+    per_step = work.ratio if work is not None else 1.0
     return estimate_sandwiches(
         [
             Sandwich(
                 before_s=block_step_s(before.reference_s),
-                candidate_s=block_step_s(before.candidate_s),
+                candidate_s=block_step_s(before.candidate_s) / per_step,
                 after_s=block_step_s(after.reference_s),
             )
             for before, after in zip(pairs[::2], pairs[1::2], strict=True)

@@ -16,13 +16,17 @@ from autotune.model import (
     FailureKind,
     FlagSet,
     LaunchError,
+    LossCheck,
     NodeLostError,
     Pair,
     StudySpec,
     WorkerReport,
+    WorkPerStep,
 )
 from autotune.rundir import Folders
-from autotune.stats import compare_traces
+from autotune.study.limits import refuse_over_limit
+from autotune.study.loss_gate import check_loss
+from autotune.study.work import with_declared_work
 from autotune.workers import Launcher, Worker, WorkerFailed
 
 INFRASTRUCTURE_RETRIES = 2
@@ -48,8 +52,8 @@ class Desk(Protocol):
     def phase(self, what: str) -> None:
         """What is under way."""
 
-    def pair(self, folder: Path, pair: Pair) -> None:
-        """One more raw pair of blocks of the measurement in a folder, to be kept."""
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
+        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a step's differs."""
 
     def incident(self, what: str) -> None:
         """Something happened to the tuner, not to a trial."""
@@ -71,6 +75,7 @@ class Bench:
             equal but for those must both be measured.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         loss_tolerance: What the noise floor of this bench allows losses to differ.
+        rounding: How far the reference in another rounding was off; None where that was not measured.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
     """
@@ -85,6 +90,7 @@ class Bench:
         self.runtime: frozenset[str] = frozenset()
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
+        self.rounding: float | None = None
         self.has_run = False
         self.restarts = 0
         self.gpus = watch_of(spec)
@@ -126,7 +132,7 @@ class Bench:
         merged = self.settings_of(settings, alone=alone)
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
-                return self._launcher.start(merged, folder, progress=self.desk.phase)
+                return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
             except WorkerFailed as error:
                 if not error.infrastructure:
                     raise
@@ -140,6 +146,16 @@ class Bench:
                 self.desk.incident(f"start tried again after: {error}")
                 time.sleep(0.5 * (attempt + 1))
         raise AssertionError("unreachable")
+
+    def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
+        """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
+        try:
+            worker.report = with_declared_work(self.spec, settings, worker.report)
+            refuse_over_limit(self.spec, worker.report)
+        except WorkerFailed:
+            worker.close()
+            raise
+        return worker
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
         """Starts two fresh workers at once: starting is not measured, and most of a short run.
@@ -224,24 +240,13 @@ class Bench:
         step_s = sorted(times)[len(times) // 2]
         return block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
 
-    def check_loss(self, reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
-        """What is wrong with a candidate's loss or gradients, or None."""
-        check = compare_traces(
-            reference_losses=reference.losses,
-            candidate_losses=candidate.losses,
-            reference_grad_norms=reference.grad_norms,
-            candidate_grad_norms=candidate.grad_norms,
-            aa_tolerance=self.loss_tolerance,
-            # A GPU multiplies float32 matrices as TF32 unless told otherwise, and which ones changes with the kernels.
-            dtype="tensorfloat32" if reference.dtype == "float32" and reference.platform != "cpu" else reference.dtype,
+    def check_loss(
+        self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport
+    ) -> LossCheck | Failure | None:
+        """What is wrong with a candidate's loss or gradients, or how they were compared; see `loss_gate.check_loss`."""
+        return check_loss(
+            self.spec, settings, reference, candidate, aa_tolerance=self.loss_tolerance, rounding=self.rounding
         )
-        if check.is_ok:
-            return None
-        message = (
-            f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
-            f"(relative) but is {check.got!r}"
-        )
-        return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase="check")
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autotune.machine import NO_METER, EnergyMeter
-from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport
+from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport, WorkPerStep
 from autotune.stats import (
     Decision,
     Estimate,
@@ -209,8 +209,20 @@ def make_comparison(
     mode: str = TURNS,
     warnings: tuple[str, ...] = (),
     meter: EnergyMeter = NO_METER,
+    work: WorkPerStep | None = None,
 ) -> Comparison:
-    """Puts a comparison's figures together; `meter` is the one that counted the energy of the pairs."""
+    """Puts a comparison's figures together.
+
+    Args:
+        pairs: Raw.
+        estimate: Of their ratios; per unit of work where that differs.
+        sesoi: Smallest effect of interest.
+        stopped: Why no more were measured, in words.
+        mode: How they were measured.
+        warnings: What makes them doubtful.
+        meter: Counted the energy of the pairs.
+        work: What a step of each arm does, where it differs.
+    """
     return Comparison(
         estimate=estimate,
         verdict=judge(estimate, sesoi=sesoi),
@@ -220,5 +232,6 @@ def make_comparison(
         mode=mode,
         stopped=stopped,
         warnings=warnings,
-        energy=meter.use_of(pairs, sandwiches=mode != TURNS),
+        energy=meter.use_of(pairs, sandwiches=mode != TURNS, work=work),
+        work=work,
     )

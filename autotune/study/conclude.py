@@ -20,7 +20,7 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate, proof_digest
+from autotune.results import describe_soak, format_estimate, proof_digest, time_of
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -44,12 +44,14 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
     if proven is not None and proven.estimate is not None:
         ratio = proven.estimate
-        soaked = [s.steps_s for s in soaks if s.settings == proven.settings]
+        mine = [s for s in soaks if s.settings == proven.settings]
+        soaked = [s.steps_s for s in mine]
+        loss = f"; {mine[-1].loss.words}" if mine and mine[-1].loss is not None else ""
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
-            f"step time ratio {format_estimate(ratio)} over "
-            f"{proven.process_count} fresh pairs of processes",
+            f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
+            f"{proven.process_count} fresh pairs of processes{loss}",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.child import Channel
 from autotune.machine import restrict_devices
-from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec
+from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
@@ -43,9 +43,11 @@ class _Desk:
         """See `autotune.study.bench.Desk`."""
         self.send("phase", what=what)
 
-    def pair(self, folder: Path, pair: Pair) -> None:
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
         """See `autotune.study.bench.Desk`."""
-        self.send("pair", folder=self._folders.relative(folder).split("/"), pair=pair.model_dump(mode="json"))
+        differs = {} if work is None else {"work": work.model_dump()}
+        parts = self._folders.relative(folder).split("/")
+        self.send("pair", folder=parts, pair=pair.model_dump(mode="json"), **differs)
 
     def incident(self, what: str) -> None:
         """See `autotune.study.bench.Desk`."""

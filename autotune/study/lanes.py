@@ -28,6 +28,7 @@ from autotune.model import (
     TrialResult,
     TrialStatus,
     View,
+    WorkPerStep,
     log_ratio,
 )
 from autotune.rundir import Store, refuse_strangers, refuse_upgraded
@@ -63,13 +64,13 @@ class _Keeper:
     store: Store
     writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = field(default_factory=dict)
 
-    def keep(self, folder: Path, pair: Pair) -> list[float]:
+    def keep(self, folder: Path, pair: Pair, work: WorkPerStep | None) -> list[float]:
         """Keeps a pair; gives the log ratios of its measurement so far."""
         if pair.index == 0:
             self.writers[folder] = (self.store.pair_writer(folder), [])
         write, ratios = self.writers[folder]
         write(pair)
-        ratios.append(log_ratio(pair))
+        ratios.append(log_ratio(pair, work))
         return ratios
 
 
@@ -189,6 +190,7 @@ class Lanes:
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
+            rounding=lane.floor.rounding if lane.floor else None,
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,
@@ -244,7 +246,8 @@ class Lanes:
             self.phase(str(message["what"]), name)
         elif kind == "pair":
             folder = self._inside(lane.job, message["folder"])
-            self.pair(folder, Pair.model_validate(message["pair"]), name)
+            work = WorkPerStep.model_validate(message["work"]) if message.get("work") else None
+            self.pair(folder, Pair.model_validate(message["pair"]), work, name)
         elif kind == "incident":
             self.incident(str(message["what"]), name)
         elif kind == "file":
@@ -350,9 +353,9 @@ class Lanes:
         """What is under way on a lane."""
         self._view.phase(what, lane)
 
-    def pair(self, folder: Path, pair: Pair, lane: str = "") -> None:
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = "") -> None:
         """Keeps one raw pair."""
-        self._view.pair(self._keeper.keep(folder, pair), lane)
+        self._view.pair(self._keeper.keep(folder, pair, work), lane)
 
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""

@@ -11,6 +11,7 @@ from autotune.model import (
     Failed,
     Failure,
     FlagSet,
+    LossCheck,
     Measured,
     TrialOutcome,
     TrialResult,
@@ -48,12 +49,15 @@ def measure_trial(
     bench.folders.write_beside(folder, "request.json", lambda: _request(bench, comparer, unit))
     report: WorkerReport | None = None
     key: str | None = None
+    loss: LossCheck | None = None
 
     def inspect(reference: WorkerReport, candidate: WorkerReport) -> TrialOutcome | None:
-        nonlocal report, key
+        nonlocal report, key, loss
         report, key = candidate, bench.program_key(config.settings, candidate)
-        if (wrong := bench.check_loss(reference, candidate)) is not None:
-            return Failed(failure=wrong)
+        checked = bench.check_loss(config.settings, reference, candidate)
+        if isinstance(checked, Failure):
+            return Failed(failure=checked)
+        loss = checked
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
         return Twin(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
 
@@ -71,7 +75,9 @@ def measure_trial(
         else:
             assert found.comparison is not None
             outcome = Measured(comparison=found.comparison)
-    return TrialResult(**dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key)
+    return TrialResult(
+        **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
+    )
 
 
 def _relative(bench: Bench, failure: Failure) -> Failure:

@@ -19,6 +19,7 @@ from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
 from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
+from autotune.study.work import refuse_untold_work
 
 
 class Measuring:
@@ -32,6 +33,7 @@ class Measuring:
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""
         floor = self._run.lanes.first_floor()
+        refuse_untold_work(self._run.spec, floor.reference)
         refuse_unknown_objectives(self._run.spec.search.objectives, floor.reference, floor.comparison.energy)
         return floor.reference
 

@@ -29,6 +29,7 @@ from autotune.model import (
     PROCESS_COUNT,
     Failed,
     FlagSet,
+    LaunchError,
     Predicted,
     PredictedStep,
     ScreenRecord,
@@ -42,7 +43,7 @@ from autotune.model import (
 )
 from autotune.settings import Catalog, SearchSpace, Stage, load_catalog
 from autotune.study.run import StudyRun
-from autotune.study.screen import StudyScreener, does_not_fit
+from autotune.study.screen import StudyScreener, compiled_over_limit, does_not_fit
 from autotune.study.trial import Known
 
 
@@ -128,6 +129,8 @@ class Predicting:
         self._screen = self._screener.open(self._target, self._topology)
         run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
         program = self._screener.wait(self._screen.reference)
+        if (over := compiled_over_limit(run.spec, self._screen, FlagSet())) is not None:
+            raise LaunchError(f"the reference {over.message}")
         found = predict_step(program, self._target, self._topology)
         self._reference_s, self._reference_tokens = found.step_s, program.tokens_per_step
         last = run.store.last(ScreenRecord)
@@ -171,6 +174,8 @@ class Predicting:
             return Failed(failure=result.failure), None
         # What is read at run time is part of the key: that a model cannot see it does not make it dead.
         key = self._screen.program_key(settings)
+        if (over := compiled_over_limit(self._run.spec, self._screen, settings)) is not None:
+            return Failed(failure=over), key
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
         step = self._step(result.program, predict_step(result.program, self._target, self._topology))

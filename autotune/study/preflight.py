@@ -16,7 +16,9 @@ from autotune.model import (
     StudyFileError,
     StudySpec,
     WorkloadFacts,
+    close_matches,
     format_seconds,
+    kind_of,
     refuse_struck,
 )
 from autotune.rundir import Store
@@ -92,6 +94,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     known = known_settings(spec)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
+    rule_defaults(spec, known)
     first = _first_sets(spec, known, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
     _refuse_uncounted_energy(spec)
@@ -160,6 +163,22 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
             f"every setting of a study must be one that {known.build.build} takes but:\n"
             + "\n".join(f"  - {p}" for p in problems)
         )
+
+
+def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
+    """What the build has for the settings that `limits.rules` name, for `StudySpec.broken_rule`.
+
+    Raises:
+        SettingError: If the build does not have one; variables of other libraries are not its business.
+    """
+    for name in spec.rule_settings:
+        if kind_of(name) != "env" and not known[name].exists:
+            raise SettingError(
+                f"`limits.rules` may name settings that {known.build.build} has but got {name}"
+                f"{close_matches(name, known.build.flags)}"
+            )
+    found = {name: known[name].default for name in spec.rule_settings}
+    return {name: default for name, default in found.items() if default is not None}
 
 
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:

@@ -83,6 +83,7 @@ def _judge(run: StudyRun, trial: int, settings: FlagSet, stage: str, *, family: 
         process_count=len(ratios),
         failure=failure,
         others=others or None,
+        work=next((r.work for r in runs if r.work is not None), None),
     )
 
 

@@ -20,7 +20,7 @@ from autotune.model import (
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate, proof_digest
+from autotune.results import Winner, describe_finalist, format_estimate, proof_digest, time_of
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -106,16 +106,17 @@ def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
     figures = _figures(result.estimate, result.others)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
+    of = time_of(result.work, winner.unit or "token")
     if winner.others is not None:
         words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
-        return f"{winner.settings} {words}: step time ratio {figures}"
+        return f"{winner.settings} {words}: {of} ratio {figures}"
     verdicts = {
         Verdict.FASTER: "still holds",
         Verdict.SLOWER: "does not hold any more: it is slower than the default",
         Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the default",
         Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
     }
-    return f"{winner.settings} {verdicts[result.verdict]}: step time ratio {figures}"
+    return f"{winner.settings} {verdicts[result.verdict]}: {of} ratio {figures}"
 
 
 def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -12,9 +13,11 @@ from autotune.model import (
     AnyRecord,
     Comparison,
     EnergyUse,
+    Failure,
     FlagSet,
     FloorResult,
     LaunchError,
+    LossCheck,
     Objective,
     StudySpec,
     WorkerReport,
@@ -26,6 +29,7 @@ from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
 from autotune.study.comparer import Compared, Comparer, fixed, sequential
+from autotune.study.loss_gate import OTHER_ROUNDING, drift_between
 from autotune.study.measure import measure_trial
 from autotune.study.soak import soak_alone
 from autotune.study.turns import InTurns
@@ -78,7 +82,7 @@ class Runner:
         bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
-        bench.loss_tolerance = assignment.loss_tolerance
+        bench.loss_tolerance, bench.rounding = assignment.loss_tolerance, assignment.rounding
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit):
@@ -147,13 +151,36 @@ class Runner:
             comparison=found.comparison,
             provenance=describe_machine(),
             loss_tolerance=found.drift,
+            rounding=self._rounding(found.reference, folder),
             directory=self._folders.relative(folder),
         )
 
+    def _rounding(self, reference: WorkerReport, folder: Path) -> float | None:
+        """How far the reference in another rounding is off, where a study has options that only change rounding."""
+        bench = self.bench
+        if not self._spec.search.options:
+            return None
+        beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
+        try:
+            alone = self.comparer.mode == SANDWICH
+            with contextlib.closing(bench.start(OTHER_ROUNDING, beside, alone=alone)) as worker:
+                return drift_between(reference, worker.report)
+        except WorkerFailed as error:
+            bench.desk.incident(f"how rounding changes the loss is not measured: {error}"[:300])
+            return None
+
     def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""
+        loss: LossCheck | None = None
+
+        def inspect(reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
+            nonlocal loss
+            checked = self.bench.check_loss(unit.settings, reference, candidate)
+            loss = checked if isinstance(checked, LossCheck) else None
+            return checked if isinstance(checked, Failure) else None
+
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, inspect=self.bench.check_loss)
+            found = self.comparer.fresh_pair(unit.settings, folder, name=name, inspect=inspect)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -168,6 +195,8 @@ class Runner:
                 "reference_step_s": figures.reference_step_s,
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
+                "work": figures.work,
+                "loss": loss,
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )

@@ -45,6 +45,7 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
+from autotune.study.limits import over_limit
 
 R = TypeVar("R")
 
@@ -261,6 +262,8 @@ class StudyScreener:
 
     def _precheck(self, screen: Screener, settings: FlagSet) -> Precheck:
         key = screen.program_key(settings)
+        if (failure := compiled_over_limit(self._spec, screen, settings)) is not None and self._believes_memory:
+            return Precheck(key, failure)
         if self._believes_memory and screen.fits(settings) is False:
             return Precheck(key, does_not_fit(screen, settings))
         return Precheck(key)
@@ -310,6 +313,13 @@ def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | No
         yield opened
     finally:
         opened.close()
+
+
+def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
+    """The failure of a set whose compiled program needs more memory than the study allows."""
+    program = screen.result(settings).program
+    peak = program.memory.peak_bytes if program and program.memory else None
+    return over_limit(spec, peak, "by its compiled program, never launched")
 
 
 def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:

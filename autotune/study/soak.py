@@ -1,48 +1,136 @@
-"""The winner runs for a while under a watchdog: some settings hang or diverge only after hundreds of steps."""
+"""The winner runs for a while under a watchdog: some settings hang or diverge only after hundreds of steps.
+
+One whose options change dtype or batch is held to the reference's loss on the way: the reference runs as long, by work
+done, and both learn from batches that they have not seen before.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.model import SoakRecord
+from autotune.model import Failure, FlagSet, LossBasis, LossCheck, SoakRecord, WorkerReport
+from autotune.stats import compare_long_runs
 from autotune.study.bench import Bench
+from autotune.study.loss_gate import judge_long_run
 from autotune.study.units import SoakUnit
 from autotune.workers import WorkerFailed
+
+LONGEST_REFERENCE = 64
+"""Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
+
+
+@dataclass(slots=True)
+class _LongRun:
+    """What a set did for a while.
+
+    Attributes:
+        losses: Steps of the first process up to the end of a block, and the loss there, as far as it is told.
+    """
+
+    times: list[float] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    starts: int = 0
+    report: WorkerReport | None = None
+    failure: Failure | None = None
 
 
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
     settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
-    times: list[float] = []
-    starts = 0
-    failure = None
-    while failure is None and (sum(times) < least_s or len(times) < least_steps):
-        try:
-            worker = bench.start(settings, folder, alone=True)
-        except WorkerFailed as error:
-            failure = error.failure
-            break
-        starts += 1
-        try:
-            steps = max(bench.spec.measure.run_steps, bench.steps_for(worker))
-            while sum(times) < least_s or len(times) < least_steps:
-                times += worker.run_block(steps)
-                bench.desk.phase(f"soaking: {len(times)} steps, {sum(times):.0f} of {least_s:.0f} s")
-                if not bench.spec.workload.takes_turns:
-                    break  # a program of its own length: again from the start
-        except WorkerFailed as error:
-            failure = error.failure
-        finally:
-            worker.close()
-    quarter = max(1, len(times) // 4)
+    run = _LongRun()
+
+    def is_enough(times: list[float]) -> bool:
+        return sum(times) >= least_s and len(times) >= least_steps
+
+    _run_long(bench, settings, folder, is_enough, of_s=least_s, fresh=unit.basis is not None, run=run)
+    loss, failure = None, run.failure
+    if unit.basis is not None and failure is None and run.report is not None:
+        judged = _judge_loss(bench, unit.basis, run, folder)
+        loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
+    times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
         settings=settings,
         asked_s=least_s,
         asked_steps=least_steps,
         steps_s=round(sum(times), 3),
         step_count=len(times),
-        starts=starts,
+        starts=run.starts,
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
+        loss=loss,
         failure=failure,
     )
+
+
+def _run_long(
+    bench: Bench,
+    settings: FlagSet,
+    folder: Path,
+    is_enough: Callable[[list[float]], bool],
+    *,
+    of_s: float,
+    fresh: bool,
+    run: _LongRun,
+) -> None:
+    """Runs a set until it is enough, kept in `run`.
+
+    Args:
+        bench: Where.
+        settings: What.
+        folder: Where the log goes.
+        is_enough: Given the times of all steps so far.
+        of_s: Seconds that it may take, to be shown.
+        fresh: Every step gets a batch of its own, where a worker makes its batches.
+        run: What it did so far.
+    """
+    while run.failure is None and not is_enough(run.times):
+        try:
+            worker = bench.start(settings, folder, alone=True)
+        except WorkerFailed as error:
+            run.failure = error.failure
+            break
+        run.starts += 1
+        run.report = worker.report
+        if fresh:
+            worker.fresh_batches = True
+        try:
+            steps = max(bench.spec.measure.run_steps, bench.steps_for(worker))
+            while not is_enough(run.times):
+                run.times += worker.run_block(steps)
+                if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
+                    run.losses.append((len(run.times), worker.last_loss))
+                bench.desk.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {of_s:.0f} s")
+                if not bench.spec.workload.takes_turns:
+                    break  # a program of its own length: again from the start
+        except WorkerFailed as error:
+            run.failure = error.failure
+        finally:
+            worker.close()
+
+
+def _judge_loss(bench: Bench, basis: LossBasis, run: _LongRun, folder: Path) -> LossCheck | Failure:
+    """Holds the losses of a long run against those of the reference after as much work."""
+    assert run.report is not None
+    beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
+    mine, steps = run.report.tokens_per_step or 1, len(run.times)
+
+    def has_done_as_much(times: list[float]) -> bool:
+        return len(times) >= most_steps or len(times) * base(reference) >= steps * mine
+
+    def base(of: _LongRun) -> int:
+        return (of.report.tokens_per_step if of.report is not None else None) or 1
+
+    most_steps, reference = LONGEST_REFERENCE * steps, _LongRun()
+    _run_long(bench, FlagSet(), beside, has_done_as_much, of_s=sum(run.times), fresh=True, run=reference)
+    if reference.failure is not None:
+        said = reference.failure.message
+        return LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
+    found = compare_long_runs(
+        [(n * base(reference), loss) for n, loss in reference.losses],
+        [(n * mine, loss) for n, loss in run.losses],
+        tolerance=bench.spec.confirm.loss_tolerance,
+        is_same_work=mine == base(reference),
+    )
+    return judge_long_run(basis, found, steps=steps)

@@ -20,6 +20,7 @@ from autotune.model import (
     FlagSet,
     FloorResult,
     LedgerRecord,
+    LossBasis,
     NodeLostError,
     ScreenRecord,
     SessionRecord,
@@ -158,7 +159,9 @@ def _soaked(run: StudyRun, settings: FlagSet, least_s: float) -> SoakRecord:
         if record.settings == settings and (enough or record.failure is not None):
             return record
     name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
-    unit = SoakUnit(settings=settings, least_s=least_s, least_steps=least_steps)
+    judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
+    basis = judged[-1] if judged and judged[-1] is not LossBasis.ROUNDING else None
+    unit = SoakUnit(settings=settings, least_s=least_s, least_steps=least_steps, basis=basis)
     run.lanes.do(Job(unit, ("soak", name), name, run.store.append))
     return run.store.of(SoakRecord)[-1]
 

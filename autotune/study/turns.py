@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from autotune.machine import NO_METER, EnergyMeter
-from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, log_ratio
+from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkPerStep, log_ratio
 from autotune.stats import Decision, NoiseFloor, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, fixed, make_comparison
+from autotune.study.limits import PHASE as LIMIT
+from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
 
@@ -37,16 +39,18 @@ class InTurns(Comparer):
     ) -> Compared[S]:
         if against is not None:
             with self._fresh(against, candidate, folder) as (first, second):
-                return self._run(first, second, folder, name=name, rule=rule, inspect=inspect)
+                return self._run((against, candidate), first, second, folder, name=name, rule=rule, inspect=inspect)
         reference = self.bench.reference()
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
-            return self._run(reference, worker, folder, name=name, rule=rule, inspect=inspect)
+            sets = (FlagSet(), candidate)
+            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
         spec = self.bench.spec
         rule = fixed(spec.confirm.pairs, sesoi=spec.measure.smallest_effect)
         with self._fresh(FlagSet(), candidate, folder) as (reference, worker):
-            return self._run(reference, worker, folder, name=name, rule=rule, inspect=inspect)
+            sets = (FlagSet(), candidate)
+            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager
     def _fresh(self, one: FlagSet, other: FlagSet, folder: Path) -> Iterator[tuple[Worker, Worker]]:
@@ -56,6 +60,7 @@ class InTurns(Comparer):
 
     def _run(
         self,
+        sets: tuple[FlagSet, FlagSet],
         reference: Worker,
         candidate: Worker,
         folder: Path,
@@ -65,13 +70,14 @@ class InTurns(Comparer):
         inspect: Inspect[S] | None,
     ) -> Compared[S]:
         bench, reports = self.bench, (reference.report, candidate.report)
+        work = work_between(sets, reports)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
         ratios: list[float] = []
 
         def on_pair(pair: Pair) -> None:
-            bench.desk.pair(folder, pair)
-            ratios.append(log_ratio(pair))
+            bench.desk.pair(folder, pair, work)
+            ratios.append(log_ratio(pair, work))
             bench.gpus.look(folder)  # between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
@@ -83,10 +89,11 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            work=work,
         )
         comparison = make_comparison(
             pairs, rule.estimate(ratios), sesoi=bench.spec.measure.smallest_effect, stopped=stopped,
-            warnings=bench.gpus.warnings(), meter=bench.meter,
+            warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
@@ -95,6 +102,7 @@ class InTurns(Comparer):
         spec = self.bench.spec
         if (
             error.failure.kind is not FailureKind.OUT_OF_MEMORY
+            or error.failure.phase == LIMIT  # it does not fit alone either
             or spec.device.platform != "cuda"
             or spec.measure.mode != "auto"
         ):
@@ -118,6 +126,7 @@ def measure_pairs(
     on_pair: Callable[[Pair], None],
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
+    work: WorkPerStep | None = None,
 ) -> tuple[list[Pair], str]:
     """Runs pairs of blocks until `stop` gives a decision that says so.
 
@@ -130,6 +139,7 @@ def measure_pairs(
         on_pair: Told of each pair, which it must keep before the next one is run.
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
+        work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
 
     Returns:
         All pairs, and the reason for stopping in words.
@@ -166,7 +176,7 @@ def measure_pairs(
         )
         on_pair(pair)
         pairs.append(pair)
-        ratios.append(log_ratio(pair))
+        ratios.append(log_ratio(pair, work))
         decision = stop(ratios)
         if decision is not None and decision.stop:
             return pairs, decision.reason

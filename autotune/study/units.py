@@ -21,6 +21,7 @@ from autotune.model import (
     Failed,
     Failure,
     FailureKind,
+    LossBasis,
     Record,
     Settings,
     SoakRecord,
@@ -102,12 +103,17 @@ class AblationUnit(Unit):
 
 
 class SoakUnit(Unit):
-    """The winner alone for a while."""
+    """The winner alone for a while.
+
+    Attributes:
+        basis: Why its loss has to be judged by this run; None where step by step it was judged before.
+    """
 
     kind: Literal["soak"] = "soak"
     settings: Settings
     least_s: float
     least_steps: int
+    basis: LossBasis | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -150,6 +156,7 @@ class Assignment(Record):
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
         loss_tolerance: What the lane's noise floor allows losses to differ.
+        rounding: How far its reference in another rounding was off.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
         at_s: The study's time now, in seconds.
@@ -161,6 +168,7 @@ class Assignment(Record):
     name: str
     mode: str | None = None
     loss_tolerance: float = 0.0
+    rounding: float | None = None
     runtime: tuple[str, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0

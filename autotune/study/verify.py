@@ -43,6 +43,8 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     found, notes = differences(winner.conditions, here), list[str]()
     if winner.is_predicted:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
+    if winner.loss is not None and not winner.loss.is_ok:
+        found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
     if file.is_file():
         if not is_unchanged(file.read_text(encoding="utf-8"), winner):
             found.append(Difference(field="file", proven="its text as exported", here="changed since"))

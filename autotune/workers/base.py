@@ -27,6 +27,10 @@ class Worker(Protocol):
     """One running program under one flag set. Not thread-safe; idle whenever no call is in progress."""
 
     report: WorkerReport
+    last_loss: float | None
+    """Of the last step of the last block; None before the first one, and where no loss is known."""
+    fresh_batches: bool
+    """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs that many steps now and gives each one's duration in seconds.

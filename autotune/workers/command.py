@@ -48,13 +48,18 @@ class CommandLauncher(LocalLauncher):
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         return self._spec.under(settings).workload.arguments(str(folder))
 
+    def _tokens(self, settings: FlagSet) -> dict[str, int]:
+        """Tokens of a step under these options, where the study says so: a rate of tokens is read with them."""
+        tokens = self._spec.work_under(settings)
+        return {} if tokens is None else {"tokens_per_step": tokens}
+
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         workload, measure = self._spec.workload, self._spec.measure
         job = self._job(
             settings,
             command=self._command(settings, folder),
             cwd=self._study_dir,
-            rules=workload.read.rules() if workload.read else {},
+            rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
             run_steps=measure.run_steps,
             limit_s=READY_SHARE * measure.start_limit_s,
         )

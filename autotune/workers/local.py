@@ -131,6 +131,8 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
+        self.last_loss: float | None = None
+        self.fresh_batches = False
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Gives every rank its job and waits until all are compiled and warm."""
@@ -172,11 +174,12 @@ class LocalWorker:
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks; see `base.Worker`. The slowest rank's total must agree with rank 0's clock."""
         for process in self._processes:
-            process.send({"type": "block", "steps": steps})
+            process.send({"type": "block", "steps": steps, **({"fresh": True} if self.fresh_batches else {})})
         blocks = self._gather("block", self._block_limit_s(steps), None)
         loss = float(blocks[0]["loss"])
         if loss != loss or loss in (float("inf"), float("-inf")):
             raise self._failed(FailureKind.WRONG_LOSS, f"the loss became {loss} while it was measured")
+        self.last_loss = loss if self.report.losses else None  # who told none before has none, and sends 0
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
         return tuple(float(t) for t in slowest["step_times_s"])
 

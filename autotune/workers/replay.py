@@ -14,7 +14,7 @@ from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
-COMPILE_S, PEAK_BYTES = 2.0, 1 << 30
+COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
 """Of the reference, in a study whose formula speaks of them."""
 
 
@@ -56,6 +56,9 @@ class ReplayLauncher:
         seen = sorted(e for e in entries if e not in self._replay.inert)
         # Two are started at once by two threads: what each draws must not depend on which comes first.
         own = np.random.default_rng(list(f"{self._seed}/{'/'.join(folder.parts[-2:])}".encode()))
+        work = math.prod(self._replay.token_effects.get(e, 1.0) for e in entries)
+        if work != 1.0:
+            losses = _losses_of(losses, work)
         return ReplayWorker(
             Process(self._machine, step_s=step_s, rng=own),
             self._report(entries, seen, losses),
@@ -83,11 +86,20 @@ class ReplayLauncher:
             if replay.compile_effects
             else 0.0,
             peak_bytes=round(PEAK_BYTES * memory) if replay.memory_effects else None,
+            tokens_per_step=round(TOKENS * math.prod(replay.token_effects.get(e, 1.0) for e in entries))
+            if replay.token_effects
+            else None,
             start_s=0.0,
             losses=losses,
             grad_norms=losses,
             warmup_step_times_s=(self._replay.step_s,) * 3,
         )
+
+
+def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
+    """Losses of another batch: after as much work they are the reference's, but for the rows that are other ones."""
+    seen = [min(step * work, len(losses) - 1.0) for step in range(len(losses))]
+    return tuple((1 + 1e-3 * work) * float(x) for x in np.interp(seen, range(len(losses)), losses))
 
 
 class ReplayWorker:
@@ -96,11 +108,14 @@ class ReplayWorker:
     def __init__(self, process: Process, report: WorkerReport, *, delay_s: float) -> None:
         self.report = report
         self._process = process
+        self.last_loss: float | None = None
+        self.fresh_batches = False
         self._delay_s = delay_s
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Draws a block; see `base.Worker`."""
         _wait(self._delay_s)
+        self.last_loss = self.report.losses[-1] if self.report.losses else None
         return tuple(self._process.run_block(steps).tolist())
 
     def close(self) -> None:

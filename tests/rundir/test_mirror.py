@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.search_sections import ReplaySpec
+from autotune.model.replay import ReplaySpec
 from autotune.model.trial import TrialResult
 from autotune.rundir import mirror
 from autotune.rundir.mirror import NUMBER_KEY, Mirror

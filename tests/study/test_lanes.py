@@ -40,7 +40,7 @@ class Desk:
     def phase(self, what: str) -> None:
         self._said.append(Told(self._lane, {"type": "phase", "what": what}))
 
-    def pair(self, folder: Path, pair: Any) -> None:
+    def pair(self, folder: Path, pair: Any, work: Any = None) -> None:
         parts = self._run.store.relative(folder).split("/")
         message = {"type": "pair", "folder": parts, "pair": pair.model_dump(mode="json")}
         self._said.append(Told(self._lane, message))

@@ -1,0 +1,171 @@
+"""Expressions that a study file may hold, such as ``batch * seq``: sums over named values, and no programs.
+
+The text is parsed by Python's `ast` and walked; nothing of it is ever run. What is not on the list here (calls,
+attributes, subscripts, powers, comprehensions ...) is refused when the study is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LONGEST_TEXT = 500
+MOST_PARTS = 100
+LARGEST = 10**18
+"""No number on the way may be larger: what counts tokens or bytes never is."""
+
+CONSTANTS: dict[str, object] = {"true": True, "false": False, "none": None}
+"""Names that stand for values, as TOML and JSON write them."""
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_SUMS = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, *_ARITHMETIC, ast.USub, ast.Load)
+_CONDITIONS = (*_SUMS, ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Compare, *_ORDER, ast.Eq, ast.NotEq)
+
+
+class Expression:
+    """One expression, checked when it is made.
+
+    Args:
+        text: As the user wrote it.
+        is_condition: May hold comparisons, ``and``, ``or``, ``not`` and text beside numbers; without it names, whole
+            numbers, ``+ - * //`` and parentheses are all there is.
+
+    Attributes:
+        names: Names of the values that it needs.
+
+    Raises:
+        ValueError: If it is not of that form; the message says what is wrong with it.
+    """
+
+    def __init__(self, text: str, *, is_condition: bool = False) -> None:
+        self.text = text
+        self._tree = _parse(text)
+        allowed, literals = (_CONDITIONS, (int, float, str, bool)) if is_condition else (_SUMS, (int,))
+        parts = list(ast.walk(self._tree))
+        if len(parts) > MOST_PARTS:
+            raise ValueError(f"an expression of at most {MOST_PARTS} parts but {text[:60]!r}... has {len(parts)}")
+        for part in parts:
+            if not isinstance(part, allowed):
+                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {_name_of(part)}")
+            if isinstance(part, ast.Constant) and (type(part.value) not in literals or _is_too_large(part)):
+                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {part.value!r:.60}")
+        found = {part.id for part in parts if isinstance(part, ast.Name)}
+        self.names = tuple(sorted(found - set(CONSTANTS)))
+
+    def value(self, values: Mapping[str, object]) -> object:
+        """What it comes to.
+
+        Args:
+            values: Value of each of its `names`.
+
+        Raises:
+            ValueError: If it comes to nothing: text in a sum, a division by zero, a number without bound ...
+        """
+        return _value(self._tree, values, self.text)
+
+
+def _parse(text: str) -> ast.expr:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"an expression of at most {LONGEST_TEXT} characters but got {len(text)}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        said = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
+        raise ValueError(f"an expression such as 'batch * seq' but got {text!r:.200}: {said}") from None
+
+
+def _legal(is_condition: bool) -> str:
+    more = ", comparisons, `and`, `or`, `not` and quoted text" if is_condition else ""
+    return f"an expression of names, whole numbers, + - * // and parentheses{more}"
+
+
+def _name_of(part: ast.AST) -> str:
+    shown = {ast.Call: "a call", ast.Attribute: "a dot", ast.Subscript: "an index", ast.Pow: "a power", ast.Div: "a /"}
+    return shown.get(type(part), f"`{type(part).__name__}`")
+
+
+def _is_too_large(part: ast.Constant) -> bool:
+    return isinstance(part.value, int | float) and not abs(part.value) <= LARGEST
+
+
+def _value(part: ast.AST, values: Mapping[str, object], text: str) -> object:  # one case for each kind of part
+    def of(inner: ast.AST) -> object:
+        return _value(inner, values, text)
+
+    if isinstance(part, ast.Constant):
+        return part.value
+    if isinstance(part, ast.Name):
+        return CONSTANTS[part.id] if part.id in CONSTANTS else values[part.id]
+    if isinstance(part, ast.BinOp):
+        return _sum(_ARITHMETIC[type(part.op)], of(part.left), of(part.right), text)
+    if isinstance(part, ast.UnaryOp):
+        return (
+            not _truth(of(part.operand), text) if isinstance(part.op, ast.Not) else _number(of(part.operand), text, -1)
+        )
+    if isinstance(part, ast.BoolOp):
+        is_all = isinstance(part.op, ast.And)
+        truths = (_truth(of(inner), text) for inner in part.values)  # only as far as they decide, as in Python
+        return all(truths) if is_all else any(truths)
+    assert isinstance(part, ast.Compare)
+    left = of(part.left)
+    for op, inner in zip(part.ops, part.comparators, strict=True):
+        right = of(inner)
+        if not _compare(op, left, right, text):
+            return False
+        left = right
+    return True
+
+
+def _sum(do: Callable[[Any, Any], Any], left: object, right: object, text: str) -> object:
+    try:
+        found = do(_number(left, text), _number(right, text))
+    except ZeroDivisionError:
+        raise ValueError(f"{text!r:.200} divides by zero") from None
+    return _number(found, text)
+
+
+def _number(value: object, text: str, factor: int = 1) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{text!r:.200} needs a number where {value!r:.60} stands")
+    if not (abs(value) <= LARGEST and math.isfinite(value)):
+        raise ValueError(f"{text!r:.200} comes to a number above {LARGEST:.0e} on its way")
+    return factor * value
+
+
+def _truth(value: object, text: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{text!r:.200} needs true or false where {value!r:.60} stands")
+    return value
+
+
+def _compare(op: ast.cmpop, left: object, right: object, text: str) -> bool:
+    if isinstance(op, ast.Eq | ast.NotEq):
+        return _are_equal(left, right) == isinstance(op, ast.Eq)
+    return _ORDER[type(op)](_number(left, text), _number(right, text))
+
+
+def _are_equal(left: object, right: object) -> bool:
+    """As people mean it: 1 is not true, and a table or list equals the JSON text of it."""
+    if isinstance(left, dict | list) and isinstance(right, str):
+        try:
+            right = json.loads(right)
+        except (ValueError, RecursionError):
+            return False
+    elif isinstance(right, dict | list) and isinstance(left, str):
+        return _are_equal(right, left)
+    return isinstance(left, bool) == isinstance(right, bool) and left == right

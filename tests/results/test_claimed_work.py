@@ -1,0 +1,126 @@
+"""Who edits what a step is said to do edits the ratio: it must follow from the reports of both arms."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord
+from autotune.results.audit import disagreements
+from autotune.results.words import format_estimate
+from autotune.rundir.store import RECORDS, Store
+from autotune.stats.estimates import Estimate, confirm, judge
+from tests.runs import Run
+from tests.study.test_per_token import BIG, SPACE, sets, study
+
+Record = dict[str, Any]
+
+
+def forged(store: Store, change: Callable[[Record], None]) -> Store:
+    """The run with some records changed by hand, figures that follow from them made anew, and no digest."""
+    file: Path = store.path / RECORDS
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        change(record)
+    for record in (r for r in records if r["kind"] == "finalist"):
+        runs = [r for r in records if r["kind"] == "confirm_run" and r["stage"] == record["stage"]]
+        found = confirm([r["log_ratio"] for r in runs])
+        record |= {"estimate": plain(found.ordinary), "corrected": plain(found.corrected)}
+        record["verdict"] = str(judge(found.corrected))
+        last = found.ordinary
+    for record in (r for r in records if r["kind"] == "conclusion"):
+        record |= {"estimate": plain(last), "sentence": f"ratio {format_estimate(last)}"}
+        record.pop("digest")
+    file.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return Store.open(store.path)
+
+
+def plain(estimate: Estimate) -> dict[str, float]:
+    return {n: getattr(estimate, n) for n in ("ratio", "low", "high", "level", "pair_count")}
+
+
+def told(store: Store) -> list[str]:
+    conclusion = store.last(ConclusionRecord)
+    assert conclusion is not None
+    return disagreements(store, conclusion)
+
+
+def claim_twice_the_work(record: Record) -> None:
+    if record["kind"] == "confirm_run":
+        record["work"]["candidate"] *= 2
+        record["log_ratio"] -= math.log(2)
+
+
+def claim_half_the_work_of_the_reference(record: Record) -> None:
+    if record["kind"] == "confirm_run":
+        record["work"]["reference"] //= 2
+        record["log_ratio"] -= math.log(2)
+
+
+def claim_more_in_the_trial_too(record: Record) -> None:
+    claim_twice_the_work(record)
+    if record["kind"] == "trial":
+        record["comparison"]["work"]["candidate"] *= 2
+
+
+def claim_more_in_reports_too(record: Record) -> None:
+    claim_more_in_the_trial_too(record)
+    if record["kind"] == "trial":
+        record["worker"]["tokens_per_step"] *= 2
+
+
+@pytest.fixture
+def run(run_replay: Run) -> Store:
+    _, store, _ = run_replay(
+        study({"option.batch=16": 1.6}, workload={"tokens_per_step": "batch * 512"}, confirm={"soak": 0}),
+        trials=1, first=sets(BIG), space=SPACE,
+    )  # fmt: skip
+    return Store.open(store.path)
+
+
+def test_an_honest_run_agrees_with_itself(run: Store) -> None:
+    assert told(run) == []
+    assert told(forged(run, lambda record: None)) == []  # the forger is thorough: nothing else gives it away
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        claim_twice_the_work,
+        claim_half_the_work_of_the_reference,
+        claim_more_in_the_trial_too,
+        claim_more_in_reports_too,  # then the study's own expression says otherwise
+    ],
+)
+def test_a_false_claim_is_caught(run: Store, attack: Callable[[Record], None]) -> None:
+    found = told(forged(run, attack))
+    assert found
+    assert all("it takes the work of a step as" in line for line in found)
+
+
+def test_work_that_is_taken_out_is_missed_in_the_raw_pairs(run: Store) -> None:
+    def hide(record: Record) -> None:
+        if record["kind"] == "confirm_run":
+            record.pop("work")
+
+    assert any("its raw pairs give the log ratio 0.4" in line for line in told(forged(run, hide)))
+
+
+def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:
+    flag = FlagSet({"xla_a": "1"})
+    _, store, _ = run_replay(study({"xla_a=1": 0.9}), trials=1, first=sets(flag), space=SPACE)
+
+    def claim(record: Record) -> None:
+        if record["kind"] == "confirm_run":
+            record["work"] = {"reference": 4096, "candidate": 8192}
+            record["log_ratio"] -= math.log(2)
+
+    found = told(forged(store, claim))
+    assert found
+    assert all("it takes the work of a step as 8192 over 4096" in line for line in found)

@@ -1,0 +1,127 @@
+"""Memory as a bound: what needs more of a device than the study allows is a failed trial, and never the winner."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import LaunchError, SettingError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
+from autotune.model.records import FloorResult, Outcome
+from autotune.model.spec import StudySpec
+from autotune.model.trial import TrialResult
+from autotune.study.alone import OneAtATime
+from autotune.study.limits import PHASE, over_limit, refuse_over_limit
+from autotune.study.preflight import rule_defaults
+from autotune.study.screen import compiled_over_limit
+from autotune.study.turns import InTurns
+from autotune.workers.base import WorkerFailed
+from tests.runs import Run, replay_study
+
+HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
+EFFECTS = {"xla_a=1": 0.7, "xla_b=1": 0.9}
+
+
+def study(limit: str, **measure: Any) -> StudySpec:
+    """Without settings a process takes 1 GiB."""
+    return replay_study(
+        effects=EFFECTS, memory_effects={"xla_a=1": 2.0}, study={"limits": {"memory": limit}, "measure": measure}
+    )
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run, mode: str) -> None:
+    first = (("hungry", HUNGRY), ("modest", MODEST))
+    conclusion, store, _ = run_replay(study("1.5GiB", mode=mode), trials=2, first=first)
+    failure = next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY)
+    assert failure is not None
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, PHASE)
+    assert "at most 1.5 GiB of each device (limits.memory) but needs 2 GiB (measured)" in failure.message
+    assert conclusion.settings == MODEST
+    conclusion, _, _ = run_replay(study("2GiB", mode=mode), trials=2, first=first, folder="room")
+    assert conclusion.settings == HUNGRY
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_a_reference_above_the_limit_is_an_error_at_the_floor(run_replay: Run, mode: str) -> None:
+    with pytest.raises(LaunchError, match=r"the reference .* must run but did not: .*at most 512 MiB"):
+        run_replay(study("512MiB", mode=mode), trials=2)
+
+
+def test_a_program_that_does_not_tell_its_memory_cannot_be_held_to_a_limit(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, study={"limits": {"memory": "72GiB"}})
+    with pytest.raises(LaunchError, match=r"must tell its memory for limits\.memory"):
+        run_replay(spec, trials=2)
+
+
+def test_the_fullest_device_counts() -> None:
+    report = WorkerReport(
+        fingerprint="x", platform="cuda", device_kind="gpu", device_count=2, start_s=0.0, losses=(), grad_norms=(),
+        warmup_step_times_s=(0.1,), peak_bytes=1 << 30,
+        device_memory=(DeviceMemory(peak_bytes=1 << 30), DeviceMemory(peak_bytes=3 << 30)),
+    )  # fmt: skip
+    refuse_over_limit(study("3GiB"), report)
+    with pytest.raises(WorkerFailed, match="needs 3 GiB"):
+        refuse_over_limit(study("2GiB"), report)
+
+
+def test_what_is_over_the_limit_is_not_tried_alone() -> None:
+    """Two processes that do not fit side by side may fit one at a time; a limit is of one already."""
+    spec = study("1GiB").model_copy(update={"device": study("1GiB").device.model_copy(update={"platform": "cuda"})})
+
+    class OnlySpec:
+        def __init__(self) -> None:
+            self.spec = spec
+
+        def release_reference(self) -> None:
+            pass
+
+    comparer = InTurns(OnlySpec())  # type: ignore[arg-type]
+    failure = over_limit(spec, 2 << 30, "measured")
+    assert failure is not None
+    assert comparer.instead(WorkerFailed(failure)) is None
+    of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
+    assert isinstance(comparer.instead(WorkerFailed(of_device)), OneAtATime)
+
+
+def test_without_a_limit_nothing_is_refused(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, memory_effects={"xla_a=1": 1000.0})
+    conclusion, store, _ = run_replay(spec, trials=1, first=(("hungry", HUNGRY),))
+    assert conclusion.outcome is Outcome.WINNER
+    assert store.of(FloorResult)[0].reference.peak_bytes == 1 << 30
+
+
+def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
+    memory = SimpleNamespace(peak_bytes=3 << 30)
+    screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
+    assert compiled_over_limit(study("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
+    failure = compiled_over_limit(study("2GiB"), screen, HUNGRY)  # type: ignore[arg-type]
+    assert failure is not None
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, PHASE)
+    assert "3 GiB (by its compiled program, never launched)" in failure.message
+    unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
+    assert compiled_over_limit(study("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
+
+
+class Build:
+    """What a build knows of two flags."""
+
+    build = SimpleNamespace(build="jaxlib 0.0", flags={"xla_a": None, "xla_b": None})
+
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(exists=name in self.build.flags, default={"xla_a": "4"}.get(name))
+
+
+def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None:
+    limits = {"rules": ["xla_a == none or xla_a >= 4 or NCCL_NTHREADS == 128"]}
+    spec = replay_study(study={"limits": limits})
+    defaults = rule_defaults(spec, Build())  # type: ignore[arg-type]
+    assert defaults == {"xla_a": "4"}
+    assert spec.broken_rule(FlagSet(), defaults) is None
+    assert spec.broken_rule(FlagSet({"xla_a": "2"}), defaults) == limits["rules"][0]
+    lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
+    with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
+        rule_defaults(lacking, Build())  # type: ignore[arg-type]

@@ -1,0 +1,264 @@
+"""Does a set with other options train as the reference does? What can be compared is, and what cannot is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import AutotuneError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.results.audit import disagreements
+from autotune.results.export import ExportFormat, render_export
+from autotune.results.report import render_markdown
+from autotune.results.winner import winner_of
+from autotune.rundir.store import Store
+from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.study.loss_gate import OTHER_ROUNDING
+from autotune.study.verify import verify_winner
+from autotune.workers.base import Progress
+from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
+from tests.runs import Run
+
+FUSED = FlagSet({"option.attention": '"cudnn"'})
+HALF = FlagSet({"option.dtype": '"bfloat16"'})
+BIG = FlagSet({"option.batch": "16"})
+SPACE = SearchSpace((Parameter(name="option.attention", choices=('"xla"', '"cudnn"'), default='"xla"'),))
+OPTIONS = {"attention": ["xla", "cudnn"], "dtype": ["float32", "bfloat16"], "batch": [8, 16]}
+
+
+def study(soak: str = "30s", **more: Any) -> StudySpec:
+    """Each of the three options makes tokens faster by a fifth."""
+    replay = {
+        "effects": {'option.attention="cudnn"': 0.8, 'option.dtype="bfloat16"': 0.8, "option.batch=16": 1.6},
+        "token_effects": {"option.batch=16": 2.0},
+    }
+    data: dict[str, Any] = {
+        "name": "gated", "workload": {"entry": "llama"}, "replay": replay, "search": {"options": OPTIONS},
+        "confirm": {"soak": soak, **more},
+    }  # fmt: skip
+    return parse_study(data)
+
+
+Losses = tuple[float, ...]
+
+
+@dataclass
+class Behaviour:
+    """What the workers of a set do: their report, and the loss after so many steps of a long run."""
+
+    update: dict[str, Any] = field(default_factory=dict)
+    late: Callable[[int], float] | None = None
+
+
+class Acting(ReplayLauncher):
+    """Workers of some sets tell other losses than the formula's."""
+
+    parts: dict[FlagSet, Behaviour]
+    fresh: list[bool]
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        part = self.parts.get(settings)
+        if part is None:
+            return worker
+        worker.report = worker.report.model_copy(update=part.update)
+        run, late, done = worker.run_block, part.late, 0
+
+        def run_block(steps: int) -> Losses:
+            nonlocal done
+            times, done = run(steps), done + steps
+            worker.last_loss = late(done) if late is not None else worker.last_loss
+            self.fresh.append(worker.fresh_batches)
+            return times
+
+        worker.run_block = run_block  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.fixture
+def tried(run_replay: Run) -> Callable[..., tuple[Any, Store, TrialResult]]:
+    def run(settings: FlagSet, *, soak: str = "30s", folder: str = "run", **parts: Behaviour) -> Any:
+        spec = study(soak)
+        launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+        launcher.parts = {{"reference": FlagSet(), "mine": settings, "rounding": OTHER_ROUNDING}[n]: p
+                          for n, p in parts.items()}  # fmt: skip
+        launcher.fresh = []
+        first = (("set", settings),)
+        conclusion, store, _ = run_replay(spec, trials=1, first=first, space=SPACE, launcher=launcher, folder=folder)
+        return conclusion, store, store.of(TrialResult)[0]
+
+    return run
+
+
+def off_by(share: float, *, first: float = 0.0) -> dict[str, Any]:
+    """Losses and norms that are off at every step but the first."""
+    losses = (LOSSES[0] * (1 + first), *(x * (1 + share) for x in LOSSES[1:]))
+    return {"losses": losses, "grad_norms": losses}
+
+
+# ---------------------------------------------------------------------- rounding only
+
+
+def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any) -> None:
+    conclusion, store, trial = tried(FUSED, soak="0", mine=Behaviour(off_by(1e-6)))
+    assert conclusion.settings == FUSED
+    assert trial.loss.basis is LossBasis.ROUNDING
+    assert trial.loss.is_ok
+    assert trial.loss.difference == pytest.approx(1e-6, rel=0.01)
+    assert "step by step over 5 steps" in trial.loss.words
+    assert all(r.loss.is_ok for r in store.of(ConfirmRun))
+    assert "# loss: options that change rounding only" in render_export(store, ExportFormat.ENV)
+
+
+def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
+    other, mine = Behaviour(off_by(1e-4)), Behaviour(off_by(3e-4))
+    conclusion, store, trial = tried(FUSED, rounding=other, mine=mine)
+    assert store.of(FloorResult)[0].rounding == pytest.approx(1e-4, rel=0.01)
+    assert conclusion.settings == FUSED
+    assert "measured on the reference in another rounding" in trial.loss.words
+    _, _, refused = tried(FUSED, mine=mine, folder="unmeasured")
+    assert refused.failure.kind is FailureKind.WRONG_LOSS
+
+
+@pytest.mark.parametrize("share", [0.01, -0.02])
+def test_a_wrong_learning_step_shows_from_the_second_step_on(tried: Any, share: float) -> None:
+    conclusion, _, trial = tried(FUSED, rounding=Behaviour(off_by(1e-6)), mine=Behaviour(off_by(share)))
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    assert "at step 1" in trial.failure.message
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_a_program_without_losses_is_inconclusive_and_not_exported(tried: Any) -> None:
+    silent = {"losses": (), "grad_norms": ()}
+    conclusion, store, trial = tried(FUSED, reference=Behaviour(silent), mine=Behaviour(silent))
+    assert trial.loss.is_ok is None
+    assert conclusion.settings == FUSED
+    with pytest.raises(AutotuneError, match=r"must be seen to train as the default does but .*inconclusive"):
+        winner_of(store)
+
+
+# ---------------------------------------------------------------------- another dtype
+
+
+def half(**more: Any) -> dict[str, Any]:
+    return {"dtype": "bfloat16", **off_by(0.004, first=0.002), **more}
+
+
+def scattered(level: float, *, seed: int = 7) -> Callable[[int], float]:
+    """A loss that falls to a level, with the scatter of its batches."""
+    return lambda step: level * (1 + 1 / (1 + step / 50)) * (1 + 0.002 * ((step * seed * 7919) % 11 - 5) / 5)
+
+
+def test_another_dtype_is_judged_by_the_loss_of_the_soak_and_everybody_is_told(tried: Any, tmp_path: Path) -> None:
+    mine, reference = Behaviour(half(), scattered(3.01)), Behaviour(late=scattered(3.0, seed=5))
+    conclusion, store, trial = tried(HALF, mine=mine, reference=reference)
+    assert trial.loss.basis is LossBasis.DTYPE
+    assert not trial.loss.is_final
+    (soak,) = store.of(SoakRecord)
+    assert soak.loss is not None
+    assert soak.loss.is_ok
+    assert soak.loss.difference == pytest.approx(0.01 / 3, abs=0.002)
+    words = f"dtype changes: judged by loss over {soak.step_count} steps"
+    for text in (conclusion.sentence, render_markdown(store), render_export(store, ExportFormat.SHELL)):
+        assert words in text
+        assert "difference +0." in text
+    assert disagreements(store, conclusion) == []
+
+
+def test_a_dtype_that_trains_worse_over_the_soak_is_no_winner(tried: Any) -> None:
+    conclusion, store, _ = tried(HALF, mine=Behaviour(half(), scattered(3.3)), reference=Behaviour(late=scattered(3.0)))
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "was faster but failed" in conclusion.sentence
+    failure = store.of(SoakRecord)[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
+    assert "difference +10" in failure.message
+
+
+@pytest.mark.parametrize("late", [lambda step: 3.0, lambda step: 1.0 + step / 1e6], ids=["constant", "too good"])
+def test_nor_is_one_that_only_says_a_loss(tried: Any, late: Callable[[int], float]) -> None:
+    conclusion, _, _ = tried(HALF, mine=Behaviour(half(), late), reference=Behaviour(late=scattered(3.0)))
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+
+
+def test_first_steps_far_off_fail_at_once(tried: Any) -> None:
+    _, _, trial = tried(HALF, mine=Behaviour({"dtype": "bfloat16", **off_by(0.5, first=0.5)}))
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+
+
+def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any, tmp_path: Path) -> None:
+    _, store, _ = tried(HALF, soak="0", mine=Behaviour(half()))
+    with pytest.raises(AutotuneError, match="it was never soaked"):
+        render_export(store, ExportFormat.ENV)
+    text = render_export(store, ExportFormat.ENV, even_predicted=True)
+    assert "# loss: NOT PROVEN: inconclusive: it was never soaked" in text
+    file = tmp_path / "forced.env"
+    file.write_text(text)
+    verified = verify_winner(winner_of(store, even_predicted=True), file, run=store.path)
+    assert not verified.holds
+    assert "loss" in [d.field for d in verified.differences]
+
+
+# ---------------------------------------------------------------------- another batch
+
+
+def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batches(run_replay: Run) -> None:
+    spec = study()
+    launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher.parts, launcher.fresh = {BIG: Behaviour(late=lambda step: scattered(3.0)(2 * step))}, []
+    launcher.parts[FlagSet()] = Behaviour(late=scattered(3.0, seed=5))
+    conclusion, store, _ = run_replay(spec, trials=1, first=(("big", BIG),), space=SPACE, launcher=launcher)
+    (trial,) = store.of(TrialResult)
+    assert trial.loss is not None
+    assert trial.loss.basis is LossBasis.WORK
+    assert "agree at 3 points of equal work" in trial.loss.words
+    assert conclusion.settings == BIG
+    soak = store.of(SoakRecord)[0]
+    assert soak.loss is not None
+    assert soak.loss.is_ok
+    assert "the work of a step changes: judged by loss over" in soak.loss.words
+    assert launcher.fresh.count(True) >= 10
+    assert not launcher.fresh[0]  # what is timed uses batches that were made before
+    assert soak.directory is not None
+    assert (store.path / soak.directory / "reference" / "worker.log").exists()
+
+
+def test_a_batch_that_trains_the_same_rows_is_no_winner(tried: Any) -> None:
+    same = {"losses": LOSSES, "grad_norms": LOSSES}
+    conclusion, _, trial = tried(BIG, mine=Behaviour(same))
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    assert "it trains the same rows" in trial.failure.message
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_a_batch_whose_loss_never_moves_is_no_winner(tried: Any) -> None:
+    still = {"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}
+    _, _, trial = tried(BIG, mine=Behaviour(still))
+    assert "does not change from step to step" in trial.failure.message
+
+
+def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
+    parts = {"mine": Behaviour(late=scattered(3.3)), "reference": Behaviour(late=scattered(3.0))}
+    conclusion, _, _ = tried(BIG, **parts)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "the work of a step changes" in conclusion.sentence
+
+
+# ---------------------------------------------------------------------- flags alone
+
+
+def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
+    flag = FlagSet({"xla_a": "1"})
+    _, store, trial = tried(flag)
+    assert trial.loss is None
+    assert '"loss"' not in (store.path / "records.jsonl").read_text()
+    _, _, wrong = tried(flag, mine=Behaviour(off_by(1e-3)), folder="wrong")
+    assert wrong.failure.kind is FailureKind.WRONG_LOSS

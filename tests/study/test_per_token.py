@@ -1,0 +1,263 @@
+"""Arms whose steps do different work: what is compared is time per token, and nobody gains by saying a false number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.blocks import log_ratio
+from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.trial import TrialResult
+from autotune.results.rows import trial_rows
+from autotune.results.winner import winner_of
+from autotune.results.words import evidence, time_words
+from autotune.rundir.store import Store
+from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.stats.estimates import Verdict
+from autotune.study.work import refuse_untold_work
+from autotune.workers.base import Progress
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import Run, asking
+
+BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
+SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
+TOKENS = {"option.batch=16": 2.0, "option.batch=4": 0.5}
+
+
+def study(effects: dict[str, float], *, tokens: dict[str, float] | None = None, **more: Any) -> StudySpec:
+    """Batch 8 is the reference; `effects` are on the time of a step."""
+    workload = {"entry": "llama", "options": {"batch": 8}, **more.pop("workload", {})}
+    replay = {"effects": effects, "token_effects": TOKENS if tokens is None else tokens}
+    search = {"options": {"batch": [8, 4, 16]}}
+    data: dict[str, Any] = {"name": "per-token", "workload": workload, "replay": replay, "search": search, **more}
+    return parse_study(data)
+
+
+def trial_of(store: Store, settings: FlagSet) -> TrialResult:
+    return next(t for t in store.of(TrialResult) if t.settings == settings)
+
+
+def sets(*settings: FlagSet) -> tuple[tuple[str, FlagSet], ...]:
+    return tuple((f"set {n}", s) for n, s in enumerate(settings))
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_not(run_replay: Run, mode: str) -> None:
+    """A step of 16 takes 1.6 times as long and does twice as much; one of 4 takes 0.6 times as long, half as much."""
+    measure = {"mode": mode, "run_steps": 40}
+    spec = study({"option.batch=16": 1.6, "option.batch=4": 0.6}, measure=measure, confirm={"soak": 0})
+    conclusion, store, _ = run_replay(spec, trials=2, first=sets(SMALL, BIG), space=SPACE)
+    big, small = trial_of(store, BIG).comparison, trial_of(store, SMALL).comparison
+    assert big is not None
+    assert small is not None
+    assert (big.work, small.work) == (
+        WorkPerStep(reference=4096, candidate=8192),
+        WorkPerStep(reference=4096, candidate=2048),
+    )
+    assert (big.verdict, small.verdict) == (Verdict.FASTER, Verdict.SLOWER)
+    assert big.estimate.ratio == pytest.approx(0.8, rel=0.02)
+    assert big.candidate_step_s / big.reference_step_s == pytest.approx(1.6, rel=0.02)  # steps stay steps
+    assert small.estimate.ratio == pytest.approx(1.2, rel=0.02)
+    assert conclusion.outcome is Outcome.WINNER
+    assert conclusion.settings == BIG
+    assert conclusion.estimate is not None
+    assert conclusion.estimate.ratio == pytest.approx(0.8, rel=0.02)
+    assert "time per token ratio 0.8" in conclusion.sentence
+    assert [f.work for f in store.of(FinalistResult)] == [big.work] * 2
+    assert all(r.work == big.work for r in store.of(ConfirmRun))
+
+
+def test_raw_pairs_stay_raw_and_figures_follow_from_them(run_replay: Run) -> None:
+    _, store, _ = run_replay(study({"option.batch=16": 1.6}), trials=1, first=sets(BIG), space=SPACE)
+    trial = trial_of(store, BIG)
+    assert trial.comparison is not None
+    assert trial.directory is not None
+    pairs = list(store.pairs(trial.directory))
+    raw = sorted(log_ratio(p) for p in pairs)
+    assert raw[len(raw) // 2] == pytest.approx(math.log(1.6), abs=0.02)
+    shifted = sorted(log_ratio(p, trial.comparison.work) for p in pairs)
+    assert shifted[len(raw) // 2] == pytest.approx(math.log(0.8), abs=0.02)
+
+
+def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
+    spec = study({"option.batch=16": 1.6}, workload={"unit": "image"})
+    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
+    assert time_words(store) == "time per image"
+    (row,) = trial_rows(store)
+    assert row.work_ratio == 2.0
+    assert row.tokens_per_s == pytest.approx(8192 / row.candidate_step_s)
+    lines = evidence(winner_of(store))
+    assert any(line.startswith("time per image over the default's: 0.80") for line in lines)
+    assert "work: 8192 images a step, the default's 4096" in lines
+
+
+def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
+    spec = study({"option.batch=16": 0.8}, tokens={"option.batch=4": 0.5})
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
+    assert "step time ratio 0.8" in conclusion.sentence
+    assert time_words(store) == "step time"
+    assert '"work"' not in (store.path / "records.jsonl").read_text()
+
+
+def test_a_setting_that_does_nothing_beside_a_batch_is_left_out(run_replay: Run) -> None:
+    """Both arms of an ablation do the same work, so their raw steps are compared."""
+    both = BIG.merge({"xla_a": "1"})
+    spec = study({"option.batch=16": 1.6})
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(both), space=SPACE)
+    found = {a.left_out: a for a in store.of(AblationResult)}
+    assert found["xla_a"].comparison is not None
+    assert found["xla_a"].comparison.work is None
+    assert not found["xla_a"].kept
+    assert conclusion.settings == BIG
+
+
+def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_replay: Run) -> None:
+    both = BIG.merge({"xla_a": "1"})
+    spec = study({"option.batch=16": 1.6, "xla_a=1": 0.9})
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(both), space=SPACE)
+    batch = next(a for a in store.of(AblationResult) if a.left_out == "option.batch")
+    assert batch.kept
+    assert batch.comparison is not None
+    assert batch.comparison.work == WorkPerStep(reference=8192, candidate=4096)
+    assert conclusion.settings == both
+
+
+# ---------------------------------------------------------------------- liars
+
+
+class Telling(ReplayLauncher):
+    """Workers of some sets say that their steps do something else."""
+
+    told: tuple[FlagSet, int | None]
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        if settings == self.told[0]:
+            worker.report = worker.report.model_copy(update={"tokens_per_step": self.told[1]})
+        return worker
+
+
+def lying(spec: StudySpec, settings: FlagSet, tokens: int | None) -> Telling:
+    launcher = Telling(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher.told = (settings, tokens)
+    return launcher
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_a_flag_that_claims_more_tokens_is_no_winner(run_replay: Run, mode: str) -> None:
+    flag = FlagSet({"xla_a": "1"})
+    spec = study({}, measure={"mode": mode})
+    conclusion, store, _ = run_replay(
+        spec, trials=1, first=sets(flag), space=SPACE, launcher=lying(spec, flag, 3 * 4096)
+    )
+    failure = trial_of(store, flag).failure
+    assert failure is not None
+    assert (failure.kind, failure.phase) == (FailureKind.WORKLOAD_ERROR, "check")
+    assert "flags change how fast it is" in failure.message
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_an_arm_that_tells_nothing_beside_one_that_does_is_told_what_to_name(run_replay: Run) -> None:
+    spec = study({"option.batch=16": 0.5})
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=lying(spec, BIG, None))
+    failure = trial_of(store, BIG).failure
+    assert failure is not None
+    assert "the reference says 4096 and the candidate nothing" in failure.message
+    assert 'workload.tokens_per_step = "batch * seq"' in failure.message
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_fails(run_replay: Run) -> None:
+    declared = {"tokens_per_step": "batch * 512"}
+    spec = study({"option.batch=16": 1.6}, workload=declared)
+    silent = lying(spec, BIG, None)
+    conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=silent)
+    assert conclusion.settings == BIG
+    assert store.of(FloorResult)[0].reference.tokens_per_step == 8 * 512
+    spec = study({"option.batch=16": 1.6}, tokens={"option.batch=16": 5.0}, workload=declared)
+    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, folder="liar")
+    failure = trial_of(store, BIG).failure
+    assert failure is not None
+    assert "gives 8192 for option.batch=16 but the program says 20480" in failure.message
+
+
+def test_the_units_of_another_kind_take_the_place_of_tokens(run_replay: Run) -> None:
+    workload = {"tokens_per_step": "batch", "unit": "sample"}
+    spec = study({"option.batch=16": 1.6}, workload=workload)
+    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
+    comparison = trial_of(store, BIG).comparison
+    assert comparison is not None
+    assert comparison.work == WorkPerStep(reference=8, candidate=16)
+
+
+# ---------------------------------------------------------------------- before anything is measured
+
+
+def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched() -> None:
+    data: dict[str, Any] = {
+        "name": "untold", "workload": {"entry": "llama"}, "search": {"options": {"batch": [8, 16]}}
+    }  # fmt: skip
+    report = WorkerReport(
+        fingerprint="x", platform="cpu", device_kind="cpu", device_count=1, start_s=0.0, losses=(), grad_norms=(),
+        warmup_step_times_s=(0.1,),
+    )  # fmt: skip
+    with pytest.raises(LaunchError, match=r"half a batch would pass for twice the speed; .*tokens_per_step"):
+        refuse_untold_work(parse_study(data), report)
+    refuse_untold_work(parse_study(data), report.model_copy(update={"tokens_per_step": 4096}))
+    refuse_untold_work(parse_study({**data, "search": {}}), report)
+
+
+def command(**workload: Any) -> StudySpec:
+    base = {"command": ["python", "train.py", "{batch}"], "hook": True, "options": {"batch": 8, "seq": 128}}
+    base["command"] = ["python", "train.py", "{batch}", "{seq}"]
+    return parse_study(
+        {"name": "commanded", "workload": {**base, **workload}, "search": {"options": {"batch": [8, 16]}}}
+    )
+
+
+def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
+    with pytest.raises(StudyFileError, match="what a step does must be told"):
+        command()
+    spec = command(tokens_per_step="batch * seq")
+    assert (spec.work_under(FlagSet()), spec.work_under(BIG)) == (1024, 2048)
+    assert command(tokens_per_step=4096).work_under(BIG) == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batch * sek", "names 'sek'.*did you mean `seq`"),
+        ("batch - 8", "must be a whole number above 0"),
+        ("-seq // (batch - 16)", "divides by zero"),
+        ("batch.real", "holds a dot"),
+        ("2 ** batch", "holds a power"),
+    ],
+)
+def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, words: str) -> None:
+    with pytest.raises(StudyFileError, match=words):
+        command(tokens_per_step=text)
+
+
+def test_young_keys_count_only_where_they_are_used() -> None:
+    plain = {"name": "plain", "workload": {"entry": "llama"}, "replay": {}}
+    same = {**plain, "workload": {"entry": "llama", "unit": "token"}, "replay": {"token_effects": {}}}
+    assert parse_study(plain).identity == parse_study(same).identity
+    assert not {"unit", "tokens_per_step"} & set(parse_study(plain).lasting()["workload"])
+    named = {**plain, "workload": {"entry": "llama", "unit": "image"}}
+    assert parse_study(plain).workload_hash != parse_study(named).workload_hash
+
+
+def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> None:
+    spec = study({"option.batch=16": 1.6})
+    run_replay(asking(spec, 1), trials=1, first=sets(SMALL), space=SPACE)
+    _, store, _ = run_replay(asking(spec, 2), trials=2, first=sets(SMALL, BIG), space=SPACE)
+    comparison = trial_of(store, BIG).comparison
+    assert comparison is not None
+    assert comparison.estimate.ratio == pytest.approx(0.8, rel=0.02)
