@@ -15,6 +15,7 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.compiler.plugin import compiler_problem, compiler_versions
 from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
 from autotune.settings.parameters import SearchSpace
 from autotune.study import foretell, start
@@ -51,7 +52,7 @@ ON_GPUS = """
 name = "on-gpus"
 [workload]
 entry = "llama"
-options = { size = "tiny", mesh = { fsdp = 8 } }
+options = { size = "tiny", layers = 1, mesh = { fsdp = 8 } }
 [device]
 platform = "cuda"
 count = 8
@@ -67,9 +68,13 @@ topology = "8"
 Searched = Callable[..., SearchSpace]
 
 
+class Enough(AutotuneError):
+    """The space of a run was seen: what would follow is of no interest here."""
+
+
 @pytest.fixture
 def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
-    """Runs a study file to its end; gives the space that it searched."""
+    """Runs a study file until it begins to search; gives its space."""
 
     def run(study: Path, **search: Any) -> SearchSpace:
         spaces: list[SearchSpace] = []
@@ -78,13 +83,15 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
             class Noting(evaluator):  # type: ignore[valid-type, misc]
                 def narrow(self, space: SearchSpace) -> SearchSpace:
                     spaces.append(super().narrow(space))
-                    return spaces[-1]
+                    raise Enough
 
             monkeypatch.setattr(start, evaluator.__name__, Noting)
         data = load_study(study).model_dump()
         data["search"].update(search)
         spec = parse_study(data)
-        run_study(start.new_run(spec, tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch()))
+        run = start.new_run(spec, tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch())
+        with pytest.raises(Enough):
+            run_study(run)
         return spaces[0]
 
     return run
@@ -149,6 +156,7 @@ def test_values_follow_from_the_layer_of_a_workload_that_never_ran(study: Callab
 
 @pytest.mark.slow
 @pytest.mark.aot
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(compiler_problem(compiler_versions())), reason="no CUDA plugin")
 def test_the_space_of_a_predicted_study_is_the_one_that_its_run_searches(
     study: Callable[[str], Path], searched: Searched
