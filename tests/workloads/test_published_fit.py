@@ -25,7 +25,7 @@ def test_results_are_of_what_is_published_and_studied_today(name: str) -> None:
 
 def test_whatever_was_compiled_fits_with_the_attention_that_presets_choose() -> None:
     chosen = {name: row["compiled"]["auto"] for name, row in FOUND.items() if "auto" in row["compiled"]}
-    assert {"cudnn"} == {row["attention"] for row in chosen.values()}
+    assert {row["attention"] for row in chosen.values()} <= {"cudnn", None}  # None: a model without attention
     assert [name for name, row in chosen.items() if not row["fits"]] == []
 
 
