@@ -51,7 +51,7 @@ def main() -> None:
             row["compiled"][attention] = in_a_process(config, attention)
             path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(name, attention, row["compiled"][attention], flush=True)
-    (HERE / "results/published_fit.md").write_text(page(found), encoding="utf-8")
+    (HERE / "results/published_fit.md").write_text(page(found, version("jaxlib")), encoding="utf-8")
     print(summary(found))
 
 
@@ -111,15 +111,15 @@ def compile_one(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def page(found: dict[str, Any]) -> str:
+def page(found: dict[str, Any], jaxlib: str) -> str:
     """The results as a page."""
     lines = [
         "# Which published configurations fit, with fused attention and without",
         "",
-        f"Compiled without a GPU under jaxlib {version('jaxlib')} by `python -m benchmarks.published_fit`: peak GiB of a GPU",
-        f"in one step, against {DEFAULT_MEMORY_FRACTION:.0%} of its memory, JAX's default share. *Turns*: fits in",
-        f"{IN_TURNS_FRACTION:.0%} too, so that two processes take turns. cuDNN's workspace, which only a GPU tells, is not",
-        "in these figures. Sources: `benchmarks/published_fit.toml`.",
+        f"Compiled without a GPU under jaxlib {jaxlib} by `python -m benchmarks.published_fit`: peak GiB of",
+        f"a GPU in one step, against {DEFAULT_MEMORY_FRACTION:.0%} of its memory, JAX's default share. *Turns*: fits",
+        f"in {IN_TURNS_FRACTION:.0%} too, so that two processes take turns. cuDNN's workspace, which only a GPU tells,",
+        "is not in these figures. Sources: `benchmarks/published_fit.toml`.",
         "",
         "| configuration | GPU | nodes x GPUs | options | attention = xla | attention = auto |",
         "|---|---|---|---|---|---|",
@@ -131,7 +131,7 @@ def page(found: dict[str, Any]) -> str:
 
 
 def _options(row: dict[str, Any]) -> str:
-    found = next((r for r in row["compiled"].values() if "remat" in r), {})
+    found: dict[str, Any] = next((r for r in row["compiled"].values() if "remat" in r), {})
     mesh = " x ".join(f"{axis} {size}" for axis, size in row["options"].get("mesh", {}).items())
     parts = (mesh, f"batch {row['options'].get('batch', 'of the preset')}", f"remat {found.get('remat')}")
     return ", ".join(filter(None, parts))
