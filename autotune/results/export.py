@@ -49,9 +49,6 @@ USE = {
 }
 """What to type next, for each format."""
 
-OF_OPTIONS = frozenset({ExportFormat.ARGUMENTS, ExportFormat.OVERRIDES})
-"""Formats that carry options of the workload and no variable."""
-
 LONGEST_DOCKER_LINE = 65_535
 """Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
 
@@ -76,13 +73,8 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
     """A winner as text in one format.
 
     Raises:
-        AutotuneError: If the format cannot carry one of its values, or carries options and the winner has none.
+        AutotuneError: If the format cannot carry one of its values.
     """
-    if form in OF_OPTIONS and not winner.options:
-        raise AutotuneError(
-            f"--format {form} carries options of the workload but the winner of {winner.study} has settings only; "
-            "use another format, such as env"
-        )
     return _WRITERS[form](winner)
 
 

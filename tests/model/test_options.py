@@ -17,6 +17,7 @@ COMMAND = {
     "environment": {"ATTENTION": "{attention}"},
     "options": {"attention": "xla"},
     "read": {"preset": "clu"},
+    "tokens_per_step": 512,
 }
 
 

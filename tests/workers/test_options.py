@@ -59,7 +59,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
 
 
 def test_a_command_runs_with_the_options_of_its_set(start: Start, tmp_path: Path) -> None:
-    workload = command("--rounds={rounds}", program="optional.py", environment={"KIND": "is {kind}"})
+    workload = command("--rounds={rounds}", program="optional.py", environment={"KIND": "is {kind}"}, tokens_per_step=1)
     spec = study(workload, search={"options": OPTIONS}, measure={"run_steps": 5})
     worker = start(spec, {"option.rounds": "2", "option.kind": json.dumps("b b")})
     assert len(worker.run_block(5)) == 5
