@@ -25,7 +25,6 @@ from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
-from autotune.model.rules import broken_rule, check_rules, is_allowed
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
@@ -37,6 +36,6 @@ from autotune.model.trial import (
 )  # fmt: skip
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_interval, format_joules, format_ratio,
-    format_seconds, format_share, parse_bytes, parse_duration,
+    format_seconds, format_share, parse_duration,
 )  # fmt: skip
 from autotune.model.escapes import visible, visible_line
