@@ -7,8 +7,7 @@ import re
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d)?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
-_BYTES_PER: dict[str | None, int] = {None: 1}
-_BYTES_PER |= {p: 1000**i for i, p in enumerate("KMGT", 1)} | {f"{p}i": 1024**i for i, p in enumerate("KMGT", 1)}
+_BYTES_PER = {None: 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("KMGT", 1) for i in ("", "i")}
 _SECONDS_PER = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -132,7 +132,7 @@ class Predicting:
         if (over := compiled_over_limit(run.spec, self._screen, FlagSet())) is not None:
             raise LaunchError(f"the reference {over.message}")
         found = predict_step(program, self._target, self._topology)
-        self._reference_s, self._reference_tokens = found.step_s, program.tokens_per_step
+        self._reference_s, self._reference_tokens = found.step_s, self._work(FlagSet(), program)
         last = run.store.last(ScreenRecord)
         if last is not None and last.prediction is not None and last.versions != versions:
             raise StudyFileError(
@@ -140,7 +140,10 @@ class Predicting:
                 f"{last.versions} and here is {versions}; name another folder with --run-dir"
             )
         if last is None or last.prediction is None:
-            step, place = self._step(program, found), {"target": self._target.name, "topology": str(self._topology)}
+            step, place = (
+                self._step(FlagSet(), program, found),
+                {"target": self._target.name, "topology": str(self._topology)},
+            )
             run.store.append(ScreenRecord(**place, versions=versions, prediction=step))
         run.view.note(
             f"reference: {PREDICTED}: {format_seconds(found.step_s)} a step, {format_seconds(found.exposed_s)} "
@@ -178,7 +181,7 @@ class Predicting:
             return Failed(failure=over), key
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
-        step = self._step(result.program, predict_step(result.program, self._target, self._topology))
+        step = self._step(settings, result.program, predict_step(result.program, self._target, self._topology))
         twin = known.same_program(key, self._screen.program_key(FlagSet())) if key else None
         if twin is not None:
             return twin.model_copy(update={"prediction": step}), key
@@ -195,14 +198,17 @@ class Predicting:
         """Ends the compile worker."""
         self._resources.close()
 
-    def _step(self, program: CompiledProgram, found: Prediction) -> PredictedStep:
-        # Where options change the work of a step, time for each token is what is compared.
-        tokens, before = program.tokens_per_step, self._reference_tokens
-        work = tokens / before if tokens and before else 1.0
+    def _work(self, settings: FlagSet, program: CompiledProgram) -> int | None:
+        """What a step does: as the study says, else as the program does."""
+        return self._run.spec.work_under(settings) or program.tokens_per_step
+
+    def _step(self, settings: FlagSet, program: CompiledProgram, found: Prediction) -> PredictedStep:
+        work, reference = self._work(settings, program), self._reference_tokens
+        per_step = work / reference if work and reference else 1.0  # where a step has more tokens, it may take longer
         return PredictedStep(
             target=self._target.name,
             topology=str(self._topology),
-            ratio=found.step_s / self._reference_s / work,
+            ratio=found.step_s / self._reference_s / per_step,
             step_s=found.step_s,
             compute_s=found.compute_s,
             communication_s=found.communication_s,

@@ -53,6 +53,9 @@ class Narrow(ReplayLauncher):
 class OneOf(ReplayWorker):
     """A worker that leaves the device when it is closed."""
 
+    last_loss: float | None = None
+    fresh_batches = False
+
     def __init__(self, worker: ReplayWorker, device: Narrow) -> None:
         self.report = worker.report
         self._worker = worker

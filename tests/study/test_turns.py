@@ -15,6 +15,9 @@ from autotune.study import bench, comparer, turns
 class Clockwork:
     """A worker whose every step takes the same time; remembers when it ran."""
 
+    last_loss: float | None = None
+    fresh_batches = False
+
     def __init__(self, step_s: float, diary: list[str], name: str) -> None:
         self.report = WorkerReport(
             fingerprint="f", platform="cpu", device_kind="k", device_count=1, compile_s=0, start_s=0,
