@@ -14,6 +14,7 @@ from pydantic import (
     TypeAdapter,
 )
 
+from autotune.model.artefacts import Artefact
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -106,9 +107,11 @@ class ConfirmRun(Stamped):
     """One fresh pair of processes of one finalist, or the failure that took its place.
 
     Attributes:
-        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
+        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
+            ``pgle`` for a set with its profile against the same without.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
+        against: What it was compared with; None is the study's reference.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -123,6 +126,7 @@ class ConfirmRun(Stamped):
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
     others: dict[Objective, LogRatio] | None = None
+    against: Settings | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -158,6 +162,27 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+
+class ProfileRecord(Stamped):
+    """What the instructions of a set's program take: the profile that XLA's scheduler reads in the next compilation.
+
+    Attributes:
+        settings: The set that was profiled.
+        steps: Steps that were profiled.
+        profile: None where there is none.
+        failure: Why there is none, if its process failed.
+        reason: Why there is none otherwise.
+    """
+
+    kind: Literal["profile"] = "profile"
+    settings: Settings
+    steps: Count
+    profile: Artefact | None = None
+    failure: Failure | None = None
+    reason: str = ""
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -206,6 +231,7 @@ class SoakRecord(Stamped):
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
         failure: What ended it early; a winner that fails here is none.
+        kernels: The autotuner's results of its last process; None where none were kept.
     """
 
     kind: Literal["soak"] = "soak"
@@ -217,6 +243,7 @@ class SoakRecord(Stamped):
     starts: Count
     drift: Ratio | None = None
     failure: Failure | None = None
+    kernels: Artefact | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -259,6 +286,7 @@ AnyRecord = Annotated[
     | ConfirmRun
     | FinalistResult
     | AblationResult
+    | ProfileRecord
     | ConclusionRecord
     | SoakRecord
     | BlameRecord

@@ -301,6 +301,18 @@ class ConfirmSpec(Section):
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
 
 
+class PgleSpec(Section):
+    """Profile guided latency estimation: the winner compiled again with what its instructions took.
+
+    Attributes:
+        enabled: ``auto`` profiles the winner-to-be of an `entry` on several GPUs; ``true`` on one, too.
+        steps: Steps that are profiled.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    steps: Annotated[int, Field(ge=1, le=100)] = 5
+
+
 class ReplaySpec(Section):
     """A formula that stands in for the machine: for tests, and to try how a study's search and proof behave.
 
@@ -311,6 +323,10 @@ class ReplaySpec(Section):
         compile_effects: Likewise for the compile time.
         failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
         inert: ``"name=value"`` entries that change nothing in the program.
+        profile: A recorded profile of the reference's program, as text; empty where the stage `pgle` has none.
+        profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
+            same program.
+        autotune_results: Recorded results of an autotuner, as text.
         noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
@@ -321,6 +337,9 @@ class ReplaySpec(Section):
     compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     failures: dict[str, FailureKind] = Field(default_factory=dict)
     inert: tuple[str, ...] = ()
+    profile: str = ""
+    profile_effect: Annotated[float, Field(gt=0)] | None = None
+    autotune_results: str = ""
     noise: str | dict[str, float] = "quiet"
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 

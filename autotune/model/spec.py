@@ -22,6 +22,7 @@ from autotune.model.sections import (
     ConfirmSpec,
     DeviceSpec,
     MeasureSpec,
+    PgleSpec,
     ReplaySpec,
     ScreenSpec,
     SearchSpec,
@@ -54,6 +55,7 @@ class StudySpec(Section):
     screen: ScreenSpec = ScreenSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
+    pgle: PgleSpec = PgleSpec()
     replay: ReplaySpec | None = None
 
     @field_validator("name")
@@ -100,7 +102,7 @@ class StudySpec(Section):
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json")
-        for key in ("name", "description", "confirm"):
+        for key in ("name", "description", "confirm", "pgle"):
             data.pop(key)
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
@@ -116,7 +118,7 @@ class StudySpec(Section):
             data["search"].pop("step_time")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
-            for key in ("memory_effects", "compile_effects"):
+            for key in ("memory_effects", "compile_effects", "profile", "profile_effect", "autotune_results"):
                 if not data["replay"][key]:
                     data["replay"].pop(key)
         return data
