@@ -3,8 +3,9 @@
 Speaks over the channel (see `autotune.child.channel`); whatever the workload prints goes to the log and can't disturb
 the talk. Messages:
 
-* in: ``job`` (once), then any number of ``block``, then ``stop``;
-* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each block, or ``error`` and the end.
+* in: ``job`` (once), then any number of ``block`` and ``profile``, then ``stop``;
+* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` or ``profile`` for each, or ``error`` and
+  the end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.packages import installed_versions
+from autotune.child.profile import pack, take_profile
 
 BATCH_RING = 4
 """Batches kept on the device and used in turn: making them anew would be timed along with the step."""
@@ -133,7 +135,10 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"
-    while (message := channel.receive())["type"] == "block":
+    while (message := channel.receive())["type"] in ("block", "profile"):
+        if message["type"] == "profile":
+            channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
+            continue
         times = built.run_block(message["steps"])
         channel.send("block", step_times_s=times, loss=built.loss)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
+from autotune.child import pack
 from autotune.model.measurement import Record
 from autotune.model.names import ARTEFACT_SETTINGS, KERNELS, PROFILE, is_artefact
 
@@ -60,7 +61,7 @@ class Artefact(Record):
         Raises:
             ValueError: If it is too large to be handed on.
         """
-        packed = base64.b64encode(zlib.compress(content, 9)).decode()
+        packed = pack(content)
         if len(packed) > MOST_PACKED or len(content) > MOST_BYTES:
             raise ValueError(
                 f"it must have at most {MOST_PACKED:,} bytes when packed but has {len(packed):,} "
@@ -75,14 +76,7 @@ class Artefact(Record):
         Raises:
             ValueError: If it cannot be unpacked, or is larger than any artefact.
         """
-        inflate = zlib.decompressobj()
-        try:
-            found = inflate.decompress(base64.b64decode(self.packed, validate=True), MOST_BYTES)
-        except zlib.error as error:
-            raise ValueError(f"an artefact must be deflated but: {error}") from error
-        if not inflate.eof:
-            raise ValueError("an artefact must be whole, and no larger than any is")
-        return found
+        return unpack(self.packed)
 
     @property
     def reference(self) -> str:
@@ -93,6 +87,22 @@ class Artefact(Record):
     def file_name(self) -> str:
         """Name of its file, wherever that lies."""
         return file_name(self.setting, self.digest)
+
+
+def unpack(packed: str) -> bytes:
+    """A content that came in a message; see `autotune.child.profile.pack`.
+
+    Raises:
+        ValueError: If it cannot be unpacked, or is larger than any artefact.
+    """
+    inflate = zlib.decompressobj()
+    try:
+        found = inflate.decompress(base64.b64decode(packed, validate=True), MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"an artefact must be deflated but: {error}") from error
+    if not inflate.eof:
+        raise ValueError("an artefact must be whole, and no larger than any is")
+    return found
 
 
 def digest_of(content: bytes) -> str:

@@ -41,6 +41,7 @@ builds to come. The options for LLVM and for the assembler can name files, too."
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
+DUMPED_KERNELS = "xla_gpu_dump_autotune_results_to"
 ARTEFACT_SETTINGS = (PROFILE, KERNELS)
 """Settings whose file may be an artefact of a winner: what a step's instructions take, which kernels were chosen."""
 
@@ -112,8 +113,8 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
         SettingError: If there is one, with its name.
     """
     values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
-    found = [n for n in names if kind_of(n) != "env" and _FILE_OPTION.search(n) and not is_artefact(n, values.get(n, ""))]
-    if found:
+    reaching = [n for n in names if kind_of(n) != "env" and _FILE_OPTION.search(n)]
+    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

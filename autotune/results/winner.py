@@ -15,9 +15,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from autotune.model import (
+    KERNELS,
     PREDICTED,
     STUDY_NAME,
     AtLeastOne,
@@ -34,11 +35,16 @@ from autotune.model import (
     SessionRecord,
     SettingError,
     Settings,
+    SoakRecord,
     StudySpec,
+    artefacts_of,
     describe_member,
+    file_name,
+    in_folder,
+    reference_to,
     refuse_reaching_out,
 )
-from autotune.results.audit import Evidence, disagreements, evidence_of, proof_digest
+from autotune.results.audit import LAST_PROOFS, Evidence, disagreements, evidence_of, proof_digest
 from autotune.results.conditions import Conditions, conditions_of
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -48,6 +54,8 @@ WINNER_VERSION = 2
 
 MARK = "autotune-winner: "
 """Starts the comment that holds the record in an exported file."""
+
+NO_KERNELS = "they are kept of a soak on GPUs of one node (`[confirm] soak`), where something was autotuned"
 
 RECHECK_DAYS = 180
 """Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
@@ -104,6 +112,8 @@ class Winner(Record):
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
         proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
+        kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
+        loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
     """
 
     winner_version: Annotated[int, Field(ge=1, le=WINNER_VERSION)] = WINNER_VERSION
@@ -126,6 +136,14 @@ class Winner(Record):
     machine: str = ""
     is_predicted: bool = False
     proof: Proof | None = None
+    kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    loads_kernels: bool = False
+
+    @model_validator(mode="after")
+    def _has_what_it_loads(self) -> Winner:
+        if self.loads_kernels and self.kernels is None:
+            raise ValueError(f"a winner that loads results of the autotuner must have some; {NO_KERNELS}")
+        return self
 
     @property
     def recheck_by(self) -> str:
@@ -136,9 +154,47 @@ class Winner(Record):
             return ""
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The environment variables that set exactly this winner."""
-        return self.settings.to_environment()
+    def in_force(self) -> FlagSet:
+        """The set that a program is started under, its artefacts still to be put in place."""
+        kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
+        return self.settings.merge(kernels)
+
+    def loading_kernels(self) -> Winner:
+        """The same, to run the kernels of its soak.
+
+        Raises:
+            AutotuneError: If none were kept.
+        """
+        if self.kernels is None:
+            raise AutotuneError(f"--same-kernels needs results of the autotuner but this winner has none; {NO_KERNELS}")
+        return self.model_copy(update={"loads_kernels": True})
+
+    def environment_in(self, folder: Path | None) -> dict[str, str]:
+        """The environment variables that set exactly this winner.
+
+        Args:
+            folder: Where its artefacts lie.
+
+        Raises:
+            AutotuneError: If it has artefacts but no folder.
+        """
+        return settings_in(self, folder).to_environment()
+
+
+def settings_in(winner: Winner, folder: Path | None) -> FlagSet:
+    """The set of a winner with the paths of its artefacts; that they lie there is for others to look at.
+
+    Raises:
+        AutotuneError: If it has artefacts but no folder.
+    """
+    if not artefacts_of(winner.in_force):
+        return winner.in_force
+    if folder is None:
+        names = ", ".join(file_name(n, digest) for n, digest in artefacts_of(winner.in_force).items())
+        raise AutotuneError(
+            f"this winner needs a file beside it ({names}), so it must be written to a file: autotune export RUN -o FILE"
+        )
+    return in_folder(winner.in_force, folder)
 
 
 def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
@@ -267,8 +323,10 @@ def _make_winner(
     report = floor.reference if floor is not None else None
     mine = [r for r in evidence if isinstance(r, ConfirmRun | FinalistResult) and r.settings == conclusion.settings]
     # A front is not proven a second time.
-    proofs = [r for r in mine if isinstance(r, ConfirmRun) and (r.stage == "confirm") == of_front]
+    stages = ("confirm",) if of_front else LAST_PROOFS
+    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in stages]
     proven = [r for r in mine if isinstance(r, FinalistResult)]
+    soaks = [r for r in evidence if isinstance(r, SoakRecord) and r.settings == conclusion.settings]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -290,6 +348,7 @@ def _make_winner(
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,
+        kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
 

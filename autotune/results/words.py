@@ -9,7 +9,9 @@ import math
 from typing import TYPE_CHECKING
 
 from autotune.model import (
+    KERNELS,
     PREDICTED,
+    PROFILE,
     TURNS,
     AblationResult,
     BlameRecord,
@@ -26,6 +28,8 @@ from autotune.model import (
     SoakRecord,
     TrialResult,
     TrialStatus,
+    artefacts_of,
+    file_name,
     format_bytes,
     format_change,
     format_interval,
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
+    "pgle": "with its profile, against without",
     "final": "final proof",
     "full": "final proof, whole set",
     "recheck": "recheck",
@@ -180,6 +185,12 @@ def describe_finalist(result: FinalistResult) -> str:
     )
 
 
+WHAT = {
+    PROFILE: "the profile that it was compiled with",
+    KERNELS: "the autotuner's results of its soak",
+}
+"""What an artefact is."""
+
 SOAK_SLOWER = 1.1
 """A soak whose last quarter is slower than its first by more than this factor is noted."""
 
@@ -284,6 +295,10 @@ def evidence(winner: Winner) -> list[str]:
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    for name, digest in artefacts_of(winner.in_force).items():
+        lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
+    if winner.kernels is not None and not winner.loads_kernels:
+        lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     if c.driver_major is not None:
         lines.append(f"NVIDIA driver: {c.driver_major}.x")

@@ -13,13 +13,34 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from autotune.model import Artefact, AutotuneError, FlagSet, artefacts_of, digest_of, file_name, in_folder
+from autotune.model import (
+    Artefact,
+    AutotuneError,
+    FlagSet,
+    ProfileRecord,
+    SoakRecord,
+    artefacts_of,
+    digest_of,
+    file_name,
+    in_folder,
+)
 from autotune.rundir.files import write_atomically
+from autotune.rundir.store import Store
 
 ARTEFACTS = "artefacts"
 """Folder of a run directory in which they lie."""
 
 MOST_READ = 64_000_000
+
+
+def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
+    """The artefacts that a set stands for, as far as a run's records hold them."""
+    wanted = set(artefacts_of(settings).items())
+    if not wanted:
+        return ()
+    kept = [*(r.profile for r in store.of(ProfileRecord)), *(r.kernels for r in store.of(SoakRecord))]
+    found = {(a.setting, a.digest): a for a in kept if a is not None}
+    return tuple(found[key] for key in sorted(wanted) if key in found)
 
 
 def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
+    Artefact,
     Failure,
     FailureKind,
     FlagSet,
@@ -20,8 +21,9 @@ from autotune.model import (
     Pair,
     StudySpec,
     WorkerReport,
+    artefacts_of,
 )
-from autotune.rundir import Folders
+from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import compare_traces
 from autotune.workers import Launcher, Worker, WorkerFailed
 
@@ -71,6 +73,7 @@ class Bench:
             equal but for those must both be measured.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         loss_tolerance: What the noise floor of this bench allows losses to differ.
+        artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
     """
@@ -85,6 +88,7 @@ class Bench:
         self.runtime: frozenset[str] = frozenset()
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
+        self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0
         self.gpus = watch_of(spec)
@@ -123,7 +127,7 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
-        merged = self.settings_of(settings, alone=alone)
+        merged = self._in_force(self.settings_of(settings, alone=alone))
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
                 return self._launcher.start(merged, folder, progress=self.desk.phase)
@@ -140,6 +144,18 @@ class Bench:
                 self.desk.incident(f"start tried again after: {error}")
                 time.sleep(0.5 * (attempt + 1))
         raise AssertionError("unreachable")
+
+    def _in_force(self, settings: FlagSet) -> FlagSet:
+        """The set with the paths of its artefacts, which are written where this bench keeps its logs.
+
+        Raises:
+            AutotuneError: If they cannot be written, or a set stands for one that this bench was not given.
+        """
+        if not artefacts_of(settings):
+            return settings
+        folder = self.folders.folder(ARTEFACTS)
+        place_artefacts(self.artefacts, folder)
+        return in_force(settings, folder)
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
         """Starts two fresh workers at once: starting is not measured, and most of a short run.

@@ -25,6 +25,13 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     return current
 
 
+def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
+    """Whether one setting of a set is worth a proof: measured against the set without it, unless that is recorded."""
+    found = _ablation(run, settings, name)
+    run.view.ablation(found)
+    return found.kept and found.failure is None
+
+
 def _ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult:
     """What leaving one setting out does: as recorded, or measured now."""
     for known in run.store.of(AblationResult):

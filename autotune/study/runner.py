@@ -27,9 +27,10 @@ from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
 from autotune.study.comparer import Compared, Comparer, fixed, sequential
 from autotune.study.measure import measure_trial
+from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
 from autotune.study.turns import InTurns
-from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, SoakUnit, TrialUnit
+from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
 
 FLOOR_PAIRS_LEAST = 16
@@ -79,9 +80,10 @@ class Runner:
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
         bench.loss_tolerance = assignment.loss_tolerance
+        bench.artefacts = assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
-        if isinstance(unit, PairUnit | AblationUnit | SoakUnit):
+        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
             bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
@@ -113,6 +115,8 @@ class Runner:
             return self._ablation(unit, folder, name)
         if isinstance(unit, SoakUnit):
             return soak_alone(self.bench, unit, folder)
+        if isinstance(unit, ProfileUnit):
+            return profile_alone(self.bench, unit, folder)
         return minimise_failure(self.bench, unit, folder)
 
     def close(self) -> None:
@@ -153,7 +157,9 @@ class Runner:
     def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, inspect=self.bench.check_loss)
+            found = self.comparer.fresh_pair(
+                unit.settings, folder, name=name, against=unit.against, inspect=self.bench.check_loss
+            )
         except ReferenceFailed:
             raise
         except WorkerFailed as error:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from autotune.model import SoakRecord
+from autotune.model import DUMPED_KERNELS, KERNELS, Artefact, FlagSet, SoakRecord, StudySpec
 from autotune.study.bench import Bench
 from autotune.study.units import SoakUnit
 from autotune.workers import WorkerFailed
 
+DUMP = "autotune.textproto"
+
 
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
-    settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
+    least_s, least_steps = unit.least_s, unit.least_steps
+    settings = unit.settings.merge(told_to_dump(bench.spec, unit.settings, folder))
+    (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
     times: list[float] = []
     starts = 0
     failure = None
@@ -37,7 +41,7 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
             worker.close()
     quarter = max(1, len(times) // 4)
     return SoakRecord(
-        settings=settings,
+        settings=unit.settings,
         asked_s=least_s,
         asked_steps=least_steps,
         steps_s=round(sum(times), 3),
@@ -45,4 +49,28 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
         starts=starts,
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         failure=failure,
+        kernels=_kept_kernels(bench, folder) if failure is None else None,
     )
+
+
+def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:
+    """What makes a process leave the autotuner's results in its folder; nothing where no GPU's kernels are chosen.
+
+    Which kernels those are is not changed by it. Of several nodes the driver may not see the folder.
+    """
+    is_asked = DUMPED_KERNELS in spec.baseline.merge(settings)
+    if spec.device.platform != "cuda" or spec.device.node_count > 1 or is_asked:
+        return FlagSet()
+    return FlagSet({DUMPED_KERNELS: str(folder.resolve() / DUMP)})
+
+
+def _kept_kernels(bench: Bench, folder: Path) -> Artefact | None:
+    """What was left there, to be handed on with the winner."""
+    try:
+        content = (folder / DUMP).read_bytes()
+        return Artefact.of(KERNELS, content) if content else None
+    except FileNotFoundError:  # nothing was autotuned
+        return None
+    except (OSError, ValueError) as error:
+        bench.desk.incident(f"the autotuner's results of the soak are not kept: {error}")
+        return None

@@ -42,10 +42,12 @@ class InTurns(Comparer):
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
             return self._run(reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
-    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
+    def _fresh_pair(
+        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+    ) -> Compared[S]:
         spec = self.bench.spec
         rule = fixed(spec.confirm.pairs, sesoi=spec.measure.smallest_effect)
-        with self._fresh(FlagSet(), candidate, folder) as (reference, worker):
+        with self._fresh(against, candidate, folder) as (reference, worker):
             return self._run(reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager

@@ -16,11 +16,13 @@ from pydantic import Field
 from autotune.model import (
     AblationResult,
     AnyRecord,
+    Artefact,
     BlameRecord,
     ConfirmRun,
     Failed,
     Failure,
     FailureKind,
+    ProfileRecord,
     Record,
     Settings,
     SoakRecord,
@@ -73,10 +75,14 @@ class PairUnit(Unit):
     trial: int
     settings: Settings
     repeat: int
+    against: Settings | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
-        return ConfirmRun(stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0)
+        return ConfirmRun(
+            stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
+            against=self.against,
+        )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -117,6 +123,18 @@ class SoakUnit(Unit):
         )  # fmt: skip
 
 
+class ProfileUnit(Unit):
+    """A set alone under a profiler, for so many steps."""
+
+    kind: Literal["profile"] = "profile"
+    settings: Settings
+    steps: int
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`."""
+        return ProfileRecord(settings=self.settings, steps=self.steps, failure=failure)
+
+
 class BlameUnit(Unit):
     """Looking for the smallest part of a failing set that fails alike.
 
@@ -138,7 +156,9 @@ class BlameUnit(Unit):
         )  # fmt: skip
 
 
-AnyUnit = Annotated[FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | BlameUnit, Field(discriminator="kind")]
+AnyUnit = Annotated[
+    FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | ProfileUnit | BlameUnit, Field(discriminator="kind")
+]
 
 
 class Assignment(Record):
@@ -152,6 +172,7 @@ class Assignment(Record):
         loss_tolerance: What the lane's noise floor allows losses to differ.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
+        artefacts: Those that the settings in question stand for.
         at_s: The study's time now, in seconds.
     """
 
@@ -162,6 +183,7 @@ class Assignment(Record):
     mode: str | None = None
     loss_tolerance: float = 0.0
     runtime: tuple[str, ...] = ()
+    artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
 
