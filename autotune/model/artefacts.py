@@ -133,5 +133,3 @@ def in_folder(settings: FlagSet, folder: Path) -> FlagSet:
     """
     paths = {n: str(folder.resolve() / file_name(n, digest)) for n, digest in artefacts_of(settings).items()}
     return settings.merge(paths)
-
-

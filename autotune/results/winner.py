@@ -55,8 +55,6 @@ WINNER_VERSION = 2
 MARK = "autotune-winner: "
 """Starts the comment that holds the record in an exported file."""
 
-NO_KERNELS = "they are kept of a soak on GPUs of one node (`[confirm] soak`), where something was autotuned"
-
 RECHECK_DAYS = 180
 """Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
 
@@ -142,7 +140,7 @@ class Winner(Record):
     @model_validator(mode="after")
     def _has_what_it_loads(self) -> Winner:
         if self.loads_kernels and self.kernels is None:
-            raise ValueError(f"a winner that loads results of the autotuner must have some; {NO_KERNELS}")
+            raise ValueError("a winner that loads results of the autotuner must have some")
         return self
 
     @property
@@ -159,42 +157,29 @@ class Winner(Record):
         kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
         return self.settings.merge(kernels)
 
-    def loading_kernels(self) -> Winner:
-        """The same, to run the kernels of its soak.
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that set exactly this winner, if it has no artefacts.
 
         Raises:
-            AutotuneError: If none were kept.
+            AutotuneError: If it has.
         """
-        if self.kernels is None:
-            raise AutotuneError(f"--same-kernels needs results of the autotuner but this winner has none; {NO_KERNELS}")
-        return self.model_copy(update={"loads_kernels": True})
+        return self.settings_in(None).to_environment()
 
-    def environment_in(self, folder: Path | None) -> dict[str, str]:
-        """The environment variables that set exactly this winner.
-
-        Args:
-            folder: Where its artefacts lie.
+    def settings_in(self, folder: Path | None) -> FlagSet:
+        """The set with the paths of its artefacts in a folder; that they lie there is for others to look at.
 
         Raises:
             AutotuneError: If it has artefacts but no folder.
         """
-        return settings_in(self, folder).to_environment()
-
-
-def settings_in(winner: Winner, folder: Path | None) -> FlagSet:
-    """The set of a winner with the paths of its artefacts; that they lie there is for others to look at.
-
-    Raises:
-        AutotuneError: If it has artefacts but no folder.
-    """
-    if not artefacts_of(winner.in_force):
-        return winner.in_force
-    if folder is None:
-        names = ", ".join(file_name(n, digest) for n, digest in artefacts_of(winner.in_force).items())
-        raise AutotuneError(
-            f"this winner needs a file beside it ({names}), so it must be written to a file: autotune export RUN -o FILE"
-        )
-    return in_folder(winner.in_force, folder)
+        if needed := artefacts_of(self.in_force):
+            if folder is None:
+                names = ", ".join(file_name(n, digest) for n, digest in needed.items())
+                raise AutotuneError(
+                    f"this winner needs what lies beside its file ({names}): autotune export RUN -o FILE, and use that"
+                )
+            return in_folder(self.in_force, folder)
+        return self.in_force
 
 
 def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:

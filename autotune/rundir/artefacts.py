@@ -63,18 +63,23 @@ def why_not_whole(path: Path, digest: str) -> str | None:
         digest: SHA-256 of what it should hold.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        got = digest_of(_plain_content(path))
     except OSError as error:
         return "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror).lower()
+    return None if got == digest else f"it holds something else (SHA-256 {got[:12]})"
+
+
+def _plain_content(path: Path) -> bytes:
+    """What a plain file holds; a link is not followed, and nothing that could wait for ever is opened.
+
+    Raises:
+        OSError: If it is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return "it is no plain file"
-        try:
-            content = file.read(MOST_READ + 1)
-        except OSError as error:
-            return str(error.strerror).lower()
-    got = digest_of(content)
-    return None if got == digest else f"it holds something else (SHA-256 {got[:12]})"
+            raise OSError(errno.EINVAL, "it is no plain file")
+        return file.read(MOST_READ + 1)
 
 
 def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
@@ -106,3 +111,19 @@ def in_force(settings: FlagSet, folder: Path) -> FlagSet:
             + "\n  export it again (autotune export RUN -o FILE), or copy the file from where it was exported to"
         )
     return in_folder(settings, folder)
+
+
+def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
+    """The artefacts of a set, each of which was looked at; see `in_force`.
+
+    Raises:
+        AutotuneError: If one is missing, a link, no plain file, or holds something else.
+    """
+    in_force(settings, folder)
+    found = []
+    for name, digest in artefacts_of(settings).items():
+        artefact = Artefact.of(name, _plain_content(folder / file_name(name, digest)))
+        if artefact.digest != digest:
+            raise AutotuneError(f"{folder / artefact.file_name} must stay as it is while it is read but was changed")
+        found.append(artefact)
+    return tuple(found)

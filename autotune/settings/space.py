@@ -84,6 +84,7 @@ class _Builder:
         self._layer_bytes = reference.layer_bytes if reference else {}
         self._has_loop = bool(spec.workload.options.get("scan", True))
         self._cpu_count = cpu_count
+        self._is_entry = spec.workload.entry is not None
 
     def add_from_study(self, name: str, domain: Domain) -> None:
         """Adds a setting with the study's own domain, or the reason why it cannot act.
@@ -149,6 +150,8 @@ class _Builder:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self._platform):
             return f"acts on {entry.platform}, the study runs on {self._platform}"
+        if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
+            return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
         if Scope.MULTI_DEVICE in entry.scopes and self._device_count < 2:
             return "acts on several devices, the study has one"
         if Scope.MULTI_NODE in entry.scopes and self._node_count < 2:

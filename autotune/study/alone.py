@@ -80,7 +80,7 @@ class OneAtATime(Comparer):
     def _fresh_pair(
         self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
-        """One fresh run of what it is compared with and one of a set; a coin, seeded by `name`, decides which goes first."""
+        """One fresh run of either; a coin, seeded by `name`, decides which goes first."""
         bench = self.bench
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:

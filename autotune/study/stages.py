@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.model import (
+    PROFILE,
     AblationResult,
     AutotuneError,
     BlameRecord,
@@ -20,7 +21,6 @@ from autotune.model import (
     FlagSet,
     FloorResult,
     LedgerRecord,
-    PROFILE,
     NodeLostError,
     ProfileRecord,
     ScreenRecord,
