@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.model.artefacts import Artefact, digest_of
+from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.names import KERNELS, PROFILE
@@ -110,6 +111,10 @@ class FailingWithProfile(ReplayLauncher):
             worker.run_block = fail  # type: ignore[method-assign]
         if self.where == "profile":
             worker.profile = fail  # type: ignore[method-assign]
+        if self.where == "nothing":
+            worker.profile = lambda steps: b""  # type: ignore[method-assign]
+        if self.where == "too large":
+            worker.profile = lambda steps: random.Random(1).randbytes(MOST_PACKED)  # type: ignore[method-assign]
         return worker
 
 
@@ -127,13 +132,21 @@ def test_if_the_set_with_its_profile_fails_its_soak_the_set_without_gets_its_cha
     assert disagreements(store, conclusion) == []
 
 
-def test_that_it_cannot_be_profiled_is_a_note_and_no_failure_of_the_study(run_replay: Run) -> None:
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("profile", "no answer within"),
+        ("nothing", "the profiler saw no instruction run"),
+        ("too large", "the profile cannot be kept: it must have at most"),
+    ],
+)
+def test_that_it_cannot_be_profiled_is_a_note_and_no_failure(run_replay: Run, where: str, said: str) -> None:
     spec = study(profile_effect=0.93)
-    conclusion, store, diary = quick(run_replay, spec, launcher=launcher_of(spec, "profile"))
+    conclusion, store, diary = quick(run_replay, spec, launcher=launcher_of(spec, where))
     assert conclusion.settings == BARE
     (record,) = store.of(ProfileRecord)
-    assert record.failure is not None
-    assert any(note.startswith("no profile: no answer within") for note in diary.notes)
+    assert record.profile is None
+    assert any(note.startswith(f"no profile: {said}") for note in diary.notes)
 
 
 def test_it_goes_on_where_it_stopped(run_replay: Run) -> None:
