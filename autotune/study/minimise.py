@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.model import AblationResult, FlagSet
+from autotune.model import AblationResult, FlagSet, artefacts_of
 from autotune.study.run import StudyRun
 from autotune.study.runner import pays
 from autotune.study.units import AblationUnit, Job
@@ -37,7 +37,8 @@ def _ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult:
     for known in run.store.of(AblationResult):
         if known.settings == settings and known.left_out == name:
             return known
-    if run.evaluator.is_same_program(settings, settings.without(name)):
+    # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
+    if not artefacts_of(settings) and run.evaluator.is_same_program(settings, settings.without(name)):
         kept, reason = pays(None, run.spec.measure.smallest_effect)
         run.store.append(AblationResult(settings=settings, left_out=name, kept=kept, reason=reason))
     else:

@@ -16,15 +16,18 @@ DUMP = "autotune.textproto"
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
     least_s, least_steps = unit.least_s, unit.least_steps
-    settings = unit.settings.merge(told_to_dump(bench.spec, unit.settings, folder))
+    dump = told_to_dump(bench.spec, unit.settings, folder)
     (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
     times: list[float] = []
     starts = 0
     failure = None
     while failure is None and (sum(times) < least_s or len(times) < least_steps):
         try:
-            worker = bench.start(settings, folder, alone=True)
+            worker = bench.start(unit.settings.merge(dump), folder, alone=True)
         except WorkerFailed as error:
+            if dump:  # it may be that which the program does not take, and the winner must not fail by it
+                dump = FlagSet()
+                continue
             failure = error.failure
             break
         starts += 1

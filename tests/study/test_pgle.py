@@ -12,7 +12,7 @@ import pytest
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.names import KERNELS, PROFILE
+from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
 from autotune.results.audit import disagreements
@@ -20,6 +20,7 @@ from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.stats import Verdict
+from autotune.study.measured import Measuring
 from autotune.study.profiling import NO_GRAPHS
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
@@ -206,3 +207,27 @@ def test_on_a_cpu_no_process_is_told_to_leave_any(run_replay: Run) -> None:
     cpu = {"device": {"platform": "cpu"}}
     _, store, _ = quick(run_replay, study(autotune_results=RESULTS, study=cpu))
     assert winner_of(store).kernels is None
+
+
+def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_replay: Run) -> None:
+    spec = study(failures={}, autotune_results=RESULTS)
+    assert spec.replay is not None
+
+    class Refusing(ReplayLauncher):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+            if DUMPED_KERNELS in settings:
+                raise WorkerFailed(Failure(kind=FailureKind.NOT_APPLIED, message="it did not arrive", phase="check"))
+            return super().start(settings, folder, progress=progress)
+
+    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec.replay, seed=0, platform="cuda"))
+    assert conclusion.outcome is Outcome.WINNER
+    assert conclusion.soaked_s is not None
+    assert winner_of(store).kernels is None
+
+
+def test_what_a_screen_says_of_a_set_whose_profile_it_lacks_is_not_believed(
+    run_replay: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Measuring, "is_same_program", lambda self, one, other: True)  # XLA passes over a missing file
+    conclusion, _, _ = quick(run_replay, study(profile_effect=0.93))
+    assert conclusion.settings == PROFILED
