@@ -28,6 +28,7 @@ from autotune.results.winner import Winner, parse_winner, read_winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
 from autotune.study.verify import verify_winner
+from tests.cli.test_results import call
 from tests.results.test_trust import edited
 from tests.runs import Run, make_winner
 from tests.study.test_pgle import PROFILED, RESULTS, TEXT, quick, study
@@ -270,3 +271,32 @@ def test_a_profile_of_another_set_is_not_the_winner_s(run: Path, tmp_path: Path)
     store = Store.open(forged)
     assert any("has a profile" in line for line in disagreements(store, store.of(ConclusionRecord)[-1]))
     assert len(store.of(ProfileRecord)) == 1
+
+
+def test_the_command_line_exports_both_and_refuses_what_would_not_run(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "winner.env"
+    call("export", run, "-o", file, "--same-kernels")
+    names = {f.suffix for f in file.parent.iterdir()}
+    assert names == {".env", ".pbtxt", ".textproto"}
+    flags = file.read_text().split("export XLA_FLAGS=")[1]
+    for name in (PROFILE, KERNELS):
+        assert f"--{name}={file.parent}" in flags
+    with pytest.raises(AutotuneError, match=r"autotune export RUN -o FILE"):
+        call("export", run)
+
+
+def test_a_recheck_measures_with_the_same_profile(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    call("recheck", run, "--run-dir", folder)
+    found = read_winner(folder)
+    assert found.settings == PROFILED
+    assert found.estimate is not None
+    assert found.estimate.ratio == pytest.approx(0.9 * 0.93, rel=0.02)
+    assert settings_in_force(found, folder)[PROFILE] == str(folder / "artefacts" / ARTEFACT.file_name)
+
+
+def test_a_recheck_without_its_profile_does_not_begin(run: Path, tmp_path: Path) -> None:
+    (run / "artefacts" / ARTEFACT.file_name).unlink()
+    with pytest.raises(AutotuneError, match="no such file"):
+        call("recheck", run, "--run-dir", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
