@@ -125,7 +125,7 @@ class _Builder:
             self.found[entry.name] = parameter
             return
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self._left_out[entry.name] = reason or no_values
+        self._left_out.setdefault(entry.name, reason or no_values)  # what the study says of it comes first
 
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched though its group is; empty if it is."""
