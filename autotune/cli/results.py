@@ -83,27 +83,21 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
     from autotune.model import AutotuneError, close_matches
-    from autotune.results import (
-        USE,
-        ExportFormat,
-        loading_kernels,
-        origin_of_run,
-        put_beside,
-        render_winner,
-        winner_of,
-    )  # fmt: skip
+    from autotune.results import USE, ExportFormat, origin_of_run, render_export
     from autotune.rundir import Store
 
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     store = Store.open(run_path)
-    winner = winner_of(store, trial, even_predicted=force)
-    winner = loading_kernels(winner) if same_kernels else winner
-    folder = None if output is None else output.parent
-    text = render_winner(winner, ExportFormat(form), folder)
-    if folder is not None:
-        put_beside(winner, store, folder)
+    text = render_export(
+        store,
+        ExportFormat(form),
+        trial=trial,
+        even_predicted=force,
+        folder=None if output is None else output.parent,
+        same_kernels=same_kernels,
+    )
     _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 

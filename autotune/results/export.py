@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from autotune.model import PREDICTED, AutotuneError, FlagSet, artefacts_of
+from autotune.results.artefacts import loading_kernels, put_beside
 from autotune.results.winner import Winner, comment_line, winner_of
 from autotune.results.words import evidence
 from autotune.rundir import Store
@@ -57,20 +58,28 @@ def render_export(
     trial: int | None = None,
     even_predicted: bool = False,
     folder: Path | None = None,
+    same_kernels: bool = False,
 ) -> str:
-    """The winner of a run, or a set of its front, as text in one format.
+    """The winner of a run, or a set of its front, as text in one format; what it needs is put beside it.
 
     Args:
         store: The run directory.
         form: The format.
         trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
         even_predicted: Write the favourite of a study in which nothing was measured; the text says so.
-        folder: Where the text and what belongs to it will lie.
+        folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
+        same_kernels: Let it load the autotuner's results of its soak.
 
     Raises:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
-    return render_winner(winner_of(store, trial, even_predicted=even_predicted), form, folder)
+    winner = winner_of(store, trial, even_predicted=even_predicted)
+    if same_kernels:
+        winner = loading_kernels(winner)
+    text = render_winner(winner, form, folder)
+    if folder is not None:
+        put_beside(winner, store, folder)
+    return text
 
 
 def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None) -> str:
