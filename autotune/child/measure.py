@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Job:
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
         started = time.perf_counter()
         self._since_exec_s = _seconds_since_exec()
+        _refuse_missing(job["files"])
         tell("import")
         import jax
 
@@ -171,6 +172,20 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
     if analysis is not None:
         found["temp_bytes"] = int(analysis.temp_size_in_bytes)
     return found
+
+
+def _refuse_missing(files: Mapping[str, str]) -> None:
+    """Refuses to compile without a file that a setting names: XLA goes on without a profile, one rank alone even.
+
+    Raises:
+        FileNotFoundError: If one is not on this machine.
+    """
+    for name, path in files.items():
+        if not Path(path).exists():
+            raise FileNotFoundError(
+                f"what {name} names must be on every machine of a trial but {path} is not on {platform.node()}; "
+                "keep the run on a disk that all of them see"
+            )
 
 
 def _own_gpus(job: dict[str, Any]) -> list[int] | None:

@@ -15,7 +15,7 @@ from autotune.model.measurement import (
     Record, Settings, Stamped, WorkerReport, WorkloadFacts,
 )  # fmt: skip
 from autotune.model.names import (
-    DUMPED_KERNELS, KERNELS, PROFILE, is_variable, kind_of, refuse_reaching_out,
+    ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, PROFILE, is_variable, kind_of, refuse_reaching_out,
 )  # fmt: skip
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
 from autotune.model.objectives import (

@@ -25,7 +25,7 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
         try:
             worker = bench.start(unit.settings.merge(dump), folder, alone=True)
         except WorkerFailed as error:
-            if dump:  # it may be that which the program does not take, and the winner must not fail by it
+            if dump and not starts:  # the program may not take that, and the winner must not fail by it
                 dump = FlagSet()
                 continue
             failure = error.failure

@@ -11,7 +11,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of, unpack
+from autotune.model import (
+    ARTEFACT_SETTINGS,
+    Failure,
+    FailureKind,
+    FlagSet,
+    Stopwatch,
+    StudySpec,
+    WorkerReport,
+    kind_of,
+    unpack,
+)
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess, listen
@@ -96,6 +106,7 @@ class LocalLauncher:
                 local_rank=rank,
                 coordinator=coordinator,
                 coordinator_bind=coordinator,  # loopback only: all ranks are here
+                files={n: settings[n] for n in ARTEFACT_SETTINGS if settings.get(n)},
             )
             for rank in range(device.rank_count)
         ]

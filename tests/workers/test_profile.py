@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from autotune.model.names import PROFILE
 from autotune.workers.base import WorkerFailed
 from autotune.workers.profile_text import profile_text
 from tests.workers.conftest import Start, study
@@ -29,3 +32,9 @@ def test_text_of_what_is_none_is_refused() -> None:
     assert profile_text(b"") == ""
     with pytest.raises(ValueError, match="must be a ProfiledInstructionsProto"):
         profile_text(b"\x0a\xff")
+
+
+def test_a_rank_that_does_not_see_the_profile_does_not_compile_without(start: Start, tmp_path: Path) -> None:
+    """XLA would go on without a word: with another schedule than its peers, whose collectives then wait for ever."""
+    with pytest.raises(WorkerFailed, match="must be on every machine of a trial"):
+        start(study({"entry": "faulty:build"}), {PROFILE: str(tmp_path / "gone.pbtxt")})
