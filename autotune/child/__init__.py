@@ -3,4 +3,5 @@
 from autotune.child.channel import Channel
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.packages import PACKAGES_PROGRAM, installed_versions
+from autotune.child.profile import pack
 from autotune.child.read_rules import PRESETS, StepReader

@@ -3,8 +3,9 @@
 Speaks over the channel (see `autotune.child.channel`); whatever the workload prints goes to the log and can't disturb
 the talk. Messages:
 
-* in: ``job`` (once), then any number of ``block``, then ``stop``;
-* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each block, or ``error`` and the end.
+* in: ``job`` (once), then any number of ``block`` and ``profile``, then ``stop``;
+* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` or ``profile`` for each, or ``error`` and
+  the end.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.packages import installed_versions
+from autotune.child.profile import pack, take_profile
 
 BATCH_RING = 4
 """Batches kept on the device and used in turn: making them anew would be timed along with the step."""
@@ -31,6 +33,7 @@ class Job:
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
         started = time.perf_counter()
         self._since_exec_s = _seconds_since_exec()
+        _refuse_missing(job["files"])
         tell("import")
         import jax
 
@@ -137,7 +140,10 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"
-    while (message := channel.receive())["type"] == "block":
+    while (message := channel.receive())["type"] in ("block", "profile"):
+        if message["type"] == "profile":
+            channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
+            continue
         times = built.run_block(message["steps"], fresh=message.get("fresh", False))
         channel.send("block", step_times_s=times, loss=built.loss)
 
@@ -170,6 +176,20 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
     if analysis is not None:
         found["temp_bytes"] = int(analysis.temp_size_in_bytes)
     return found
+
+
+def _refuse_missing(files: Mapping[str, str]) -> None:
+    """Refuses to compile without a file that a setting names: XLA goes on without a profile, one rank alone even.
+
+    Raises:
+        FileNotFoundError: If one is not on this machine.
+    """
+    for name, path in files.items():
+        if not Path(path).exists():
+            raise FileNotFoundError(
+                f"what {name} names must be on every machine of a trial but {path} is not on {platform.node()}; "
+                "keep the run on a disk that all of them see"
+            )
 
 
 def _own_gpus(job: dict[str, Any]) -> list[int] | None:

@@ -66,3 +66,7 @@ WorkloadOption = Annotated[
 Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
 Limit = Annotated[float, typer.Option("--limit", min=1, help="Longest seconds for one compilation.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
+SameKernels = Annotated[
+    bool,
+    typer.Option("--same-kernels", help="Load the autotuner's results of its soak: the same kernels run."),
+]

@@ -84,8 +84,9 @@ def export(
         int | None,
         typer.Option(min=1, help="A set of the proven front, in a study by several objectives; default: the fastest."),
     ] = None,
+    same_kernels: options.SameKernels = False,
 ) -> None:
-    """Writes the proven winner as a file, with its evidence in comments."""
+    """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
     from autotune.model import AutotuneError, close_matches
     from autotune.results import USE, ExportFormat, origin_of_run, render_export
     from autotune.rundir import Store
@@ -94,7 +95,14 @@ def export(
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     store = Store.open(run_path)
-    text = render_export(store, ExportFormat(form), trial=trial, even_predicted=force)
+    text = render_export(
+        store,
+        ExportFormat(form),
+        trial=trial,
+        even_predicted=force,
+        folder=None if output is None else output.parent,
+        same_kernels=same_kernels,
+    )
     _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
@@ -133,6 +141,7 @@ def exec_(
     force: Annotated[
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
+    same_kernels: options.SameKernels = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
 
@@ -141,6 +150,7 @@ def exec_(
     """
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
+    from autotune.results import loading_kernels, settings_in_force
     from autotune.study import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
@@ -155,7 +165,8 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
+    settings = settings_in_force(loading_kernels(winner) if same_kernels else winner, file)
+    merged, lines = merge_for_exec(caller_environment(), settings, prefer=prefer)
     print_lines(
         (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
     )
@@ -228,7 +239,7 @@ def library_add(
     from autotune.results import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run), library))
+        print(add_to_library(_read_checked(run), library, run))
 
 
 @library_app.command("list")
@@ -282,16 +293,18 @@ def recheck(
     """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
     from autotune.cli.live import LineView
     from autotune.model import Outcome, Stopwatch
-    from autotune.results import read_winner
+    from autotune.results import artefact_folder, read_winner
+    from autotune.rundir import read_artefacts
     from autotune.study import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
+    artefacts = read_artefacts(winner.settings, artefact_folder(file))
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
     view = LineView(make_console(stderr=as_json), watch)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
-    conclusion = recheck_winner(run, winner)
+    conclusion = recheck_winner(run, winner, artefacts)
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:

@@ -1,5 +1,6 @@
 """What flows through a study: flag sets, study files, records, errors, units."""
 
+from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder, reference_to, unpack
 from autotune.model.blocks import TURNS, block_step_s, log_ratio
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import (
@@ -13,7 +14,9 @@ from autotune.model.measurement import (
     PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck, Objective, Pair,
     PredictedStep, Record, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
-from autotune.model.names import OPTION, is_variable, kind_of, refuse_reaching_out
+from autotune.model.names import (
+    ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
+)  # fmt: skip
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
 from autotune.model.objectives import (
     choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
@@ -25,7 +28,8 @@ from autotune.model.options import (
 )  # fmt: skip
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, Outcome, ScreenRecord, SessionRecord, SoakRecord, SpanRecord,
+    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ScreenRecord, SessionRecord, SoakRecord,
+    SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,

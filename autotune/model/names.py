@@ -7,7 +7,7 @@ So the list says what may pass, never what may not: a name that nobody thought o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from autotune.model.errors import SettingError
 from autotune.model.secrets import is_secret_name
@@ -41,6 +41,20 @@ _FILE_OPTION = re.compile(
 )
 """XLA flags and JAX options that write or read files or load code: found in all of the catalogue, and by their names in
 builds to come. The options for LLVM and for the assembler can name files, too."""
+
+
+PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
+KERNELS = "xla_gpu_load_autotune_results_from"
+DUMPED_KERNELS = "xla_gpu_dump_autotune_results_to"
+ARTEFACT_SETTINGS = (PROFILE, KERNELS)
+"""Settings whose file may be an artefact of a winner: what a step's instructions take, which kernels were chosen."""
+
+_ARTEFACT = re.compile(r"artefact:[0-9a-f]{64}")
+
+
+def is_artefact(name: str, value: str) -> bool:
+    """Whether a setting stands for an artefact, which is named by its content: see `autotune.model.artefacts`."""
+    return name in ARTEFACT_SETTINGS and _ARTEFACT.fullmatch(value) is not None
 
 
 def kind_of(name: str) -> str:
@@ -100,12 +114,18 @@ def refuse_unprintable(name: str, value: str) -> None:
 def refuse_reaching_out(names: Iterable[str]) -> None:
     """Refuses settings that write or read files or load code: nothing that is handed on to others may hold one.
 
-    In one's own study they are legal, as `xla_dump_to` is for a look at the program.
+    In one's own study they are legal, as `xla_dump_to` is for a look at the program. An artefact reaches nowhere: it
+    is named by its content.
+
+    Args:
+        names: Of settings; as a mapping, with their values.
 
     Raises:
         SettingError: If there is one, with its name.
     """
-    if found := [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]:
+    values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
+    reaching = [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]
+    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

@@ -14,6 +14,7 @@ from pydantic import (
     TypeAdapter,
 )
 
+from autotune.model.artefacts import Artefact
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -114,11 +115,13 @@ class ConfirmRun(Stamped):
     """One fresh pair of processes of one finalist, or the failure that took its place.
 
     Attributes:
-        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation.
+        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
+            ``pgle`` for a set with its profile against the same without.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
         loss: How their losses were compared, where options differ.
+        against: What it was compared with; None is the study's reference.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -135,6 +138,7 @@ class ConfirmRun(Stamped):
     others: dict[Objective, LogRatio] | None = None
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
+    against: Settings | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -172,6 +176,27 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+
+class ProfileRecord(Stamped):
+    """What the instructions of a set's program take: the profile that XLA's scheduler reads in the next compilation.
+
+    Attributes:
+        settings: The set that was profiled.
+        steps: Steps that were profiled.
+        profile: None where there is none.
+        failure: Why there is none, if its process failed.
+        reason: Why there is none otherwise.
+    """
+
+    kind: Literal["profile"] = "profile"
+    settings: Settings
+    steps: Count
+    profile: Artefact | None = None
+    failure: Failure | None = None
+    reason: str = ""
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -221,6 +246,7 @@ class SoakRecord(Stamped):
         drift: Median step of the last quarter over that of the first.
         loss: Its loss against the reference's after as much work, where dtype or batch differ.
         failure: What ended it early; a winner that fails here is none.
+        kernels: The autotuner's results of its last process; None where none were kept.
     """
 
     kind: Literal["soak"] = "soak"
@@ -233,6 +259,7 @@ class SoakRecord(Stamped):
     drift: Ratio | None = None
     loss: LossCheck | None = None
     failure: Failure | None = None
+    kernels: Artefact | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -275,6 +302,7 @@ AnyRecord = Annotated[
     | ConfirmRun
     | FinalistResult
     | AblationResult
+    | ProfileRecord
     | ConclusionRecord
     | SoakRecord
     | BlameRecord

@@ -24,6 +24,10 @@ class ReplaySpec(Section):
         token_effects: Likewise for the tokens of a step; without any, a worker does not tell them.
         failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
         inert: ``"name=value"`` entries that change nothing in the program.
+        profile: A recorded profile of the reference's program, as text; empty where the stage `pgle` has none.
+        profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
+             same program.
+        autotune_results: Recorded results of an autotuner, as text.
         noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
@@ -35,6 +39,9 @@ class ReplaySpec(Section):
     token_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     failures: dict[str, FailureKind] = Field(default_factory=dict)
     inert: tuple[str, ...] = ()
+    profile: str = ""
+    profile_effect: Annotated[float, Field(gt=0)] | None = None
+    autotune_results: str = ""
     noise: str | dict[str, float] = "quiet"
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 

@@ -312,3 +312,15 @@ class ConfirmSpec(Section):
     soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
+
+
+class PgleSpec(Section):
+    """Profile guided latency estimation: the winner compiled again with what its instructions took.
+
+    Attributes:
+        enabled: ``auto`` profiles the winner-to-be of an `entry` on several GPUs; ``true`` on one, too.
+        steps: Steps that are profiled.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    steps: Annotated[int, Field(ge=1, le=100)] = 5

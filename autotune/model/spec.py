@@ -27,7 +27,7 @@ from autotune.model.replay import ReplaySpec
 from autotune.model.rules import broken_rule, check_rules, combinations
 from autotune.model.search_sections import SearchSpec
 from autotune.model.secrets import strike_data
-from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, ScreenSpec, Section, WorkloadSpec
+from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
@@ -55,6 +55,7 @@ class StudySpec(Section):
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     limits: LimitsSpec = LimitsSpec()
+    pgle: PgleSpec = PgleSpec()
     replay: ReplaySpec | None = None
 
     @field_validator("name")
@@ -216,7 +217,7 @@ class StudySpec(Section):
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json")
-        for key in ("name", "description", "confirm"):
+        for key in ("name", "description", "confirm", "pgle"):
             data.pop(key)
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
@@ -238,9 +239,6 @@ class StudySpec(Section):
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
             data["replay"] = _used("replay", data["replay"])
-            for key in ("memory_effects", "compile_effects"):
-                if not data["replay"][key]:
-                    data["replay"].pop(key)
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
@@ -333,7 +331,14 @@ def _legal_keys(location: list[Any]) -> list[str]:
 
 _YOUNG: dict[str, dict[str, Any]] = {
     "workload": {"environment": {}, "mesh": None, "uses": None, "tokens_per_step": None, "unit": "token"},
-    "replay": {"token_effects": {}},
+    "replay": {
+        "memory_effects": {},
+        "compile_effects": {},
+        "token_effects": {},
+        "profile": "",
+        "profile_effect": None,
+        "autotune_results": "",
+    },
     "search": {"options": {}, "when": {}},
     "first": {"options": {}},
 }

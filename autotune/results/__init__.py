@@ -3,12 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autotune.results.artefacts import (
+    artefact_differences, artefact_folder, keep_in_run, loading_kernels, settings_in_force,
+)  # fmt: skip
 from autotune.results.audit import doubts, proof_digest
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
 from autotune.results.trace import check_records, origin_line, origin_of_run
-from autotune.results.winner import Winner, read_winner
+from autotune.results.carried import read_winner
+from autotune.results.winner import Winner
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor, describe_soak,
     describe_trial, format_estimate, shorten, time_of,

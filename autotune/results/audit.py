@@ -27,11 +27,13 @@ from autotune.model import (
     Objective,
     Outcome,
     Pair,
+    ProfileRecord,
     RunDirectoryError,
     SoakRecord,
     Stamped,
     StudySpec,
     TrialResult,
+    artefacts_of,
     log_ratio,
 )
 from autotune.results.words import format_estimate
@@ -44,7 +46,7 @@ LAST_PROOFS = ("final", "full", "recheck")
 ROUNDING = 1e-6
 """Relative difference that another version of NumPy or SciPy may make of the same samples."""
 
-Evidence = FloorResult | ConfirmRun | FinalistResult | AblationResult | SoakRecord
+Evidence = FloorResult | ConfirmRun | FinalistResult | AblationResult | ProfileRecord | SoakRecord
 """Records on which a proof rests."""
 
 
@@ -89,6 +91,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     else:
         found += _of_winner(store.spec, conclusion, list(proofs.values()))
         found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
+        found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
     if conclusion.digest is not None and conclusion.digest != (here := proof_digest(store, conclusion)):
         found.append(f"the records have the digest {here[:12]}, the conclusion was drawn from {conclusion.digest[:12]}")
     return found
@@ -277,6 +280,14 @@ def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Itera
         yield f"the soak of {conclusion.settings} failed, the conclusion has it as the winner"
     if conclusion.soaked_s is not None and not (mine and _is_close(mine[-1].steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
+
+
+def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord]) -> Iterator[str]:
+    """Whether the profile of a winner was taken in its run, of the winner without it."""
+    taken = {(p.profile.setting, p.profile.digest, p.settings) for p in profiles if p.profile is not None}
+    for name, digest in artefacts_of(conclusion.settings or {}).items():
+        if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
+            yield f"{conclusion.settings} has a profile ({digest[:12]}) that no record of this run holds"
 
 
 def _is_better(spec: StudySpec, proof: FinalistResult) -> bool:

@@ -6,14 +6,18 @@ value, that is an error which says so: a setting that arrives changed was never 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from autotune.model import PREDICTED, AutotuneError, dotted, plain
-from autotune.results.winner import Winner, comment_line, winner_of
+from autotune.model import PREDICTED, AutotuneError, FlagSet, artefacts_of, dotted, plain
+from autotune.results.artefacts import loading_kernels, put_beside
+from autotune.results.carried import comment_line
+from autotune.results.winner import Winner, winner_of
 from autotune.results.words import evidence
 from autotune.rundir import Store
 
@@ -53,8 +57,16 @@ LONGEST_DOCKER_LINE = 65_535
 """Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
 
 
-def render_export(store: Store, form: ExportFormat, *, trial: int | None = None, even_predicted: bool = False) -> str:
-    """The winner of a run, or a set of its front, as text in one format.
+def render_export(
+    store: Store,
+    form: ExportFormat,
+    *,
+    trial: int | None = None,
+    even_predicted: bool = False,
+    folder: Path | None = None,
+    same_kernels: bool = False,
+) -> str:
+    """The winner of a run, or a set of its front, as text in one format; what it needs is put beside it.
 
     Args:
         store: The run directory.
@@ -62,27 +74,50 @@ def render_export(store: Store, form: ExportFormat, *, trial: int | None = None,
         trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
         even_predicted: Write the favourite of a study in which nothing was measured, or a winner whose loss could not
             be judged; the text says so.
+        folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
+        same_kernels: Let it load the autotuner's results of its soak.
 
     Raises:
         AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
     """
-    return render_winner(winner_of(store, trial, even_predicted=even_predicted), form)
+    winner = winner_of(store, trial, even_predicted=even_predicted)
+    if same_kernels:
+        winner = loading_kernels(winner)
+    text = render_winner(winner, form, folder)
+    if folder is not None:
+        put_beside(winner, store, folder)
+    return text
 
 
-def render_winner(winner: Winner, form: ExportFormat) -> str:
+def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None) -> str:
     """A winner as text in one format.
 
+    Args:
+        winner: What was proven.
+        form: The format.
+        folder: Where the text and its artefacts will lie: the text holds their paths.
+
     Raises:
-        AutotuneError: If the format cannot carry one of its values.
+        AutotuneError: If the format cannot carry one of its values, or its artefacts have no folder.
     """
-    return _WRITERS[form](winner)
+    if form is ExportFormat.JSON and folder is None and artefacts_of(winner.in_force):
+        return _json(winner, FlagSet())  # for a library: `autotune exec` puts the paths in place
+    return _WRITERS[form](winner, winner.settings_in(folder))
 
 
-def is_unchanged(text: str, winner: Winner) -> bool:
-    """Whether an exported text is still what some format makes of the winner it carries."""
-    for form in ExportFormat:
+def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
+    """Whether an exported text is still what some format makes of the winner it carries.
+
+    One that holds paths is bound to its folder, and so is a change of them found out.
+
+    Args:
+        text: As it lies there.
+        winner: That it carries.
+        folder: Where it lies.
+    """
+    for form, place in itertools.product(ExportFormat, (folder, None)):
         try:
-            if render_winner(winner, form) == text:
+            if render_winner(winner, form, place) == text:
                 return True
         except AutotuneError:
             continue
@@ -109,27 +144,27 @@ def _comments(winner: Winner) -> str:
     return "".join(f"# {line}\n" for line in [*evidence(winner), comment_line(winner)])
 
 
-def _exports(winner: Winner) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.environment.items())
+def _exports(settings: FlagSet) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
 
 
-def _env(winner: Winner) -> str:
+def _env(winner: Winner, settings: FlagSet) -> str:
     """To be sourced by any POSIX shell."""
-    return _comments(winner) + _exports(winner)
+    return _comments(winner) + _exports(settings)
 
 
-def _shell(winner: Winner) -> str:
+def _shell(winner: Winner, settings: FlagSet) -> str:
     """A script that runs a command under the winner; your own XLA_FLAGS come first, so the winner's count."""
     lines = []
-    for name, value in winner.environment.items():
+    for name, value in settings.to_environment().items():
         own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
         lines.append(f"export {name}={own}{shlex.quote(value)}\n")
     return f"#!/bin/sh\n{_comments(winner)}{''.join(lines)}" + 'exec "$@"\n'
 
 
-def _docker(winner: Winner) -> str:
+def _docker(winner: Winner, settings: FlagSet) -> str:
     """For `docker --env-file`: all behind the equals sign up to the line's end, no quoting of any kind."""
-    text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in winner.environment.items())
+    text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in settings.to_environment().items())
     longest = max(len(line.encode()) for line in text.split("\n"))
     if longest > LONGEST_DOCKER_LINE:
         raise AutotuneError(
@@ -139,7 +174,7 @@ def _docker(winner: Winner) -> str:
     return text
 
 
-def _sbatch(winner: Winner) -> str:
+def _sbatch(winner: Winner, settings: FlagSet) -> str:
     """A job script. `--export=NAME=value` would split values at commas, so the script itself exports."""
     head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
     if winner.conditions.platform == "cuda" and winner.conditions.device_count:
@@ -151,22 +186,23 @@ def _sbatch(winner: Winner) -> str:
         + "\n".join(head)
         + "\n"
         + _comments(winner)
-        + _exports(winner)
+        + _exports(settings)
         + 'exec srun --export=ALL "$@"\n'
     )
 
 
-def _k8s(winner: Winner) -> str:
+def _k8s(winner: Winner, settings: FlagSet) -> str:
     """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
     items = "".join(
-        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n" for name, value in winner.environment.items()
+        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n"
+        for name, value in settings.to_environment().items()
     )
     return f"{_comments(winner)}env:\n{items}"
 
 
-def _json(winner: Winner) -> str:
+def _json(winner: Winner, settings: FlagSet) -> str:
     data = {
-        "environment": winner.environment,
+        "environment": settings.to_environment(),
         **({"options": winner.options} if winner.options else {}),
         "evidence": evidence(winner),
         "winner": json.loads(winner.model_dump_json(exclude_none=True)),
@@ -174,11 +210,11 @@ def _json(winner: Winner) -> str:
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
 
 
-def _toml(winner: Winner) -> str:
+def _toml(winner: Winner, settings: FlagSet) -> str:
     """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
     text = _comments(winner)
-    settings = {n: v for n, v in winner.settings.items() if n not in winner.settings.of_kind("option")}
-    for title, table in (("baseline", settings), ("environment", winner.environment)):
+    own = settings.without(*settings.of_kind("option"))
+    for title, table in (("baseline", dict(own)), ("environment", settings.to_environment())):
         text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
     if winner.options:
         text += "\n[workload.options]\n" + "".join(f"{n} = {_toml_value(v)}\n" for n, v in winner.options.items())
@@ -202,26 +238,26 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _python(winner: Winner) -> str:
+def _python(winner: Winner, settings: FlagSet) -> str:
     """A module without dependencies."""
-    items = "".join(f"    {name!a}: {value!a},\n" for name, value in winner.environment.items())
+    items = "".join(f"    {name!a}: {value!a},\n" for name, value in settings.to_environment().items())
     head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
     options = f"OPTIONS = {winner.options!a}\n" if winner.options else ""
     return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{options}{_PYTHON_TAIL}"
 
 
-def _maxtext(winner: Winner) -> str:
+def _maxtext(winner: Winner, settings: FlagSet) -> str:
     """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options."""
     own = "".join(f" {shlex.quote(override)}" for override in _overriding(winner))
-    return f'#!/bin/bash\n{_comments(winner)}{_exports(winner)}exec python3 -m MaxText.train "$@"{own}\n'
+    return f'#!/bin/bash\n{_comments(winner)}{_exports(settings)}exec python3 -m MaxText.train "$@"{own}\n'
 
 
-def _arguments(winner: Winner) -> str:
+def _arguments(winner: Winner, settings: FlagSet) -> str:
     """A flag file of absl: one argument a line, comments, no quoting of any kind."""
     return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
 
 
-def _overrides(winner: Winner) -> str:
+def _overrides(winner: Winner, settings: FlagSet) -> str:
     """One ``name=value`` a line, tables taken apart."""
     return _comments(winner) + "".join(f"{override}\n" for override in _overriding(winner))
 
@@ -243,7 +279,7 @@ def _escaped(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
 
 
-_WRITERS: dict[ExportFormat, Callable[[Winner], str]] = {
+_WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.ENV: _env,
     ExportFormat.SHELL: _shell,
     ExportFormat.DOCKER: _docker,

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.model import PREDICTED, AutotuneError, format_ratio
+from autotune.results.artefacts import put_beside
+from autotune.results.carried import parse_winner
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.winner import Winner, parse_winner
+from autotune.results.winner import Winner
 from autotune.results.words import time_of
 from autotune.rundir import write_atomically
 
@@ -66,14 +68,19 @@ class Match:
         return not self.distance
 
 
-def add_to_library(winner: Winner, folder: Path) -> Path:
+def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
     """Puts a winner into a library; it takes the place of an older one of the same conditions.
+
+    Args:
+        winner: What was proven.
+        folder: The library.
+        source: What it was read from, for the artefacts that belong to it; they go beside its file.
 
     Returns:
         The file written.
 
     Raises:
-        AutotuneError: If the file there is of a later proof, or the winner was never measured.
+        AutotuneError: If the file there is of a later proof, the winner was never measured, or artefacts are missing.
         RunDirectoryError: If it cannot be written.
     """
     if winner.is_predicted:
@@ -95,6 +102,8 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
                 "remove it first if it is wrong"
             )
     path.parent.mkdir(parents=True, exist_ok=True)
+    if source is not None:
+        put_beside(winner, source, path.parent)
     write_atomically(path, render_winner(winner, ExportFormat.JSON))
     return path
 

@@ -17,6 +17,7 @@ from autotune.model import (
     ScreenRecord,
     SessionRecord,
     SpanRecord,
+    artefacts_of,
     format_bytes,
     format_count,
     format_joules,
@@ -221,4 +222,6 @@ def _commands(store: Store) -> list[str]:
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
     lines += [f"# {line}" for line in words.evidence(winner)]
+    if artefacts_of(winner.in_force):  # it has no environment without the files beside it
+        return lines
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

@@ -17,7 +17,18 @@ from autotune.rundir import Store
 RUNS = "runs"
 """Folder of run directories."""
 
-_COMPARED = ("study", "settings", "baseline", "estimate", "step_s", "sentence", "soaked_s", "others", "conditions")
+_COMPARED = (
+    "study",
+    "settings",
+    "baseline",
+    "estimate",
+    "step_s",
+    "sentence",
+    "soaked_s",
+    "others",
+    "conditions",
+    "kernels",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,6 @@ them whether this machine is one on which it was proven, and whether somebody ch
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -15,9 +13,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, model_validator
 
 from autotune.model import (
+    KERNELS,
     PREDICTED,
     STUDY_NAME,
     AtLeastOne,
@@ -38,20 +37,21 @@ from autotune.model import (
     SoakRecord,
     StudySpec,
     WorkPerStep,
+    artefacts_of,
     describe_member,
+    file_name,
+    in_folder,
     options_in,
+    reference_to,
     refuse_reaching_out,
 )
-from autotune.results.audit import Evidence, disagreements, evidence_of, proof_digest
+from autotune.results.audit import LAST_PROOFS, Evidence, disagreements, evidence_of, proof_digest
 from autotune.results.conditions import Conditions, conditions_of
 from autotune.rundir import Store
 from autotune.stats import Estimate
 
 WINNER_VERSION = 2
 # 1: first published form (2026-11). 2: `proof`.
-
-MARK = "autotune-winner: "
-"""Starts the comment that holds the record in an exported file."""
 
 RECHECK_DAYS = 180
 """Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
@@ -112,6 +112,8 @@ class Winner(Record):
         unit: What that counts, in one word.
         loss: How its loss was compared with the default's, where its options differ; None for flags alone.
         proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
+        kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
+        loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
     """
 
     winner_version: Annotated[int, Field(ge=1, le=WINNER_VERSION)] = WINNER_VERSION
@@ -137,6 +139,14 @@ class Winner(Record):
     machine: str = ""
     is_predicted: bool = False
     proof: Proof | None = None
+    kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    loads_kernels: bool = False
+
+    @model_validator(mode="after")
+    def _has_what_it_loads(self) -> Winner:
+        if self.loads_kernels and self.kernels is None:
+            raise ValueError("a winner that loads results of the autotuner must have some")
+        return self
 
     @property
     def recheck_by(self) -> str:
@@ -152,9 +162,34 @@ class Winner(Record):
         return options_in(self.settings)
 
     @property
+    def in_force(self) -> FlagSet:
+        """The set that a program is started under, its artefacts still to be put in place."""
+        kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
+        return self.settings.merge(kernels)
+
+    @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that set exactly this winner, its options excepted."""
-        return self.settings.to_environment()
+        """The environment variables that set exactly this winner, its options excepted, if it has no artefacts.
+
+        Raises:
+            AutotuneError: If it has.
+        """
+        return self.settings_in(None).to_environment()
+
+    def settings_in(self, folder: Path | None) -> FlagSet:
+        """The set with the paths of its artefacts in a folder; that they lie there is for others to look at.
+
+        Raises:
+            AutotuneError: If it has artefacts but no folder.
+        """
+        if needed := artefacts_of(self.in_force):
+            if folder is None:
+                names = ", ".join(file_name(n, digest) for n, digest in needed.items())
+                raise AutotuneError(
+                    f"this winner needs what lies beside its file ({names}): autotune export RUN -o FILE, and use that"
+                )
+            return in_folder(self.in_force, folder)
+        return self.in_force
 
 
 def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
@@ -292,9 +327,11 @@ def _make_winner(
     kinds = ConfirmRun | FinalistResult | SoakRecord
     mine = [r for r in evidence if isinstance(r, kinds) and r.settings == conclusion.settings]
     # A front is not proven a second time.
-    proofs = [r for r in mine if isinstance(r, ConfirmRun) and (r.stage == "confirm") == of_front]
+    stages = ("confirm",) if of_front else LAST_PROOFS
+    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in stages]
     proven = [r for r in mine if isinstance(r, FinalistResult)]
     work = next((r.work for r in proofs if r.work is not None), None)
+    soaks = [r for r in evidence if isinstance(r, SoakRecord) and r.settings == conclusion.settings]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -319,6 +356,7 @@ def _make_winner(
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,
+        kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
 
@@ -337,50 +375,3 @@ def _loss_of(evidence: Sequence[Evidence]) -> LossCheck | None:
 def workload_name(spec: StudySpec) -> str:
     """What a study runs, in a few words: its workload, or the user's own command, less the secrets in it."""
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
-
-
-# ---------------------------------------------------------------------- files
-
-
-def comment_line(winner: Winner) -> str:
-    """The winner as text for one comment line: plain ASCII, no line ends."""
-    data = json.loads(winner.model_dump_json(exclude_none=True))
-    return MARK + json.dumps(data, ensure_ascii=True, separators=(",", ":"))
-
-
-def read_winner(path: Path) -> Winner:
-    """The winner that a run directory or an exported file of any format holds.
-
-    Raises:
-        AutotuneError: If there is none in it.
-    """
-    if path.is_dir():
-        return winner_of(Store.open(path))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {error}") from error
-    return parse_winner(text, source=str(path))
-
-
-def parse_winner(text: str, *, source: str) -> Winner:
-    """The winner in the text of an exported file.
-
-    Raises:
-        AutotuneError: If there is none, or it is damaged.
-    """
-    try:
-        marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
-        data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
-        return Winner.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
-        raise AutotuneError(
-            f"{source} must hold a winner of form 1 to {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
-        ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise AutotuneError(
-            f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) but is not; "
-            "export it again"
-        ) from error

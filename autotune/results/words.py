@@ -9,7 +9,9 @@ import math
 from typing import TYPE_CHECKING
 
 from autotune.model import (
+    KERNELS,
     PREDICTED,
+    PROFILE,
     TURNS,
     AblationResult,
     BlameRecord,
@@ -27,6 +29,8 @@ from autotune.model import (
     TrialResult,
     TrialStatus,
     WorkPerStep,
+    artefacts_of,
+    file_name,
     format_bytes,
     format_change,
     format_interval,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
+    "pgle": "with its profile, against without",
     "final": "final proof",
     "full": "final proof, whole set",
     "recheck": "recheck",
@@ -203,6 +208,12 @@ def describe_finalist(result: FinalistResult) -> str:
     )
 
 
+WHAT = {
+    PROFILE: "the profile that it was compiled with",
+    KERNELS: "the autotuner's results of its soak",
+}
+"""What an artefact is."""
+
 SOAK_SLOWER = 1.1
 """A soak whose last quarter is slower than its first by more than this factor is noted."""
 
@@ -313,6 +324,10 @@ def evidence(winner: Winner) -> list[str]:
     lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
     if winner.loss is not None:
         lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
+    for name, digest in artefacts_of(winner.in_force).items():
+        lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
+    if winner.kernels is not None and not winner.loads_kernels:
+        lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     if c.driver_major is not None:
         lines.append(f"NVIDIA driver: {c.driver_major}.x")

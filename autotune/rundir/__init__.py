@@ -1,5 +1,13 @@
 """The run directory: what was recorded, and who may write it."""
 
+from autotune.rundir.artefacts import (
+    ARTEFACTS,
+    artefact_problems,
+    artefacts_for,
+    in_force,
+    place_artefacts,
+    read_artefacts,
+)
 from autotune.rundir.files import append_synced, cannot_write, cut_torn_line, is_fault_of_disk, write_atomically
 from autotune.rundir.folders import Folders
 from autotune.rundir.fsck import RunCheck, check_run, mend_run

@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Stamped)
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
 LOST = "lost+found"
 _AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
 

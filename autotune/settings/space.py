@@ -92,6 +92,7 @@ class _Builder:
         self._is_told = reference is not None
         self._layer_bytes = reference.layer_bytes if reference else {}
         self._cpu_count = cpu_count
+        self._is_entry = spec.workload.entry is not None
 
     def add_from_study(self, name: str, domain: Domain) -> None:
         """Adds a setting with the study's own domain: what a person names is tried, whatever the catalogue thinks.
@@ -137,7 +138,7 @@ class _Builder:
             self.found[entry.name] = parameter
             return
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self._left_out[entry.name] = reason or no_values
+        self._left_out.setdefault(entry.name, reason or no_values)  # what the study says of it comes first
 
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched though its group is; empty if it is."""
@@ -164,6 +165,8 @@ class _Builder:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self._platform):
             return f"acts on {entry.platform}, the study runs on {self._platform}"
+        if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
+            return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
         return why_asleep(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:

@@ -81,8 +81,10 @@ class OneAtATime(Comparer):
         )
         return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
 
-    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
-        """One fresh run of the baseline and one of a set; a coin, seeded by `name`, decides which goes first."""
+    def _fresh_pair(
+        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+    ) -> Compared[S]:
+        """One fresh run of either; a coin, seeded by `name`, decides which goes first."""
         bench = self.bench
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
@@ -91,7 +93,7 @@ class OneAtATime(Comparer):
         runs: dict[Arm, Run] = {}
         for arm in order:
             if arm is Arm.REFERENCE:
-                runs[arm] = self._run_reference(FlagSet(), folder)
+                runs[arm] = self._run_reference(against, folder)
             else:
                 with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
                     runs[arm] = self._measure(worker, folder)

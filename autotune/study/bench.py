@@ -12,6 +12,7 @@ from typing import Protocol
 
 from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
+    Artefact,
     Failure,
     FailureKind,
     FlagSet,
@@ -22,8 +23,9 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     WorkPerStep,
+    artefacts_of,
 )
-from autotune.rundir import Folders
+from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_loss
 from autotune.study.work import with_declared_work
@@ -76,6 +78,7 @@ class Bench:
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         loss_tolerance: What the noise floor of this bench allows losses to differ.
         rounding: How far the reference in another rounding was off; None where that was not measured.
+        artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
     """
@@ -91,6 +94,7 @@ class Bench:
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
         self.rounding: float | None = None
+        self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0
         self.gpus = watch_of(spec)
@@ -129,7 +133,7 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
-        merged = self.settings_of(settings, alone=alone)
+        merged = self._in_force(self.settings_of(settings, alone=alone))
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
@@ -156,6 +160,18 @@ class Bench:
             worker.close()
             raise
         return worker
+
+    def _in_force(self, settings: FlagSet) -> FlagSet:
+        """The set with the paths of its artefacts, which are written where this bench keeps its logs.
+
+        Raises:
+            AutotuneError: If they cannot be written, or a set stands for one that this bench was not given.
+        """
+        if not artefacts_of(settings):
+            return settings
+        folder = self.folders.folder(ARTEFACTS)
+        place_artefacts(self.artefacts, folder)
+        return in_force(settings, folder)
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
         """Starts two fresh workers at once: starting is not measured, and most of a short run.

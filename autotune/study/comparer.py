@@ -146,12 +146,19 @@ class Comparer(ABC):
         return self._until_reference_holds(once, is_reference_ours=against is None)
 
     def fresh_pair(
-        self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None = None
+        self,
+        candidate: FlagSet,
+        folder: Path,
+        *,
+        name: str,
+        against: FlagSet | None = None,
+        inspect: Inspect[S] | None = None,
     ) -> Compared[S]:
         """Measures a set in one fresh pair of processes, as proofs need several of; see `compare`."""
+        other = against if against is not None else FlagSet()
 
         def once(comparer: Comparer) -> Compared[S]:
-            return comparer._fresh_pair(candidate, folder, name=name, inspect=inspect)
+            return comparer._fresh_pair(candidate, folder, name=name, against=other, inspect=inspect)
 
         return self._until_reference_holds(once, is_reference_ours=True)
 
@@ -192,7 +199,9 @@ class Comparer(ABC):
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
-    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
+    def _fresh_pair(
+        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+    ) -> Compared[S]:
         """One try of `fresh_pair`."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate, proof_digest, time_of
+from autotune.results import describe_soak, format_estimate, keep_in_run, proof_digest, time_of
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -33,6 +33,9 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
         conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
     run.store.append_news(conclusion)
+    if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
+        soaks = [s.kernels for s in run.store.of(SoakRecord) if s.settings == conclusion.settings]
+        keep_in_run(run.store, conclusion.settings, soaks[-1] if soaks else None)
     return conclusion
 
 

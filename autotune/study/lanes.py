@@ -31,7 +31,7 @@ from autotune.model import (
     WorkPerStep,
     log_ratio,
 )
-from autotune.rundir import Store, refuse_strangers, refuse_upgraded
+from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
 from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, TrialUnit, node_lost
@@ -192,6 +192,7 @@ class Lanes:
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
             rounding=lane.floor.rounding if lane.floor else None,
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
+            artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,
         )

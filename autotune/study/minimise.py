@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.model import AblationResult, FlagSet
+from autotune.model import AblationResult, FlagSet, artefacts_of
 from autotune.study.run import StudyRun
 from autotune.study.runner import pays
 from autotune.study.units import AblationUnit, Job
@@ -25,12 +25,20 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     return current
 
 
+def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
+    """Whether one setting of a set is worth a proof: measured against the set without it, unless that is recorded."""
+    found = _ablation(run, settings, name)
+    run.view.ablation(found)
+    return found.kept and found.failure is None
+
+
 def _ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult:
     """What leaving one setting out does: as recorded, or measured now."""
     for known in run.store.of(AblationResult):
         if known.settings == settings and known.left_out == name:
             return known
-    if run.evaluator.is_same_program(settings, settings.without(name)):
+    # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
+    if not artefacts_of(settings) and run.evaluator.is_same_program(settings, settings.without(name)):
         kept, reason = pays(None, run.spec.measure.smallest_effect)
         run.store.append(AblationResult(settings=settings, left_out=name, kept=kept, reason=reason))
     else:

@@ -16,6 +16,7 @@ from autotune.model import (
     StudyFileError,
     StudySpec,
     WorkloadFacts,
+    artefacts_of,
     close_matches,
     format_seconds,
     kind_of,
@@ -153,6 +154,8 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     problems: list[str] = []
     for place, settings in places:
+        for name in artefacts_of(settings):
+            problems.append(f"{place}: {name} stands for an artefact of another study; name its file")
         for check in check_settings(settings, known):
             if not check.starts or check.verdict in REFUSED:
                 line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"

@@ -15,7 +15,9 @@ from autotune.study.run import StudyRun
 from autotune.study.units import Job, PairUnit
 
 
-def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:
+def prove(
+    run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str, against: FlagSet | None = None
+) -> list[FinalistResult]:
     """Measures some sets against the baseline, each in fresh pairs of processes, and judges them together.
 
     The sets take turns, so that a slow hour of the machine is shared by all. Pairs already recorded are not run again.
@@ -24,6 +26,7 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
         run: The study.
         sets: Trial number and settings of each.
         stage: Under which name the runs are recorded; runs of another stage are never used.
+        against: What to compare with instead of the baseline alone.
     """
     processes, store = run.spec.confirm.processes, run.store
 
@@ -36,7 +39,7 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
             repeat, trial, settings = todo.pop(0)
             if not any(r.failure is not None or r.repeat == repeat for r in _runs(store, stage, settings)):
                 name = f"{stage}-{settings.digest}-{repeat:02d}"
-                unit = PairUnit(stage=stage, settings=settings, trial=trial, repeat=repeat)
+                unit = PairUnit(stage=stage, settings=settings, trial=trial, repeat=repeat, against=against)
                 return Job(unit, ("confirm", name), name, record)
         return None
 

@@ -10,17 +10,19 @@ from pathlib import Path
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
+    Artefact,
     AutotuneError,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     Objective,
     Outcome,
+    ProfileRecord,
     StudySpec,
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate, proof_digest, time_of
+from autotune.results import Winner, describe_finalist, format_estimate, keep_in_run, proof_digest, time_of
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -31,6 +33,7 @@ from autotune.study.stages import noise_floor, probe
 from autotune.workers import Launcher
 
 STAGE = "recheck"
+FROM_PROOF = "taken over from the proof that is checked"
 
 
 class NothingToSearch:
@@ -51,7 +54,7 @@ class NothingToSearch:
         return make_launcher(store.spec, store.study_dir)
 
 
-def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
+def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
     Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
@@ -59,6 +62,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     Args:
         run: Of the same study, with the same workload, baseline and measuring; made for `NothingToSearch`.
         winner: What was proven before.
+        artefacts: Those that its settings stand for.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -67,12 +71,16 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
+        for artefact in artefacts:
+            without = winner.settings.without(artefact.setting)
+            run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
         run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)
         if conclusion.outcome is Outcome.WINNER:
             conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
+        keep_in_run(run.store, winner.settings, None)
     return conclusion
 
 

@@ -31,9 +31,10 @@ from autotune.study.blame import minimise_failure
 from autotune.study.comparer import Compared, Comparer, fixed, sequential
 from autotune.study.loss_gate import OTHER_ROUNDING, drift_between
 from autotune.study.measure import measure_trial
+from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
 from autotune.study.turns import InTurns
-from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, SoakUnit, TrialUnit
+from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
 
 FLOOR_PAIRS_LEAST = 16
@@ -83,9 +84,10 @@ class Runner:
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
         bench.loss_tolerance, bench.rounding = assignment.loss_tolerance, assignment.rounding
+        bench.artefacts = assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
-        if isinstance(unit, PairUnit | AblationUnit | SoakUnit):
+        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
             bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
@@ -117,6 +119,8 @@ class Runner:
             return self._ablation(unit, folder, name)
         if isinstance(unit, SoakUnit):
             return soak_alone(self.bench, unit, folder)
+        if isinstance(unit, ProfileUnit):
+            return profile_alone(self.bench, unit, folder)
         return minimise_failure(self.bench, unit, folder)
 
     def close(self) -> None:
@@ -180,7 +184,7 @@ class Runner:
             return checked if isinstance(checked, Failure) else None
 
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, inspect=inspect)
+            found = self.comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:

@@ -11,12 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.model import Failure, FlagSet, LossBasis, LossCheck, SoakRecord, WorkerReport
+from autotune.model import (
+    DUMPED_KERNELS,
+    KERNELS,
+    Artefact,
+    Failure,
+    FlagSet,
+    LossBasis,
+    LossCheck,
+    SoakRecord,
+    StudySpec,
+    WorkerReport,
+)
 from autotune.stats import compare_long_runs
 from autotune.study.bench import Bench
 from autotune.study.loss_gate import judge_long_run
 from autotune.study.units import SoakUnit
 from autotune.workers import WorkerFailed
+
+DUMP = "autotune.textproto"
+NOTHING = FlagSet()
 
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
@@ -37,22 +51,28 @@ class _LongRun:
     failure: Failure | None = None
 
 
+DUMP = "autotune.textproto"
+NOTHING = FlagSet()
+
+
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
     settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
+    dump = told_to_dump(bench.spec, settings, folder)
+    (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
     run = _LongRun()
 
     def is_enough(times: list[float]) -> bool:
         return sum(times) >= least_s and len(times) >= least_steps
 
-    _run_long(bench, settings, folder, is_enough, of_s=least_s, fresh=unit.basis is not None, run=run)
+    _run_long(bench, settings, folder, is_enough, of_s=least_s, fresh=unit.basis is not None, run=run, dump=dump)
     loss, failure = None, run.failure
     if unit.basis is not None and failure is None and run.report is not None:
         judged = _judge_loss(bench, unit.basis, run, folder)
         loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
     times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
-        settings=settings,
+        settings=unit.settings,
         asked_s=least_s,
         asked_steps=least_steps,
         steps_s=round(sum(times), 3),
@@ -61,6 +81,7 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         loss=loss,
         failure=failure,
+        kernels=_kept_kernels(bench, folder) if failure is None else None,
     )
 
 
@@ -73,6 +94,7 @@ def _run_long(
     of_s: float,
     fresh: bool,
     run: _LongRun,
+    dump: FlagSet = NOTHING,
 ) -> None:
     """Runs a set until it is enough, kept in `run`.
 
@@ -84,11 +106,15 @@ def _run_long(
         of_s: Seconds that it may take, to be shown.
         fresh: Every step gets a batch of its own, where a worker makes its batches.
         run: What it did so far.
+        dump: What makes it leave the autotuner's results; left out where it does not start with that.
     """
     while run.failure is None and not is_enough(run.times):
         try:
-            worker = bench.start(settings, folder, alone=True)
+            worker = bench.start(settings.merge(dump), folder, alone=True)
         except WorkerFailed as error:
+            if dump and not run.starts:  # the program may not take that, and the winner must not fail by it
+                dump = NOTHING
+                continue
             run.failure = error.failure
             break
         run.starts += 1
@@ -134,3 +160,26 @@ def _judge_loss(bench: Bench, basis: LossBasis, run: _LongRun, folder: Path) -> 
         is_same_work=mine == base(reference),
     )
     return judge_long_run(basis, found, steps=steps)
+
+
+def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:
+    """What makes a process leave the autotuner's results in its folder; nothing where no GPU's kernels are chosen.
+
+    Which kernels those are is not changed by it. Of several nodes the driver may not see the folder.
+    """
+    is_asked = DUMPED_KERNELS in spec.baseline.merge(settings)
+    if spec.device.platform != "cuda" or spec.device.node_count > 1 or is_asked:
+        return FlagSet()
+    return FlagSet({DUMPED_KERNELS: str(folder.resolve() / DUMP)})
+
+
+def _kept_kernels(bench: Bench, folder: Path) -> Artefact | None:
+    """What was left there, to be handed on with the winner."""
+    try:
+        content = (folder / DUMP).read_bytes()
+        return Artefact.of(KERNELS, content) if content else None
+    except FileNotFoundError:  # nothing was autotuned
+        return None
+    except (OSError, ValueError) as error:
+        bench.desk.incident(f"the autotuner's results of the soak are not kept: {error}")
+        return None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autotune.model import (
+    PROFILE,
     AblationResult,
     AutotuneError,
     BlameRecord,
@@ -22,6 +23,7 @@ from autotune.model import (
     LedgerRecord,
     LossBasis,
     NodeLostError,
+    ProfileRecord,
     ScreenRecord,
     SessionRecord,
     SoakRecord,
@@ -34,6 +36,7 @@ from autotune.stats import Verdict
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.minimise import minimise_set
+from autotune.study.pgle import profile_guide
 from autotune.study.proof import prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
@@ -131,6 +134,7 @@ def final_proof(run: StudyRun) -> None:
     while run.candidates and run.proven is None:
         stage, trial, settings = run.candidates.pop(0)
         what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
+        what += " with its profile" if PROFILE in settings else ""
         processes = run.spec.confirm.processes
         run.view.stage("final proof", f"{what}, proven once more in {processes} fresh pairs of processes")
         result = prove(run, [(trial, settings)], stage=stage)[0]
@@ -178,6 +182,7 @@ STAGES = (
     Stage("search", search, (TrialResult, BlameRecord)),
     Stage("confirm", confirm, (ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
+    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ConfirmRun, FinalistResult)),
     Stage("final proof", final_proof, (ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),

@@ -45,11 +45,13 @@ class InTurns(Comparer):
             sets = (FlagSet(), candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
-    def _fresh_pair(self, candidate: FlagSet, folder: Path, *, name: str, inspect: Inspect[S] | None) -> Compared[S]:
+    def _fresh_pair(
+        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+    ) -> Compared[S]:
         spec = self.bench.spec
         rule = fixed(spec.confirm.pairs, sesoi=spec.measure.smallest_effect)
-        with self._fresh(FlagSet(), candidate, folder) as (reference, worker):
-            sets = (FlagSet(), candidate)
+        with self._fresh(against, candidate, folder) as (reference, worker):
+            sets = (against, candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager

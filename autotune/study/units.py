@@ -16,12 +16,14 @@ from pydantic import Field
 from autotune.model import (
     AblationResult,
     AnyRecord,
+    Artefact,
     BlameRecord,
     ConfirmRun,
     Failed,
     Failure,
     FailureKind,
     LossBasis,
+    ProfileRecord,
     Record,
     Settings,
     SoakRecord,
@@ -74,10 +76,14 @@ class PairUnit(Unit):
     trial: int
     settings: Settings
     repeat: int
+    against: Settings | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
-        return ConfirmRun(stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0)
+        return ConfirmRun(
+            stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
+            against=self.against,
+        )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -123,6 +129,18 @@ class SoakUnit(Unit):
         )  # fmt: skip
 
 
+class ProfileUnit(Unit):
+    """A set alone under a profiler, for so many steps."""
+
+    kind: Literal["profile"] = "profile"
+    settings: Settings
+    steps: int
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Unit`."""
+        return ProfileRecord(settings=self.settings, steps=self.steps, failure=failure)
+
+
 class BlameUnit(Unit):
     """Looking for the smallest part of a failing set that fails alike.
 
@@ -144,7 +162,9 @@ class BlameUnit(Unit):
         )  # fmt: skip
 
 
-AnyUnit = Annotated[FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | BlameUnit, Field(discriminator="kind")]
+AnyUnit = Annotated[
+    FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | ProfileUnit | BlameUnit, Field(discriminator="kind")
+]
 
 
 class Assignment(Record):
@@ -159,6 +179,7 @@ class Assignment(Record):
         rounding: How far its reference in another rounding was off.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
+        artefacts: Those that the settings in question stand for.
         at_s: The study's time now, in seconds.
     """
 
@@ -170,6 +191,7 @@ class Assignment(Record):
     loss_tolerance: float = 0.0
     rounding: float | None = None
     runtime: tuple[str, ...] = ()
+    artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
 

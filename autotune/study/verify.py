@@ -7,7 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.model import PREDICTED, load_study
-from autotune.results import Difference, Winner, check_records, differences, is_unchanged, origin_line, this_machine
+from autotune.results import (
+    Difference,
+    Winner,
+    artefact_differences,
+    check_records,
+    differences,
+    is_unchanged,
+    origin_line,
+    this_machine,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +54,10 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
     if winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
+    found += artefact_differences(winner, file)
     if file.is_file():
-        if not is_unchanged(file.read_text(encoding="utf-8"), winner):
-            found.append(Difference(field="file", proven="its text as exported", here="changed since"))
+        if not is_unchanged(file.read_text(encoding="utf-8"), winner, file.parent):
+            found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences
         notes += records.notes

@@ -39,6 +39,16 @@ class Worker(Protocol):
             WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
         """
 
+    def profile(self, steps: int) -> bytes:
+        """Runs that many steps under a profiler and gives what each instruction took, as XLA reads it: text.
+
+        Returns:
+            Empty where the profiler saw none.
+
+        Raises:
+            WorkerFailed: If the worker died or hung, or cannot profile.
+        """
+
     def close(self) -> None:
         """Ends the worker and every process below it; safe to call twice, never raises."""
 

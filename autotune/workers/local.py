@@ -11,10 +11,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, WorkerReport, kind_of
+from autotune.model import (
+    ARTEFACT_SETTINGS,
+    Failure,
+    FailureKind,
+    FlagSet,
+    Stopwatch,
+    StudySpec,
+    WorkerReport,
+    kind_of,
+    unpack,
+)
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess, listen
+from autotune.workers.profile_text import profile_text
 from autotune.workers.settings_check import check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -96,6 +107,7 @@ class LocalLauncher:
                 local_rank=rank,
                 coordinator=coordinator,
                 coordinator_bind=coordinator,  # loopback only: all ranks are here
+                files={n: settings[n] for n in ARTEFACT_SETTINGS if settings.get(n)},
             )
             for rank in range(device.rank_count)
         ]
@@ -182,6 +194,16 @@ class LocalWorker:
         self.last_loss = loss if self.report.losses else None  # who told none before has none, and sends 0
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
         return tuple(float(t) for t in slowest["step_times_s"])
+
+    def profile(self, steps: int) -> bytes:
+        """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
+        for process in self._processes:
+            process.send({"type": "profile", "steps": steps})
+        found = self._gather("profile", self._measure.start_limit_s, None)[0]
+        try:
+            return profile_text(unpack(found["packed"])).encode()
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._failed(FailureKind.NO_RESULT, f"the profile cannot be read: {error}") from error
 
     def _block_limit_s(self, steps: int) -> float:
         """How long a block may take before the worker counts as hung."""

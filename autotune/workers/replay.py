@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, WorkerReport
+from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, ReplaySpec, WorkerReport
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
@@ -41,7 +41,9 @@ class ReplayLauncher:
         log = self.log(settings, folder)
         progress("compile")
         _wait(self._replay.delay_s)
-        entries = [f"{n}={v}" for n, v in settings.items()]
+        self._leave_results(settings)
+        profiled = self._read_profile(settings)
+        entries = [f"{n}={v}" for n, v in settings.items() if n not in (PROFILE, DUMPED_KERNELS)]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in self._replay.failures.items():
             if not all(e in entries for e in entry.split()):
@@ -54,6 +56,9 @@ class ReplayLauncher:
         for entry in entries:
             step_s *= self._replay.effects.get(entry, 1.0)
         seen = sorted(e for e in entries if e not in self._replay.inert)
+        if profiled and self._replay.profile_effect is not None:
+            step_s *= self._replay.profile_effect
+            seen.append(PROFILE)
         # Two are started at once by two threads: what each draws must not depend on which comes first.
         own = np.random.default_rng(list(f"{self._seed}/{'/'.join(folder.parts[-2:])}".encode()))
         work = math.prod(self._replay.token_effects.get(e, 1.0) for e in entries)
@@ -63,7 +68,23 @@ class ReplayLauncher:
             Process(self._machine, step_s=step_s, rng=own),
             self._report(entries, seen, losses),
             delay_s=self._replay.delay_s,
+            profile=self._replay.profile.encode(),
         )
+
+    def _read_profile(self, settings: FlagSet) -> bool:
+        """Whether a program is compiled with the recorded profile: as XLA, it goes on without a word if not."""
+        path = settings.get(PROFILE)
+        if path is None:
+            return False
+        try:
+            return Path(path).read_bytes() == self._replay.profile.encode()
+        except OSError:
+            return False
+
+    def _leave_results(self, settings: FlagSet) -> None:
+        """Leaves the recorded results of an autotuner where a process is told to."""
+        if self._replay.autotune_results and (path := settings.get(DUMPED_KERNELS)) is not None:
+            Path(path).write_text(self._replay.autotune_results, encoding="utf-8")
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Writes what a worker's log would hold; returns the file."""
@@ -105,8 +126,9 @@ def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
 class ReplayWorker:
     """A worker that draws its step times."""
 
-    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float) -> None:
+    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"") -> None:
         self.report = report
+        self._profile = profile
         self._process = process
         self.last_loss: float | None = None
         self.fresh_batches = False
@@ -117,6 +139,10 @@ class ReplayWorker:
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
         return tuple(self._process.run_block(steps).tolist())
+
+    def profile(self, steps: int) -> bytes:
+        """The recorded one; see `base.Worker`."""
+        return self._profile
 
     def close(self) -> None:
         """Nothing to end."""

@@ -13,11 +13,12 @@ import pytest
 from autotune.model.errors import AutotuneError
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome
 from autotune.results import analysis, api
+from autotune.results.carried import parse_winner
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.library import add_to_library
 from autotune.results.report import render_html, render_markdown
 from autotune.results.tables import study_tables
-from autotune.results.winner import parse_winner, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.study.recheck import recheck_winner
 from autotune.workers.replay import ReplayLauncher

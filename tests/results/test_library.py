@@ -11,9 +11,10 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
+from autotune.results.carried import read_winner
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
 from autotune.results.report import build
-from autotune.results.winner import Winner, read_winner, winner_of
+from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.parameters import SearchSpace
 from autotune.study.recheck import recheck_winner

@@ -15,11 +15,12 @@ from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.records import ConclusionRecord
 from autotune.results import trace
 from autotune.results.audit import disagreements, proof_digest
+from autotune.results.carried import parse_winner, read_winner
 from autotune.results.export import ExportFormat, render_export, render_winner
 from autotune.results.library import add_to_library, library_entries
 from autotune.results.report import render_markdown
 from autotune.results.trace import check_records, origin_line, origin_of_run
-from autotune.results.winner import parse_winner, read_winner, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 

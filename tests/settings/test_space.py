@@ -33,7 +33,7 @@ def build(known: KnownSettings) -> Build:
         facts |= {n: changes.pop(n) for n in facts if n in changes}
         study = {
             "name": "space",
-            "workload": {"entry": "x"},
+            "workload": changes.pop("workload", {"entry": "x"}),
             "device": {"platform": changes.pop("platform", "cuda"), "node_count": changes.pop("node_count", 1)},
         }
         spec: StudySpec = parse_study(study)
@@ -287,3 +287,20 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
     resolved = parser.ask(slow_network.render_xla_flags()).options[name]
     assert "nic_speed_gbps=12.5" in resolved
     assert "rtt_us=-1" in resolved  # what is not named keeps its default
+
+
+PGLE = ("jax_enable_pgle", "jax_pgle_profiling_runs")
+
+
+def test_what_does_nothing_to_a_step_compiled_ahead_of_time_is_not_searched(build: Build) -> None:
+    asked = {"jax_pgle_aggregation_percentile": ["50", "90"]}
+    space = build(groups=("pgle",), settings=asked, **FSDP)
+    assert names(space) == set()
+    for name in (*PGLE, *asked):
+        assert "a stage of its own, see [pgle]" in space.left_out[name]
+
+
+def test_a_program_that_compiles_by_itself_is_profiled_by_jax(build: Build) -> None:
+    workload = {"command": ["python", "train.py"], "read": {"json_key": "step_s"}}
+    space = build(groups=("pgle",), workload=workload, **FSDP)
+    assert names(space) == set(PGLE)

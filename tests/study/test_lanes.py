@@ -265,6 +265,7 @@ def test_failures_of_units_have_records_of_their_own_kind() -> None:
         units.PairUnit(stage="confirm", trial=1, settings=one, repeat=2),
         units.AblationUnit(settings=one, left_out="xla_a"),
         units.SoakUnit(settings=one, least_s=1.0, least_steps=1),
+        units.ProfileUnit(settings=one, steps=3),
         units.BlameUnit(trial=1, settings=one, failure_kind=FailureKind.CRASH),
     ):
         record = unit.failed(failure)

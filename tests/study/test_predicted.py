@@ -21,10 +21,11 @@ from autotune.model.measurement import PREDICTED
 from autotune.model.records import ConclusionRecord, Outcome, ScreenRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult, TrialStatus
+from autotune.results.carried import read_winner
 from autotune.results.export import ExportFormat
 from autotune.results.library import add_to_library
 from autotune.results.report import render_html, render_markdown
-from autotune.results.winner import proven_winner, read_winner
+from autotune.results.winner import proven_winner
 from autotune.rundir.store import Store
 from autotune.settings.parameters import SearchSpace
 from autotune.study import predicted

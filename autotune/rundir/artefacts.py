@@ -1,0 +1,129 @@
+"""The files of artefacts: written once under the name of their content, and looked at before anything reads them.
+
+XLA goes on without a word where a profile is missing or is none, and would read any file that a path leads to. So the
+path is never a foreign file's: it is made here, of a folder that the caller chose, and only if a plain file lies there
+that holds what the digest says.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from autotune.model import (
+    Artefact,
+    AutotuneError,
+    FlagSet,
+    ProfileRecord,
+    SoakRecord,
+    artefacts_of,
+    digest_of,
+    file_name,
+    in_folder,
+)
+from autotune.rundir.files import write_atomically
+from autotune.rundir.store import Store
+
+ARTEFACTS = "artefacts"
+"""Folder of a run directory in which they lie."""
+
+MOST_READ = 64_000_000
+
+
+def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
+    """The artefacts that a set stands for, as far as a run's records hold them."""
+    wanted = set(artefacts_of(settings).items())
+    if not wanted:
+        return ()
+    kept = [*(r.profile for r in store.of(ProfileRecord)), *(r.kernels for r in store.of(SoakRecord))]
+    found = {(a.setting, a.digest): a for a in kept if a is not None}
+    return tuple(found[key] for key in sorted(wanted) if key in found)
+
+
+def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
+    """Writes artefacts into a folder that is there; one that lies there already, whole, is left alone.
+
+    Raises:
+        RunDirectoryError: If it cannot be written.
+    """
+    for artefact in artefacts:
+        path = folder / artefact.file_name
+        if why_not_whole(path, artefact.digest) is not None:
+            write_atomically(path, artefact.content)
+
+
+def why_not_whole(path: Path, digest: str) -> str | None:
+    """Why a file is not the artefact that it should be; None if it is.
+
+    Args:
+        path: Where it should lie.
+        digest: SHA-256 of what it should hold.
+    """
+    try:
+        got = digest_of(_plain_content(path))
+    except OSError as error:
+        return "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror).lower()
+    return None if got == digest else f"it holds something else (SHA-256 {got[:12]})"
+
+
+def _plain_content(path: Path) -> bytes:
+    """What a plain file holds; a link is not followed, and nothing that could wait for ever is opened.
+
+    Raises:
+        OSError: If it is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        return file.read(MOST_READ + 1)
+
+
+def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
+    """What is wrong with the artefacts of a set in a folder, one sentence each; none if all lie there as they were."""
+    found = []
+    for name, digest in artefacts_of(settings).items():
+        path = folder / file_name(name, digest)
+        if (why := why_not_whole(path, digest)) is not None:
+            found.append(f"{name} needs {path} (SHA-256 {digest[:12]}) but: {why}")
+    return found
+
+
+def in_force(settings: FlagSet, folder: Path) -> FlagSet:
+    """The set as a program is started under it: with the paths of its artefacts, each of which was looked at.
+
+    Args:
+        settings: A set; one without artefacts is given back.
+        folder: Where they must lie.
+
+    Raises:
+        AutotuneError: If one is missing, a link, no plain file, or holds something else.
+    """
+    if not artefacts_of(settings):
+        return settings
+    if problems := artefact_problems(settings, folder):
+        raise AutotuneError(
+            "what was proven with a set must lie beside it, unchanged, but\n"
+            + "\n".join(f"  - {p}" for p in problems)
+            + "\n  export it again (autotune export RUN -o FILE), or copy the file from where it was exported to"
+        )
+    return in_folder(settings, folder)
+
+
+def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
+    """The artefacts of a set, each of which was looked at; see `in_force`.
+
+    Raises:
+        AutotuneError: If one is missing, a link, no plain file, or holds something else.
+    """
+    in_force(settings, folder)
+    found = []
+    for name, digest in artefacts_of(settings).items():
+        artefact = Artefact.of(name, _plain_content(folder / file_name(name, digest)))
+        if artefact.digest != digest:
+            raise AutotuneError(f"{folder / artefact.file_name} must stay as it is while it is read but was changed")
+        found.append(artefact)
+    return tuple(found)

@@ -1,0 +1,72 @@
+"""The stage `pgle`: the winner-to-be is profiled, compiled again with its profile, and proven against itself without.
+
+It comes after minimising, for a profile belongs to one program: whatever changes that changes the names in it. JAX's
+own switch is of no use here, see `autotune.child.profile`.
+"""
+
+from __future__ import annotations
+
+from autotune.model import PROFILE, FlagSet, ProfileRecord
+from autotune.stats import Verdict
+from autotune.study.minimise import pays_for_itself
+from autotune.study.proof import prove
+from autotune.study.run import StudyRun
+from autotune.study.units import Job, ProfileUnit
+
+ON_CPU = "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
+OF_COMMAND = (
+    "a program that compiles by itself is profiled by JAX itself: search the group `pgle` (jax_enable_pgle), with "
+    "`measure.warmup_steps` above jax_pgle_profiling_runs"
+)
+ONE_DEVICE = (
+    "one device has no collectives whose waiting the scheduler could hide; `pgle.enabled = true` profiles all the same"
+)
+
+
+def profile_guide(run: StudyRun) -> None:
+    """Needs candidates; where the first one is proven faster with a profile, the set with it becomes the first."""
+    if not run.candidates or run.spec.pgle.enabled is False or run.spec.is_predicted:
+        return
+    if (why := why_not(run)) is not None:
+        if why:
+            run.view.note(f"no profile: {why}")
+        return
+    stage, trial, settings = run.candidates[0]
+    run.view.stage("pgle", f"{run.spec.pgle.steps} steps are profiled, and compiled again with what they took")
+    record = _profile(run, settings)
+    if record.profile is None:
+        run.view.note(f"no profile: {record.failure.message if record.failure else record.reason}")
+        return
+    profiled = settings.merge({PROFILE: record.profile.reference})
+    if not pays_for_itself(run, profiled, PROFILE):
+        return
+    processes = run.spec.confirm.processes
+    run.view.stage("pgle", f"with the profile against without, in {processes} fresh pairs of processes")
+    if prove(run, [(trial, profiled)], stage="pgle", against=settings)[0].verdict is Verdict.FASTER:
+        run.candidates.insert(0, (stage, trial, profiled))
+
+
+def why_not(run: StudyRun) -> str | None:
+    """Why nothing is profiled, empty where that goes without saying; None if it can be."""
+    spec = run.spec
+    if spec.replay is not None and not spec.replay.profile:
+        return ""
+    if PROFILE in spec.baseline.merge(run.candidates[0][2]):
+        return "the study names a profile itself"
+    if spec.workload.command is not None:
+        return OF_COMMAND if spec.device.platform != "cpu" else ""
+    if spec.device.platform == "cpu":
+        return ON_CPU
+    if spec.pgle.enabled == "auto" and spec.replay is None and (run.facts.device_count or 1) < 2:
+        return ONE_DEVICE
+    return None
+
+
+def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
+    """The profile of a set: as recorded, or taken now. One that could not be taken is tried once a session."""
+    for known in run.store.of(ProfileRecord):
+        if known.settings == settings and known.profile is not None:
+            return known
+    unit = ProfileUnit(settings=settings, steps=run.spec.pgle.steps)
+    run.lanes.do(Job(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
+    return run.store.of(ProfileRecord)[-1]

@@ -1,0 +1,303 @@
+"""A winner's artefacts on their way out: beside its file, unchanged, and never of anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.child.profile import pack
+from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
+from autotune.model.errors import AutotuneError, SettingError
+from autotune.model.flags import FlagSet
+from autotune.model.names import KERNELS, PROFILE, refuse_reaching_out
+from autotune.model.records import ConclusionRecord, ProfileRecord
+from autotune.results.artefacts import loading_kernels, put_beside, settings_in_force
+from autotune.results.audit import disagreements
+from autotune.results.carried import parse_winner, read_winner
+from autotune.results.conditions import this_machine
+from autotune.results.export import ExportFormat, is_unchanged, render_winner
+from autotune.results.library import add_to_library
+from autotune.results.winner import Winner
+from autotune.rundir.artefacts import place_artefacts
+from autotune.rundir.store import Store
+from autotune.study.verify import verify_winner
+from tests.cli.test_results import call
+from tests.results.test_trust import edited
+from tests.runs import Run, make_winner
+from tests.study.test_pgle import PROFILED, RESULTS, TEXT, quick, study
+
+CONTENT = TEXT.encode()
+ARTEFACT = Artefact.of(PROFILE, CONTENT)
+SETTINGS = {"xla_gpu_a": "1", PROFILE: ARTEFACT.reference}
+
+
+def winner(**more: Any) -> Winner:
+    """One with a profile, proven on this very machine."""
+    mine = this_machine(platform="cpu").model_dump(exclude={"workload"})
+    return make_winner(SETTINGS, **mine).model_copy(update=more)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A file with its profile beside it."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    place_artefacts([ARTEFACT], folder)
+    (folder / "winner.env").write_text(render_winner(winner(), ExportFormat.ENV, folder))
+    return folder / "winner.env"
+
+
+def beside(file: Path) -> Path:
+    return file.parent / ARTEFACT.file_name
+
+
+def differing(file: Path) -> set[str]:
+    return {d.field for d in verify_winner(read_winner(file), file).differences}
+
+
+def run_exec(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autotune", "exec", *options, str(file), "--", "sh", "-c", 'echo "$XLA_FLAGS"']
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
+
+
+# ---------------------------------------------------------------------- attackers
+
+
+def swap(path: Path) -> None:
+    path.write_text('costs { name: "all-gather-start" cost_us: 0 }\n')
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("kept"))
+    path.symlink_to("kept")  # even to the right content: what it leads to can be changed by others
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)  # whoever opens one waits for ever
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "0.pbtxt").write_bytes(CONTENT)  # XLA takes a folder, too
+
+
+ATTACKS = [swap, link, pipe, folder, Path.unlink, lambda path: path.write_bytes(b"")]
+
+
+def test_what_lies_there_unchanged_holds_and_is_put_in_force(exported: Path) -> None:
+    assert differing(exported) == set()
+    done = run_exec(exported)
+    assert done.returncode == 0, done.stderr
+    assert f"--{PROFILE}={beside(exported)}" in done.stdout.split()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_was_changed_is_told_and_never_used(exported: Path, attack: Callable[[Path], object]) -> None:
+    attack(beside(exported))
+    assert differing(exported) == {"artefact"}
+    with pytest.raises(AutotuneError, match="must lie beside it, unchanged"):
+        settings_in_force(read_winner(exported), exported)
+
+
+def test_exec_refuses_a_swapped_profile_whatever_force_says(exported: Path) -> None:
+    swap(beside(exported))
+    done = run_exec(exported, "--force")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it holds something else" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["/etc/passwd", "../../other.pbtxt", "artefact:../x", f"artefact:{'0' * 63}", f"artefact:{'A' * 64}", "artefact:"],
+)
+def test_a_file_cannot_name_a_path(exported: Path, value: str) -> None:
+    text = exported.read_text().replace(ARTEFACT.reference, value)
+    with pytest.raises(AutotuneError, match="must not write or read files"):
+        parse_winner(text, source="a file")
+
+
+def test_a_path_edited_in_the_lines_of_a_file_is_found_out_and_not_used(exported: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.pbtxt"
+    evil.write_text("costs {}")
+    exported.write_text(exported.read_text().replace(str(beside(exported)), str(evil)))
+    assert differing(exported) == {"file"}
+    assert settings_in_force(read_winner(exported), exported)[PROFILE] == str(beside(exported))
+
+
+def test_a_file_that_was_moved_says_so(exported: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "winner.env"
+    exported.rename(moved)
+    assert differing(moved) == {"artefact", "file"}  # its lines lead to where it lay
+    beside(exported).rename(beside(moved))
+    assert differing(moved) == {"file"}
+
+
+@pytest.mark.parametrize("name", ["xla_dump_to", "xla_gpu_kernel_cache_file", "xla_gpu_dump_autotune_results_to"])
+def test_only_what_has_artefacts_may_stand_for_one(name: str) -> None:
+    with pytest.raises(SettingError, match="must not write or read files"):
+        refuse_reaching_out(FlagSet({name: ARTEFACT.reference}))
+
+
+def test_names_alone_are_refused_as_ever() -> None:
+    with pytest.raises(SettingError, match="must not write or read files"):
+        refuse_reaching_out([PROFILE])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "0" * 64},
+        {"packed": Artefact.of(PROFILE, b"other").packed},
+        {"packed": "no base64!"},
+        {"packed": "AAAA"},
+        {"setting": "xla_dump_to"},
+    ],
+)
+def test_an_artefact_in_a_record_holds_what_it_says(change: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"artefact|base64|padding"):
+        Artefact.model_validate({**ARTEFACT.model_dump(), **change})
+
+
+def test_a_small_message_cannot_become_a_large_one() -> None:
+    with pytest.raises(ValueError, match="no larger than any"):
+        unpack(Artefact.model_construct(setting=PROFILE, digest="", packed=bomb()).packed)
+
+
+def bomb() -> str:
+    return pack(b"\0" * (MOST_BYTES + 1))
+
+
+# ---------------------------------------------------------------------- ways out
+
+
+@pytest.mark.parametrize("form", ExportFormat)
+def test_every_format_holds_the_path_and_is_bound_to_its_folder(form: ExportFormat, tmp_path: Path) -> None:
+    text = render_winner(winner(), form, tmp_path)
+    assert str(tmp_path / ARTEFACT.file_name) in text
+    assert is_unchanged(text, winner(), tmp_path)
+    assert not is_unchanged(text, winner(), tmp_path / "elsewhere")
+    assert parse_winner(text, source="x") == winner()
+
+
+def test_nothing_goes_to_standard_output_that_would_not_run(tmp_path: Path) -> None:
+    with pytest.raises(AutotuneError, match=r"autotune export RUN -o FILE"):
+        render_winner(winner(), ExportFormat.ENV)
+    with pytest.raises(AutotuneError, match="needs what lies beside its file"):
+        _ = winner().environment
+
+
+def test_a_baseline_for_another_study_names_the_file(tmp_path: Path) -> None:
+    data = tomllib.loads(render_winner(winner(), ExportFormat.TOML, tmp_path))
+    assert data["baseline"][PROFILE] == str(tmp_path / ARTEFACT.file_name)
+
+
+def test_a_library_keeps_the_profile_and_no_path(exported: Path, tmp_path: Path) -> None:
+    entry = add_to_library(read_winner(exported), tmp_path / "library", exported)
+    assert beside(entry).read_bytes() == CONTENT
+    assert str(tmp_path) not in entry.read_text()
+    assert json.loads(entry.read_text())["environment"] == {}
+    assert differing(entry) == set()
+    assert settings_in_force(read_winner(entry), entry)[PROFILE] == str(beside(entry))
+
+
+def test_a_library_takes_no_winner_without_its_profile(exported: Path, tmp_path: Path) -> None:
+    swap(beside(exported))
+    with pytest.raises(AutotuneError, match="it holds something else"):
+        add_to_library(read_winner(exported), tmp_path / "library", exported)
+    assert not list((tmp_path / "library").rglob("*.json"))
+
+
+def test_kernels_are_loaded_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    kernels = Artefact.of(KERNELS, RESULTS.encode())
+    place_artefacts([ARTEFACT, kernels], tmp_path)
+    offered = winner(kernels=kernels.digest)
+    file = tmp_path / "winner.env"
+    file.write_text(render_winner(offered, ExportFormat.ENV, tmp_path))
+    assert KERNELS not in settings_in_force(read_winner(file), file)
+    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels").stdout
+    loading = tmp_path / "loading.env"
+    loading.write_text(render_winner(loading_kernels(offered), ExportFormat.ENV, tmp_path))
+    assert KERNELS in settings_in_force(read_winner(loading), loading)
+    swap(tmp_path / kernels.file_name)
+    assert differing(loading) == {"artefact"}
+    assert differing(file) == set()  # it does not use them
+
+
+def test_none_can_be_loaded_where_none_were_kept() -> None:
+    with pytest.raises(AutotuneError, match="has none"):
+        loading_kernels(winner())
+    data = json.loads(winner().model_dump_json(exclude_none=True))
+    with pytest.raises(ValueError, match="must have some"):
+        Winner.model_validate({**data, "loads_kernels": True})
+
+
+# ---------------------------------------------------------------------- from a run
+
+
+@pytest.fixture
+def run(run_replay: Run) -> Path:
+    _, store, _ = quick(run_replay, study(profile_effect=0.93, autotune_results=RESULTS))
+    return store.path
+
+
+def test_a_run_is_exported_with_all_that_belongs_to_it(run: Path, tmp_path: Path) -> None:
+    found = read_winner(run)
+    assert found.settings == PROFILED
+    put_beside(found, Store.open(run), tmp_path / "out")
+    names = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+    assert names == {ARTEFACT.file_name: CONTENT, f"{found.kernels}.textproto": RESULTS.encode()}
+    assert settings_in_force(found, run)[PROFILE] == str(run / "artefacts" / ARTEFACT.file_name)
+
+
+def test_another_profile_in_the_records_is_found_out(run: Path, tmp_path: Path) -> None:
+    other = json.loads(Artefact.of(PROFILE, b"costs {}").model_dump_json())
+    forged = edited(run, tmp_path / "forged", "profile", lambda r: r.update(profile=other))
+    with pytest.raises(AutotuneError, match=r"has a profile .* that no record of this run holds"):
+        read_winner(forged)
+
+
+def test_a_profile_of_another_set_is_not_the_winner_s(run: Path, tmp_path: Path) -> None:
+    forged = edited(run, tmp_path / "forged", "profile", lambda r: r.update(settings={"xla_a": "2"}))
+    store = Store.open(forged)
+    assert any("has a profile" in line for line in disagreements(store, store.of(ConclusionRecord)[-1]))
+    assert len(store.of(ProfileRecord)) == 1
+
+
+def test_the_command_line_exports_both_and_refuses_what_would_not_run(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "winner.env"
+    call("export", run, "-o", file, "--same-kernels")
+    names = {f.suffix for f in file.parent.iterdir()}
+    assert names == {".env", ".pbtxt", ".textproto"}
+    flags = file.read_text().split("export XLA_FLAGS=")[1]
+    for name in (PROFILE, KERNELS):
+        assert f"--{name}={file.parent}" in flags
+    with pytest.raises(AutotuneError, match=r"autotune export RUN -o FILE"):
+        call("export", run)
+
+
+def test_a_recheck_measures_with_the_same_profile(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    call("recheck", run, "--run-dir", folder)
+    found = read_winner(folder)
+    assert found.settings == PROFILED
+    assert found.estimate is not None
+    assert found.estimate.ratio == pytest.approx(0.9 * 0.93, rel=0.02)
+    assert settings_in_force(found, folder)[PROFILE] == str(folder / "artefacts" / ARTEFACT.file_name)
+
+
+def test_a_recheck_without_its_profile_does_not_begin(run: Path, tmp_path: Path) -> None:
+    (run / "artefacts" / ARTEFACT.file_name).unlink()
+    with pytest.raises(AutotuneError, match="no such file"):
+        call("recheck", run, "--run-dir", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
