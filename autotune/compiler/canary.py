@@ -18,7 +18,7 @@ CPU_CANARIES = (
     FlagSet({"xla_cpu_max_isa": "SSE4_2"}),  # other machine code, on every x86 processor since 2011
     FlagSet({"xla_disable_hlo_passes": "fusion"}),
 )
-"""Both of each were seen to change steps of ``workloads/`` and of tests, on jaxlib 0.10.2 and 0.12.0.1."""
+"""Tried in turn. Both of each change the scanned toy step of the tests on jaxlib 0.10.2 and 0.12.0.1."""
 
 
 class Canary(Record):
