@@ -9,7 +9,7 @@ delta debugging finds the culprits, which are dead no longer. It ends when rows 
 
 and when every dead setting was tried with all that its conditions ask for. So a difference that hinges on two
 values, or on two settings (of one other value each) and the absence of a third, or on a chain of conditions, is
-found for certain. What hinges on more is found by chance: the rows hold most of it (``benchmarks/results/soundness.md``).
+found for certain. What hinges on more is found by chance: `benchmarks.soundness` measures how often.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ CANDIDATES = 8
 FULL_ROWS = 2
 """Rows in which some company is tried among much else; after those it is tried alone, for others may have hidden it."""
 
-_NAMED_COMPANY = 4
-"""A context of more settings names none of them as company: most of them are none."""
-
 
 class TimeUp(Exception):
     """Nothing more may be compiled."""
@@ -43,8 +40,8 @@ class Company:
     """What was found.
 
     Attributes:
-        awake: Settings that do act, each with those that it was seen to act together with; none if those are some of
-            the live ones.
+        awake: Settings that do act, each with all those among which it was seen to: of culprits none can be left
+            out, of a context that was not tried. Empty for what acts alone.
         unsettled: Settings that nothing can be said of, because the time was up.
         rows: Rows that were looked at.
     """
@@ -133,17 +130,21 @@ class _Search:
                 if base is not None:
                     self._equal.append(row)
                 return
-            culprits, _ = shrink(part, lambda some: self._program(context.merge(some)) != base)
+            culprits = self._culprits(part, context)
             self._awaken(culprits, context)
             if self._program(context.merge(culprits)) is None:
                 row = row.without(*culprits)
 
+    def _culprits(self, part: FlagSet, context: FlagSet) -> FlagSet:
+        """A part of some dead settings that changes the program of a context, of which none can be left out."""
+        base = self._program(context)
+        return shrink(part, lambda some: self._program(context.merge(some)) != base)[0]
+
     def _awaken(self, culprits: FlagSet, context: FlagSet) -> None:
         """Counts settings among the live ones; rows that were equal with them as dead must be looked at again."""
-        around = list(context) if len(context) <= _NAMED_COMPANY else []
         for name in culprits:
             del self.dead[name]
-            self.found.awake[name] = tuple(n for n in [*culprits, *around] if n != name)
+            self.found.awake[name] = tuple(n for n in (*culprits, *context) if n != name)
         self._queue += [row for row in self._equal if any(n in row for n in culprits)]
         self._equal = [row for row in self._equal if not any(n in row for n in culprits)]
 

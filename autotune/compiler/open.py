@@ -12,7 +12,7 @@ from autotune.compiler.compiler import CompileJob, Compiler, Progress
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
 from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
 from autotune.machine import caller_environment
-from autotune.model import StudyFileError, StudySpec, WorkerReport
+from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
 
 MOST_VALUES = 5
@@ -103,7 +103,9 @@ def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
     """The space without what measuring could not tell apart: dead settings, and values that do not fit in memory.
 
     What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
-    fail that compile on one. A parameter that acts only under a value of a dead one goes with it.
+    fail that compile on one. A parameter that is said to act only under a value of a dead one stays, without that
+    condition: the dead one's value makes no other program than its default, so the two act alike under both, and
+    whether that is to act or not, its own verdict says.
 
     Args:
         space: As it was screened.
@@ -111,18 +113,11 @@ def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
     """
     found = {s.name: s for s in report.settings}
     reasons = {n: _dead_reason(s, report) for n, s in found.items() if s.effect is Effect.DEAD}
-    fixed = {p.name: p.default_choice for p in space.parameters if p.name in reasons}
     kept: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        condition = dict(parameter.condition or {})
-        gone = [n for n in condition if n in fixed]
-        if any(fixed[n] not in condition[n] for n in gone):
-            reasons[parameter.name] = f"acts only with {', '.join(gone)}, which changes nothing here"
-            fixed[parameter.name] = parameter.default_choice
-            continue
-        left = {n: v for n, v in condition.items() if n not in fixed} or None
+        left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
         refused = _refused_values(found.get(parameter.name), report)
         choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
@@ -142,6 +137,28 @@ def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[
     values = setting.values if setting else ()
     is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
     return {v.value for v in values if (v.fits is False and believed) or (is_cpu and v.message)}
+
+
+def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
+    """Each parameter with conditions to the sets that make them true: so many that each value that does is in one."""
+    by_name = {p.name: p for p in space.parameters}
+
+    def needed(name: str, index: int) -> FlagSet:
+        found = FlagSet()
+        for other, values in (by_name[name].condition or {}).items():
+            value = values[index % len(values)]
+            if other in by_name and not by_name[other].is_absent(value):
+                found = found.merge(needed(other, index)).merge({other: value})
+        return found
+
+    sets = {n: [needed(n, i) for i in range(_longest_condition(by_name, n))] for n in by_name}
+    return {n: list(dict.fromkeys(s for s in of if s)) for n, of in sets.items() if any(of)}
+
+
+def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
+    """Values of that condition, of a parameter and all it depends on, which has most."""
+    condition = (by_name[name].condition if name in by_name else None) or {}
+    return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

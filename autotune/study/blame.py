@@ -5,7 +5,6 @@ The search is delta debugging (see `autotune.model.shrink`) with a bounded numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from autotune.model import BlameRecord, FailureKind, FlagSet, shrink

@@ -21,6 +21,7 @@ from autotune.compiler import (
     ScreenReport,
     Target,
     Topology,
+    chains,
     cluster_that_ran,
     compiler_problem,
     compiler_versions,
@@ -211,7 +212,7 @@ class StudyScreener:
 
         report = self.wait(
             lambda: screen.run(
-                values, named, progress=progress,
+                values, named, chains=chains(space), progress=progress,
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
@@ -282,7 +283,9 @@ class StudyScreener:
             return
         settings = guess()
         if settings is not None:
-            self._pool.submit(screen.result, settings)  # what fails here fails again, and is told, when it is asked for
+            self._pool.submit(
+                screen.program_key, settings
+            )  # what fails here fails again, and is told, when it is asked for
 
     def close(self) -> None:
         """Ends the compile worker, in whatever it is doing."""
