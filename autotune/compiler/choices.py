@@ -28,10 +28,11 @@ def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
     A set that forbids Triton itself has one program under both; one that allows it in words is still subject to the
     autotuner, so what forces a choice goes on top of any set.
     """
-    found: dict[FlagSet, str] = {}
-    for words, forced in CHOICES.items() if is_gpu else [("", FlagSet())]:
-        found.setdefault(baseline.merge(forced), words)
-    return {words: CHOICES.get(words, FlagSet()) for words in found.values()}
+    if not is_gpu:
+        return {"": FlagSet()}
+    if baseline.merge(CHOICES[CUBLAS]) == baseline:
+        return {CUBLAS: FlagSet()}
+    return dict(CHOICES)
 
 
 def look_under(

@@ -99,7 +99,7 @@ def open_screener(
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 
-def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
+def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_dead: bool = False) -> SearchSpace:
     """The space without what measuring could not tell apart: dead settings, and values that do not fit in memory.
 
     What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
@@ -110,9 +110,11 @@ def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
     Args:
         space: As it was screened.
         report: What the screen found.
+        keeps_dead: Whether dead settings stay, because a measurement has shown that the screen is wrong about them.
     """
     found = {s.name: s for s in report.settings}
-    reasons = {n: _dead_reason(s, report) for n, s in found.items() if s.effect is Effect.DEAD}
+    dead = {} if keeps_dead else {n: s for n, s in found.items() if s.effect is Effect.DEAD}
+    reasons = {n: _dead_reason(s, report) for n, s in dead.items()}
     kept: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:

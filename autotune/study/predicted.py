@@ -94,6 +94,9 @@ def on_its_cluster(spec: StudySpec) -> StudySpec:
 class Predicting:
     """See `autotune.study.run.Evaluator`: compiles sets, and predicts them against the reference."""
 
+    doubt = None
+    """No GPU runs: a model sees the very programs that the screen saw."""
+
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._resources = contextlib.ExitStack()

@@ -192,7 +192,9 @@ class StudyScreener:
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
             if record.report is not None and (record.target, record.topology, record.versions) == here:
-                return ScreenReport.model_validate(record.report)
+                report = ScreenReport.model_validate(record.report)
+                # What an older version wrote was found under one kernel choice, and less in company.
+                return report if report.choices == tuple(filter(None, screen.choices)) else None
         return None
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:

@@ -79,7 +79,9 @@ def noise_floor(run: StudyRun) -> None:
 def screen(run: StudyRun) -> None:
     """Needs the workload's facts; takes out of the space what needs no trial, by compiling."""
     space = run.evaluator.narrow(run.setup.space(run.facts))
-    run.proposer = Proposer(run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference)
+    run.proposer = Proposer(
+        run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt
+    )
 
 
 def search(run: StudyRun) -> None:
