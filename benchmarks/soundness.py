@@ -135,21 +135,28 @@ def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
 
 
 def orders() -> dict[str, Any]:
-    """Shares of random compilers of which a program is lost, by how much an effect hinges on."""
-    found = {}
+    """Of how many random compilers a program is lost, by how much an effect hinges on.
+
+    Compilers whose every point can be tried are small. In a study of many settings pairs are not tried alone, so
+    `as_in_large_spaces` leaves that out.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for needs, unless in ((1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 0), (3, 1), (4, 0)):
-        lost = compiled = size = 0
-        for seed in range(COMPILERS):
-            compiler = random_compiler(random.Random(seed), needs=needs, unless=unless, most_values=1 if unless else 3)
-            dead, _ = compiler.screened(seed)
-            compiled += len(compiler.compiled)
-            size += sum(1 for _ in points(compiler.domains))
-            lost += bool(compiler.lost(dead))
         words = f"up to {needs} values, none of {unless} others set" if unless else f"up to {needs} values"
-        found[words] = {
-            "guaranteed": needs <= 2 and unless <= 1, "compilers": COMPILERS, "with_a_lost_program": lost,
-            "mean_compilations": round(compiled / COMPILERS, 1), "mean_points": round(size / COMPILERS, 1),
-        }  # fmt: skip
+        found[words] = {"guaranteed": needs <= 2 and unless <= 1}
+        for name, how in (("small_spaces", {}), ("as_in_large_spaces", {"pairs_alone": 0})):
+            lost = compiled = size = 0
+            for seed in range(COMPILERS):
+                most = 1 if unless else 3
+                compiler = random_compiler(random.Random(seed), needs=needs, unless=unless, most_values=most)
+                dead, _ = compiler.screened(seed, **how)
+                compiled += len(compiler.compiled)
+                size += sum(1 for _ in points(compiler.domains))
+                lost += bool(compiler.lost(dead))
+            found[words][name] = {
+                "compilers": COMPILERS, "with_a_lost_program": lost,
+                "mean_compilations": round(compiled / COMPILERS, 1), "mean_points": round(size / COMPILERS, 1),
+            }  # fmt: skip
         print(words, found[words], flush=True)
     return found
 
@@ -177,7 +184,8 @@ def main() -> None:
     if "orders" in args.parts:
         result = orders()
         (RESULTS / "soundness_orders.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        is_sound = not any(r["guaranteed"] and r["with_a_lost_program"] for r in result.values())
+        certain = [r[name] for r in result.values() if r["guaranteed"] for name in r if name != "guaranteed"]
+        is_sound = not any(r["with_a_lost_program"] for r in certain)
     if "spaces" in args.parts:
         is_sound = spaces(args.space or list(SPACES)) and is_sound
     sys.exit(0 if is_sound else "a program was lost")

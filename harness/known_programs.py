@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.compiler.company import Company, look_in_company
+from autotune.compiler.company import PAIRS_ALONE, Company, look_in_company
 from autotune.model import FlagSet
 
 Domains = Mapping[str, Sequence[str]]
@@ -54,16 +54,20 @@ class KnownCompiler:
         return self.compiled[settings]
 
     def screened(
-        self, seed: int = 0, chains: Mapping[str, Sequence[FlagSet]] | None = None
+        self,
+        seed: int = 0,
+        chains: Mapping[str, Sequence[FlagSet]] | None = None,
+        pairs_alone: int = PAIRS_ALONE,
     ) -> tuple[set[str], Company]:
-        """The settings that are called dead as a screen does it, alone and then in company."""
+        """The settings that are called dead as a screen does it, alone and then in company; see `look_in_company`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
         compiles = {n: [v for v, found in of.items() if found is not None] for n, of in alone.items()}
         dead = {n: v for n, v in compiles.items() if {alone[n][w] for w in self.domains[n]} == {plain}}
         live = {n: v for n, v in compiles.items() if n not in dead}
         failing = [FlagSet({n: v}) for n, of in alone.items() for v, found in of.items() if found is None]
-        found = look_in_company(self.program, dead, live, failing=failing, chains=chains, seed=seed)
+        how = {"failing": failing, "chains": chains, "seed": seed, "pairs_alone": pairs_alone}
+        found = look_in_company(self.program, dead, live, **how)  # type: ignore[arg-type]
         return set(dead) - set(found.awake) - set(found.unsettled), found
 
     def lost(self, dead: set[str]) -> set[str]:

@@ -9,7 +9,8 @@ delta debugging finds the culprits, which are dead no longer. It ends when rows 
 
 and when every dead setting was tried with all that its conditions ask for. So a difference that hinges on two
 values, or on two settings (of one other value each) and the absence of a third, or on a chain of conditions, is
-found for certain. What hinges on more is found by chance: `benchmarks.soundness` measures how often.
+found for certain. In small spaces every two values are tried alone, too, so that a pair is found whatever switches it
+off. What hinges on more is found by chance: `benchmarks.soundness` measures how often.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ CANDIDATES = 8
 
 FULL_ROWS = 2
 """Rows in which some company is tried among much else; after those it is tried alone, for others may have hidden it."""
+
+
+PAIRS_ALONE = 64
+"""Up to so many pairs of values, one of them dead, each is tried alone in the end."""
 
 
 class TimeUp(Exception):
@@ -60,6 +65,7 @@ def look_in_company(
     chains: Mapping[str, Sequence[FlagSet]] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     seed: int = 0,
+    pairs_alone: int = PAIRS_ALONE,
 ) -> Company:
     """Looks for company in which settings that change nothing alone change the program.
 
@@ -71,8 +77,9 @@ def look_in_company(
         chains: Setting to the sets under which its conditions are true.
         progress: Told how many rows are done, of how many that are planned so far.
         seed: Equal seeds give equal rows.
+        pairs_alone: See `PAIRS_ALONE`.
     """
-    search = _Search(program, dead, live, seed)
+    search = _Search(program, dead, live, seed, pairs_alone)
     try:
         search.work(failing, chains or {}, progress)
     except TimeUp:
@@ -82,13 +89,19 @@ def look_in_company(
 
 class _Search:
     def __init__(
-        self, program: Program, dead: Mapping[str, Sequence[str]], live: Mapping[str, Sequence[str]], seed: int
+        self,
+        program: Program,
+        dead: Mapping[str, Sequence[str]],
+        live: Mapping[str, Sequence[str]],
+        seed: int,
+        pairs_alone: int,
     ) -> None:
         self.dead = {n: list(v) for n, v in dead.items() if v}
         self.found = Company()
         self._program = program
         self._domains = {n: list(v) for n, v in sorted([*self.dead.items(), *live.items()]) if v}
         self._random = random.Random(seed)
+        self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
@@ -109,7 +122,7 @@ class _Search:
         for alone in failing:
             for i in range(max(map(len, self.dead.values()), default=0)):
                 self._queue.append(FlagSet({n: v[i % len(v)] for n, v in self.dead.items()}).merge(alone))
-        while self.dead and (self._queue or self._plan()):
+        while self.dead and (self._queue or self._plan() or self._plan_pairs()):
             self.found.rows += 1
             self._look(self._queue.pop(0))
             progress(self.found.rows, self.found.rows + len(self._queue))
@@ -167,6 +180,19 @@ class _Search:
             self._asked[seed] = self._asked.get(seed, 0) + 1
             for company in (seed, *held[best]):
                 missing.pop(company, None)
+        return bool(self._queue)
+
+    def _plan_pairs(self) -> bool:
+        """Queues every pair of values alone, once, if they are few; whether there is any."""
+        values = [(n, v) for n, of in self._domains.items() for v in of]
+        found = [
+            FlagSet(pair)
+            for pair in itertools.combinations(values, 2)
+            if pair[0][0] != pair[1][0] and any(n in self.dead for n, _ in pair)
+        ]
+        if len(found) <= self._pairs_alone:
+            self._queue += [row for row in found if row not in self._equal]
+        self._pairs_alone = 0
         return bool(self._queue)
 
     def _wanted(self) -> Iterator[tuple[str, ...]]:

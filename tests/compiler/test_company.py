@@ -24,7 +24,7 @@ FEW, MANY = range(120), range(120, 4000)
 def test_no_program_is_lost_whatever_pairs_do(seeds: range, conflicts: int) -> None:
     for seed in seeds:
         machine = random_compiler(random.Random(seed), needs=2, conflicts=conflicts)
-        dead, _ = machine.screened(seed)
+        dead, _ = machine.screened(seed, pairs_alone=0)
         assert not machine.lost(dead), (seed, machine.effects, machine.conflicts)
 
 
@@ -38,8 +38,15 @@ def test_no_program_is_lost_where_a_third_setting_switches_a_pair_off(seeds: ran
             a, b, mask = draw.sample(list(domains), 3)
             effects.append(Effect({a: "1"} | ({b: "1"} if draw.random() < 0.8 else {}), frozenset({mask})))
         machine = KnownCompiler(domains, effects)
-        dead, _ = machine.screened(seed)
+        dead, _ = machine.screened(seed, pairs_alone=0)
         assert not machine.lost(dead), (seed, effects)
+
+
+def test_in_a_small_space_a_pair_is_found_whatever_switches_it_off() -> None:
+    masks = frozenset(names(10)[2:])
+    machine = KnownCompiler({n: ["1"] for n in names(10)}, [Effect({"xla_0": "1", "xla_1": "1"}, masks)])
+    _, found = machine.screened()
+    assert {"xla_0", "xla_1"} <= set(found.awake)
 
 
 def test_two_that_act_only_together_name_each_other_among_many_that_are_dead() -> None:
