@@ -28,7 +28,7 @@ from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
 from autotune.model.sections import WITH_SECRETS, ReplaySpec
-from autotune.model.shrink import shrink
+from autotune.model.delta import shrink
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,

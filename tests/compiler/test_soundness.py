@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soundness import GRAPHS, SPACES, brute_force
+from harness.interacting import GRAPHS, SPACES, brute_force
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.model.delta import shrink
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.model.records import BlameRecord
-from autotune.model.shrink import shrink
 from autotune.model.trial import TrialResult
 from autotune.study.blame import MOST_STARTS
 from autotune.study.culprit import remember, remembered, walks_into
