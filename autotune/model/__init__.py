@@ -2,6 +2,7 @@
 
 from autotune.model.blocks import TURNS, block_step_s, log_ratio
 from autotune.model.clock import Stopwatch
+from autotune.model.delta import shrink
 from autotune.model.errors import (
     STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,
     StudyFileError, close_matches,
@@ -28,7 +29,6 @@ from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
 from autotune.model.sections import WITH_SECRETS, ReplaySpec
-from autotune.model.delta import shrink
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
