@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_of
-from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
+from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport, ValueReport
 from autotune.machine import caller_environment
 from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
@@ -135,10 +135,27 @@ def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:
 
 
 def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
-    """Values that must not be launched; where not even the reference is said to fit, memory is not believed."""
+    """Values that must not be launched; where not even the reference is said to fit, memory is not believed.
+
+    A value that would fit with all that other settings save, each by itself, stays: what does not fit is told of each
+    set before it is launched.
+    """
     values = setting.values if setting else ()
     is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
-    return {v.value for v in values if (v.fits is False and believed) or (is_cpu and v.message)}
+    saved = sum(_saved_bytes(s, report) for s in report.settings if setting is None or s.name != setting.name)
+
+    def never_fits(value: ValueReport) -> bool:
+        if value.peak_bytes is None or report.limit_bytes is None:
+            return value.fits is False
+        return value.peak_bytes - saved > report.limit_bytes
+
+    return {v.value for v in values if (v.fits is False and believed and never_fits(v)) or (is_cpu and v.message)}
+
+
+def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
+    """Device memory that the best value of a setting saves by itself."""
+    reference = report.reference.peak_bytes or 0
+    return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

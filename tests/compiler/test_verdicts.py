@@ -8,7 +8,7 @@ import pytest
 
 from autotune.compiler.open import chains, domains, narrowed
 from autotune.compiler.targets import load_target
-from autotune.compiler.verdicts import Effect
+from autotune.compiler.verdicts import Effect, ScreenReport
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import Stage, load_catalog
@@ -18,6 +18,7 @@ from tests.compiler.rules import (
     CHANNELS,
     COMBINE,
     DECOMPOSE,
+    GIB,
     GRAPHS,
     OVERLAP,
     P2P,
@@ -281,6 +282,28 @@ def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_withou
     assert by_name[COMBINE] == ("7", "11", "13")
     on_cpu = screen(Rules(target=None)).run(domains(space()), {})
     assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
+
+
+def test_value_that_fits_with_what_others_save_stays() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+
+    def with_peaks(saved_gib: int) -> ScreenReport:
+        peaks = {(BUFFER, "true"): 62, (COMBINE, "11"): 10 - saved_gib}
+        settings = tuple(
+            s.model_copy(
+                update={
+                    "values": tuple(
+                        v.model_copy(update={"peak_bytes": peaks.get((s.name, v.value), 10) * GIB}) for v in s.values
+                    )
+                }
+            )
+            for s in report.settings
+        )
+        return report.model_copy(update={"settings": settings})
+
+    for saved_gib, choices in ((2, ("false",)), (4, ("false", "true"))):  # of 59.3 GiB
+        left = {p.name: p.choices for p in narrowed(space(), with_peaks(saved_gib)).parameters}
+        assert left[BUFFER] == choices
 
 
 def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
