@@ -32,8 +32,9 @@ from autotune.cli.live import LineView
 from autotune.compiler.compiler import CompileJob, Compiler
 from autotune.compiler.plugin import compiler_versions
 from autotune.compiler.predict import predict_step
+from autotune.compiler.reports import Effect
 from autotune.compiler.targets import Target, load_target, parse_topology
-from autotune.compiler.verdicts import Effect, Screener
+from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment, environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import Stopwatch

@@ -31,7 +31,7 @@ def screen(
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
-    from autotune.compiler import domains
+    from autotune.compiler import chains, domains
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
     from autotune.study import facts_of
@@ -39,7 +39,7 @@ def screen(
     with _open_screen(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
-        found = opened.run(domains(space), named_sets(spec, known, every=recipes))
+        found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
     from autotune.results import screen_lines
 
     if as_json:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.compiler.compiler import CompileJob, Compiler, Progress
+from autotune.compiler.reports import Effect, ScreenReport, SettingReport, ValueReport
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here
-from autotune.compiler.verdicts import Effect, Screener, ScreenReport, SettingReport
+from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
 from autotune.settings import Parameter, SearchSpace, load_catalog
@@ -102,30 +103,27 @@ def open_screener(
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 
-def narrowed(space: SearchSpace, report: ScreenReport) -> SearchSpace:
+def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_dead: bool = False) -> SearchSpace:
     """The space without what measuring could not tell apart: dead settings, and values that do not fit in memory.
 
     What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
-    fail that compile on one. A parameter that acts only under a value of a dead one goes with it.
+    fail that compile on one. A parameter that is said to act only under a value of a dead one stays, without that
+    condition: the dead one's value makes no other program than its default, so the two act alike under both, and
+    whether that is to act or not, its own verdict says.
 
     Args:
         space: As it was screened.
         report: What the screen found.
+        keeps_dead: Whether dead settings stay, because a measurement has shown that the screen is wrong about them.
     """
     found = {s.name: s for s in report.settings}
-    reasons = {n: _dead_reason(s, report) for n, s in found.items() if s.effect is Effect.DEAD}
-    fixed = {p.name: p.default_choice for p in space.parameters if p.name in reasons}
+    dead = {} if keeps_dead else {n: s for n, s in found.items() if s.effect is Effect.DEAD}
+    reasons = {n: _dead_reason(s, report) for n, s in dead.items()}
     kept: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        condition = dict(parameter.condition or {})
-        gone = [n for n in condition if n in fixed]
-        if any(fixed[n] not in condition[n] for n in gone):
-            reasons[parameter.name] = f"acts only with {', '.join(gone)}, which changes nothing here"
-            fixed[parameter.name] = parameter.default_choice
-            continue
-        left = {n: v for n, v in condition.items() if n not in fixed} or None
+        left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
         refused = _refused_values(found.get(parameter.name), report)
         choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
@@ -141,10 +139,49 @@ def _dead_reason(setting: SettingReport, report: ScreenReport) -> str:
 
 
 def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
-    """Values that must not be launched; where not even the reference is said to fit, memory is not believed."""
+    """Values that must not be launched; where not even the reference is said to fit, memory is not believed.
+
+    A value that would fit with all that other settings save, each by itself, stays: what does not fit is told of each
+    set before it is launched.
+    """
     values = setting.values if setting else ()
     is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
-    return {v.value for v in values if (v.fits is False and believed) or (is_cpu and v.message)}
+    saved = sum(_saved_bytes(s, report) for s in report.settings if setting is None or s.name != setting.name)
+
+    def never_fits(value: ValueReport) -> bool:
+        if value.peak_bytes is None or report.limit_bytes is None:
+            return value.fits is False
+        return value.peak_bytes - saved > report.limit_bytes
+
+    return {v.value for v in values if (v.fits is False and believed and never_fits(v)) or (is_cpu and v.message)}
+
+
+def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
+    """Device memory that the best value of a setting saves by itself."""
+    reference = report.reference.peak_bytes or 0
+    return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
+
+
+def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
+    """Each parameter with conditions to the sets that make them true: so many that each value that does is in one."""
+    by_name = {p.name: p for p in space.parameters}
+
+    def needed(name: str, index: int) -> FlagSet:
+        found = FlagSet()
+        for other, values in (by_name[name].condition or {}).items():
+            value = values[index % len(values)]
+            if other in by_name and not by_name[other].is_absent(value):
+                found = found.merge(needed(other, index)).merge({other: value})
+        return found
+
+    sets = {n: [needed(n, i) for i in range(_longest_condition(by_name, n))] for n in by_name}
+    return {n: list(dict.fromkeys(s for s in of if s)) for n, of in sets.items() if any(of)}
+
+
+def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
+    """Values of that condition, of a parameter and all it depends on, which has most."""
+    condition = (by_name[name].condition if name in by_name else None) or {}
+    return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

@@ -3,124 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
-from autotune.compiler.canary import Canary, find_canary
+from autotune.compiler.canary import find_canary
+from autotune.compiler.choices import kernel_choices, look_under
+from autotune.compiler.company import TimeUp
 from autotune.compiler.compiler import Compiler, of_worker
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
-from autotune.model import FlagSet, LaunchError, Record, Settings
+from autotune.compiler.reports import Effect, ScreenReport, SetReport, SettingReport, ValueReport
+from autotune.model import FlagSet, LaunchError
 from autotune.settings import Catalog, Stage
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-
-
-class Effect(StrEnum):
-    """What a setting does here.
-
-    ``live``: some value changes the program. ``dead``: none does, alone or among the live ones. ``measure``:
-    read at run time or by the on-device autotuner, so that equal programs prove nothing. ``fails``: no value
-    of it compiles.
-    """
-
-    LIVE = "live"
-    DEAD = "dead"
-    MEASURE = "measure"
-    FAILS = "fails"
-
-
-class CompiledReport(Record):
-    """What compiling alone says of one set.
-
-    Attributes:
-        fingerprint: Names its program; None if it does not compile.
-        changes: What differs from the reference's program, in words.
-        message: The compiler's words if it failed.
-        peak_bytes: Device memory that the step needs.
-        fits: Whether the step fits in device memory; None if not known.
-        compile_s: Seconds of compiling; of a failure, until it ended.
-    """
-
-    fingerprint: str | None = None
-    changes: tuple[str, ...] = ()
-    message: str = ""
-    peak_bytes: int | None = None
-    fits: bool | None = None
-    compile_s: float = 0.0
-
-
-class ValueReport(CompiledReport):
-    """One value of a setting on top of the reference.
-
-    Attributes:
-        is_live: Whether its program differs from the reference's.
-    """
-
-    value: str
-    is_live: bool
-
-
-class SettingReport(Record):
-    """One setting with all its values.
-
-    Attributes:
-        together: Live only together with other settings.
-    """
-
-    name: str
-    effect: Effect
-    stage: str
-    values: tuple[ValueReport, ...] = ()
-    together: bool = False
-
-
-class SetReport(CompiledReport):
-    """One named set: a recipe, or one that the study proposes.
-
-    Attributes:
-        same_as: Earlier set with the same program and nothing else to measure; None if there is none.
-        to_measure: Settings of it that no compilation can judge.
-    """
-
-    name: str
-    settings: Settings
-    same_as: str | None = None
-    to_measure: tuple[str, ...] = ()
-
-
-class ScreenReport(Record):
-    """All that compiling alone says of a study on one cluster.
-
-    Attributes:
-        limit_bytes: Device memory at the study's memory fraction; None for the CPU.
-        compiled_count: Programs compiled now, and `cached_count` taken from the cache.
-        skipped: Settings and sets that nothing is said of, for the time was up.
-        canary: The set that was seen to change the program before any was called dead; None in a report of before.
-        target_digest: Names what the compiler was told of the GPU; empty for the CPU.
-        target_asked: Fields of that which the GPU or installed packages told; `target_assumed`, a table.
-    """
-
-    target: str
-    topology: str
-    versions: dict[str, str]
-    reference: SetReport
-    settings: tuple[SettingReport, ...]
-    sets: tuple[SetReport, ...]
-    limit_bytes: int | None
-    compiled_count: int
-    cached_count: int
-    duration_s: float
-    skipped: tuple[str, ...] = ()
-    canary: Canary | None = None
-    target_digest: str = ""
-    target_asked: tuple[str, ...] = ()
-    target_assumed: tuple[str, ...] = ()
-
-    def of_effect(self, effect: Effect) -> list[SettingReport]:
-        """The settings with one effect."""
-        return [s for s in self.settings if s.effect is effect]
 
 
 class Screener:
@@ -138,21 +34,24 @@ class Screener:
         self._compiler = compiler
         self._catalog = catalog
         self._results: dict[FlagSet, CompileResult] = {}
+        self.choices = kernel_choices(baseline, is_gpu=self.job.target is not None)
 
     def run(
         self,
         domains: Mapping[str, Sequence[str]],
         named: Mapping[str, FlagSet],
         *,
+        chains: Mapping[str, Sequence[FlagSet]] | None = None,
         progress: Callable[[int, int], None] = lambda done, of: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> ScreenReport:
-        """Screens named sets, settings one at a time, then those without effect among the live ones.
+        """Screens named sets, settings one at a time, then in company those that change nothing alone.
 
         Args:
             domains: Setting to the values that are tried.
             named: Name to set, without the baseline.
-            progress: Told how many of how many programs are compiled.
+            chains: Setting to the sets under which its conditions are true.
+            progress: Told how many of how many sets that are planned so far are compiled.
             is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
 
         Raises:
@@ -161,7 +60,10 @@ class Screener:
         reference = self.reference()
         canary = find_canary(self, reference)
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        wanted = [*named.values(), *(FlagSet({n: v}) for n, values in judged.items() for v in values)]
+        # What decides the autotuner is always measured, and may be the company of others.
+        company = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
+        alone = {**judged, **company}
+        wanted = [*named.values(), *(FlagSet({n: v}) for n, values in alone.items() for v in values)]
         # Sets that differ in what JAX itself reads need workers of their own: one after the other, not in turns.
         wanted.sort(key=lambda s: str(of_worker(self.baseline.merge(s))))
         for i, settings in enumerate(wanted):
@@ -171,8 +73,12 @@ class Screener:
             progress(i + 1, len(wanted))
         skipped = {n for n, values in judged.items() if not all(self._is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
-        found, alone = self._again_together(found, is_over)
-        skipped |= alone
+
+        def row_done(done: int, of: int) -> None:
+            progress(len(wanted) + done, len(wanted) + of)
+
+        found, unsettled, rows = self._in_company(found, company, chains or {}, is_over, row_done)
+        skipped |= unsettled
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
@@ -186,6 +92,8 @@ class Screener:
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self._is_known(s))),
             canary=canary,
+            choices=tuple(filter(None, self.choices)),
+            company_rows=rows,
             **self._target_fields(),
         )
 
@@ -222,16 +130,30 @@ class Screener:
             fraction = DEFAULT_MEMORY_FRACTION
         return int(self.job.target.memory_bytes * min(fraction, 1.0))
 
-    def program_key(self, settings: FlagSet) -> str | None:
+    def program_key(self, settings: FlagSet, *, on_device: bool = True) -> str | None:
         """Equal for two sets that one measurement serves: same program, same settings that are read at run time.
 
         None if the set does not compile here, or holds a setting that decides the on-device autotuner.
+
+        Args:
+            settings: The set, without the baseline.
+            on_device: Whether a device's autotuner chooses kernels: programs must then be equal under each choice.
         """
-        program = self.result(settings).program
         rest = self._to_measure(self.baseline.merge(settings))
-        if program is None or any(self.stage(n) is Stage.AUTOTUNER for n in rest):
+        if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
             return None
-        return f"{program.fingerprint}-{rest.digest}"
+        choices = list(self.choices.values())[: None if on_device else 1]
+        programs = [self._fingerprint(settings.merge(forced)) for forced in choices]
+        return None if None in programs else "-".join([*map(str, programs), rest.digest])
+
+    def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
+        """Whether two sets have one program under every kernel choice; each further one is compiled only if need be."""
+        forced = self.choices.values()
+        return all(self._fingerprint(one.merge(f)) == self._fingerprint(other.merge(f)) for f in forced)
+
+    def _fingerprint(self, settings: FlagSet) -> str | None:
+        program = self.result(settings).program
+        return program.fingerprint if program is not None else None
 
     def result(self, settings: FlagSet) -> CompileResult:
         """What became of a set (without the baseline); compiled now if it was not yet."""
@@ -282,7 +204,7 @@ class Screener:
         effect = Effect.DEAD
         if any(r.is_live for r in reports):
             effect = Effect.LIVE
-        elif reports and all(r.message for r in reports):
+        elif any(r.message for r in reports):
             effect = Effect.FAILS
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
@@ -311,54 +233,40 @@ class Screener:
         limit = self.limit_bytes(self.baseline.merge(settings))
         return program.memory.peak_bytes <= limit if limit is not None and program.memory else None
 
-    def _again_together(
-        self, settings: Sequence[SettingReport], is_over: Callable[[], bool]
-    ) -> tuple[list[SettingReport], set[str]]:
-        """Settings that are dead alone, tried on top of all live ones: what acts only in company is not dead.
-
-        Many are tried at once; only where their program differs are they taken apart.
+    def _in_company(
+        self,
+        settings: Sequence[SettingReport],
+        others: Mapping[str, Sequence[str]],
+        chains: Mapping[str, Sequence[FlagSet]],
+        is_over: Callable[[], bool],
+        progress: Callable[[int, int], None],
+    ) -> tuple[list[SettingReport], set[str], int]:
+        """Settings that are dead alone, tried in company under every kernel choice: what acts there is not dead.
 
         Returns:
-            The settings, and the names of those that nothing is said of because the time was up.
+            The settings, the names of those that nothing is said of because the time was up, and the rows compiled.
         """
-        context = self._live_context(settings)
+
+        def program(candidate: FlagSet) -> str | None:
+            if not self._is_known(candidate) and is_over():
+                raise TimeUp
+            return self._fingerprint(candidate)
+
         dead = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD}
-        awake: set[str] = set()
-        if context and dead:
-            for round_ in range(max(len(v) for v in dead.values())):
-                if is_over():
-                    return [s for s in settings if s.name not in dead or s.name in awake], set(dead) - awake
-                tried = {n: v[round_] for n, v in dead.items() if round_ < len(v) and n not in awake}
-                awake |= self._awake(context, tried)
-        live = {"effect": Effect.LIVE, "together": True}
-        return [s.model_copy(update=live) if s.name in awake else s for s in settings], set()
-
-    def _live_context(self, settings: Sequence[SettingReport]) -> FlagSet:
-        """The first live value of every live setting, as far as they compile together."""
-        context = FlagSet()
-        for setting in settings:
-            live = next((v.value for v in setting.values if v.is_live), None)
-            if live is not None:
-                context = context.merge({setting.name: live})
-        while context and self.result(context).program is None:
-            context = context.without(list(context)[-1])
-        return context
-
-    def _awake(self, context: FlagSet, tried: Mapping[str, str]) -> set[str]:
-        """Which of some settings change the program of a context; found by halving."""
-        if not tried:
-            return set()
-        base, together = self.result(context).program, self.result(context.merge(tried)).program
-        if base is not None and together is not None and base.fingerprint == together.fingerprint:
-            return set()
-        if len(tried) == 1:
-            return set(tried)  # a set that fails only in company is not without effect either
-        items = list(tried.items())
-        half = len(items) // 2
-        return self._awake(context, dict(items[:half])) | self._awake(context, dict(items[half:]))
+        live = {s.name: [v.value for v in s.values] for s in settings if s.name not in dead} | dict(others)
+        found = look_under(self.choices, program, dead, live, chains, progress)
+        own = next(iter(self.choices))
+        live_now = {
+            name: {"effect": Effect.LIVE, "together": bool(a), "company": a, "under": words if words != own else ""}
+            for words, company in found.items()
+            for name, a in company.awake.items()
+        }
+        unsettled = {n for company in found.values() for n in company.unsettled}
+        left = [s.model_copy(update=live_now.get(s.name)) for s in settings if s.name not in unsettled]
+        return left, unsettled, sum(company.rows for company in found.values())
 
     def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
-        seen: dict[tuple[str, FlagSet], str] = {(reference.fingerprint, self._to_measure(self.baseline)): "reference"}
+        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
         for name, settings in named.items():
             yield self._set_report(name, settings, reference, seen)
 
@@ -367,11 +275,15 @@ class Screener:
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
 
     def _set_report(
-        self, name: str, settings: FlagSet, reference: CompiledProgram, seen: dict[tuple[str, FlagSet], str]
+        self,
+        name: str,
+        settings: FlagSet,
+        reference: CompiledProgram,
+        seen: dict[tuple[str, FlagSet], tuple[str, FlagSet]],
     ) -> SetReport:
         found, rest = self._compiled(settings, reference), self._to_measure(self.baseline.merge(settings))
         same_as = None
         if found["fingerprint"] is not None:
-            first = seen.setdefault((found["fingerprint"], rest), name)
-            same_as = first if first != name else None
+            first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
+            same_as = first if first != name and self._is_same(settings, other) else None
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)

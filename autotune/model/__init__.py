@@ -3,6 +3,7 @@
 from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder, reference_to, unpack
 from autotune.model.blocks import TURNS, block_step_s, log_ratio
 from autotune.model.clock import Stopwatch
+from autotune.model.delta import shrink
 from autotune.model.errors import (
     STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,
     StudyFileError, close_matches,

@@ -8,6 +8,9 @@ from typing import Any
 from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport
 from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_change, format_seconds, format_share
 
+MOST_NAMED = 4
+"""Company up to this size is named; of more, most does not matter."""
+
 
 def describe_screen(report: ScreenReport) -> list[str]:
     """A report in a few lines."""
@@ -16,6 +19,7 @@ def describe_screen(report: ScreenReport) -> list[str]:
     lines = [f"screen for {place}: {counts}{_canary(report)}"]
     if dead := report.of_effect(Effect.DEAD):
         lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
+    lines += [f"{s.name} acts {how}" for s in report.settings if (how := describe_company(s))]
     lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
     lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]
     peak, limit = report.reference.peak_bytes, report.limit_bytes
@@ -41,6 +45,13 @@ _EFFECTS = {
     Effect.MEASURE: "only a measurement can judge",
     Effect.FAILS: "do not compile",
 }
+
+
+def describe_company(setting: SettingReport) -> str:
+    """Among which settings one acts that changes nothing alone, as a clause; empty if it acts alone."""
+    few = setting.company[:MOST_NAMED] if len(setting.company) <= MOST_NAMED else ()
+    with_others = f"only together with {', '.join(few) or 'some of the others'}" if setting.together else ""
+    return ", ".join(filter(None, (with_others, setting.under and f"only {setting.under}")))
 
 
 def describe_screen_record(record: ScreenRecord) -> list[str]:
@@ -98,7 +109,7 @@ def screen_lines(report: ScreenReport) -> list[str]:
         lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
     titles = {
         Effect.LIVE: "live: these change the program",
-        Effect.DEAD: "dead here: no value changes the program, alone or among the live ones",
+        Effect.DEAD: "dead here: no value changes the program, alone or in company",
         Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
         Effect.FAILS: "do not compile",
     }
@@ -121,7 +132,8 @@ def _setting_lines(setting: SettingReport) -> list[str]:
 
     if setting.effect in (Effect.DEAD, Effect.MEASURE):
         return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
-    lines = [f"  {setting.name}" + (" (only together with others)" if setting.together else "")]
+    company = describe_company(setting)
+    lines = [f"  {setting.name}" + (f" ({company})" if company else "")]
     for value in setting.values:
         if value.message:
             lines.append(f"    {value.value}: {value.message}")

@@ -1,15 +1,13 @@
 """When a set crashes or hangs: looks on a lane for its smallest part that still does.
 
-The search is delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE
-Transactions on Software Engineering 28(2), 2002) with a bounded number of starts.
+The search is delta debugging (see `autotune.model.delta`) with a bounded number of starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from autotune.model import BlameRecord, FailureKind, FlagSet
+from autotune.model import BlameRecord, FailureKind, FlagSet, shrink
 from autotune.study.bench import Bench
 from autotune.study.units import BlameUnit
 from autotune.workers import WorkerFailed
@@ -55,33 +53,6 @@ def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path) -> BlameRecord
         is_minimal=is_minimal,
         starts=starts,
     )
-
-
-def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
-    """The smallest failing part by delta debugging, and whether no single setting of it can be left out.
-
-    Args:
-        settings: A set that fails.
-        fails: Whether a part does; None if it can't be asked any more.
-    """
-    current, pieces = list(settings), 2
-    while len(current) > 1:
-        size = -(-len(current) // pieces)
-        chunks = [current[i : i + size] for i in range(0, len(current), size)]
-        rests = [[n for n in current if n not in chunk] for chunk in chunks] if len(chunks) > 2 else []
-        for names in (*chunks, *rests):
-            verdict = fails(FlagSet({n: settings[n] for n in names}))
-            if verdict is None:
-                return FlagSet({n: settings[n] for n in current}), False
-            if verdict:
-                pieces = 2 if names in chunks else max(2, pieces - 1)
-                current = names
-                break
-        else:
-            if size == 1:
-                break
-            pieces = min(len(current), 2 * pieces)
-    return FlagSet({n: settings[n] for n in current}), True
 
 
 def _fails(bench: Bench, part: FlagSet, folder: Path, kind: FailureKind) -> bool:

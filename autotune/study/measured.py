@@ -15,6 +15,7 @@ from autotune.model import (
     refuse_unknown_objectives,
 )
 from autotune.settings import SearchSpace
+from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts, doubt_of
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
 from autotune.study.trial import Known
@@ -28,6 +29,7 @@ class Measuring:
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._resources = contextlib.ExitStack()
+        self.doubt: Doubt | None = None
         self._screen: StudyScreener | None = self._resources.enter_context(open_study_screener(run.store, run.view))
 
     def reference(self) -> WorkerReport:
@@ -42,22 +44,30 @@ class Measuring:
         reference = self._run.reference
         if self._screen is None or reference is None:
             return space
-        return self._screen.narrow(space, dict(self._run.setup.first), reference)
+        left = self._screen.narrow(space, dict(self._run.setup.first), reference)
+        if self._screen.report is not None and self._run.spec.device.platform == "cuda":
+            self.doubt = doubt_of(space, self._screen.report)
+        return left
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
         """Whether the screen knows, without starting anything, that one measurement serves two sets."""
-        return self._screen is not None and self._screen.is_same_program(one, other)
+        if self._screen is None or contradicts(self._run.store.of(TrialResult)):
+            return False
+        return self._screen.is_same_program(one, other)
 
     def evaluate(self, config: TrialConfig, known: Known) -> TrialResult | TrialUnit:
         """What a lane has to do, unless the set's result is known already."""
         precheck, outcome = Precheck(), known.same_set(config.settings)  # type: Precheck, TrialOutcome | None
         if outcome is None and self._screen is not None:
             precheck = self._screen.precheck(config.settings)
+            if config.origin == DEAD_TOGETHER or contradicts(known.results):
+                precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is in doubt
             outcome = self._without_launch(precheck, known)
         if outcome is not None:
             return TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
         # By step time alone a set that is surely not the best is given up; as one of a front it may still count.
-        best = known.incumbent if len(self._run.spec.search.objectives) == 1 else None
+        is_for_the_best = len(self._run.spec.search.objectives) == 1 and config.origin != DEAD_TOGETHER
+        best = known.incumbent if is_for_the_best else None
         return TrialUnit(config=config, incumbent=best, compiled_key=precheck.key)
 
     def _without_launch(self, precheck: Precheck, known: Known) -> TrialOutcome | None:

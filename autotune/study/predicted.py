@@ -114,6 +114,9 @@ def on_its_cluster(spec: StudySpec) -> StudySpec:
 class Predicting:
     """See `autotune.study.run.Evaluator`: compiles sets, and predicts them against the reference."""
 
+    doubt = None
+    """No GPU runs: a model sees the very programs that the screen saw."""
+
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._resources = contextlib.ExitStack()
@@ -176,13 +179,14 @@ class Predicting:
             assert result.failure is not None
             return Failed(failure=result.failure), None
         # What is read at run time is part of the key: that a model cannot see it does not make it dead.
-        key = self._screen.program_key(settings)
+        key = self._screen.program_key(settings, on_device=False)
         if (over := compiled_over_limit(self._run.spec, self._screen, settings)) is not None:
             return Failed(failure=over), key
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
         step = self._step(settings, result.program, predict_step(result.program, self._target, self._topology))
-        twin = known.same_program(key, self._screen.program_key(FlagSet())) if key else None
+        reference_key = self._screen.program_key(FlagSet(), on_device=False)
+        twin = known.same_program(key, reference_key) if key else None
         if twin is not None:
             return twin.model_copy(update={"prediction": step}), key
         return Predicted(prediction=step), key

@@ -23,6 +23,7 @@ from autotune.model import FlagSet, Objective, StudySpec, TrialConfig, TrialResu
 from autotune.rundir import NUMBER_KEY, Mirror
 from autotune.settings import Parameter, SearchSpace
 from autotune.study.culprit import walks_into
+from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
@@ -53,6 +54,7 @@ class Proposer:
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
         storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
         reference: What the reference said of itself; needed for a study by several objectives.
+        doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -66,11 +68,14 @@ class Proposer:
         first: Sequence[tuple[str, FlagSet]],
         storage: str | None,
         reference: WorkerReport | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
-        self._first = list(first)
+        self._doubt = doubt
+        self._notes: list[str] = []
+        self._first = [*first, *((DEAD_TOGETHER, s) for s in (doubt.sets if doubt else ()))]
         self.bad: list[FlagSet] = []
         """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
         self._reference = reference
@@ -94,6 +99,8 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         self._see(result.settings)
+        if self._doubt is not None and contradicts([result]):
+            self._widen(self._doubt.whole)
         found = [self._log_ratio(objective, result) for objective in self._objectives]
         self._worst = [max(w, v) if v is not None else w for w, v in zip(self._worst, found, strict=True)]
         params, distributions = self._as_optuna(result.params)
@@ -134,7 +141,15 @@ class Proposer:
 
     def news(self) -> list[str]:
         """What the user should know of the mirror since the last call."""
-        return self._mirror.news() if self._mirror is not None else []
+        notes, self._notes = self._notes, []
+        return notes + (self._mirror.news() if self._mirror is not None else [])
+
+    def _widen(self, whole: SearchSpace) -> None:
+        """From now on proposes points of a larger space."""
+        more = len(whole.parameters) - len(self._space.parameters)
+        self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
+        self._doubt, self._space, self._size = None, whole, whole.size()
+        self._points_seen = sum(map(self._is_point, self._seen))
 
     def _see(self, settings: FlagSet) -> None:
         if settings not in self._seen:

@@ -23,6 +23,7 @@ from autotune.model import (
 )
 from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
+from autotune.study.doubt import Doubt
 from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
@@ -54,7 +55,15 @@ class Setup(Protocol):
 
 
 class Evaluator(Protocol):
-    """How a study comes by its numbers: by measuring, or by a model of compiled programs."""
+    """How a study comes by its numbers: by measuring, or by a model of compiled programs.
+
+    Attributes:
+        doubt: What to try because `narrow` may be wrong on the GPU that runs; None if there is no such thing.
+    """
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """See above."""
 
     def reference(self) -> WorkloadFacts:
         """Measures or compiles the reference, unless an earlier session did; records it and tells what it is."""

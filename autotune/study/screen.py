@@ -21,6 +21,7 @@ from autotune.compiler import (
     ScreenReport,
     Target,
     Topology,
+    chains,
     cluster_that_ran,
     compiler_problem,
     compiler_versions,
@@ -194,7 +195,10 @@ class StudyScreener:
             if record.report is None or (record.target, record.topology, record.versions) != here:
                 continue
             report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            if report.canary is not None and report.target_digest == (gpu.digest if gpu else ""):
+            # What an older version wrote was found without a canary, or under one kernel choice and less in company.
+            if report.canary is None or report.choices != tuple(filter(None, screen.choices)):
+                continue
+            if report.target_digest == (gpu.digest if gpu else ""):
                 return report
         return None
 
@@ -215,7 +219,7 @@ class StudyScreener:
 
         report = self.wait(
             lambda: screen.run(
-                values, named, progress=progress,
+                values, named, chains=chains(space), progress=progress,
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
@@ -288,7 +292,9 @@ class StudyScreener:
             return
         settings = guess()
         if settings is not None:
-            self._pool.submit(screen.result, settings)  # what fails here fails again, and is told, when it is asked for
+            self._pool.submit(
+                screen.program_key, settings
+            )  # what fails here fails again, and is told, when it is asked for
 
     def close(self) -> None:
         """Ends the compile worker, in whatever it is doing."""

@@ -86,7 +86,9 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     space = run.evaluator.narrow(space)
-    run.proposer = Proposer(run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference)
+    run.proposer = Proposer(
+        run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt
+    )
 
 
 def search(run: StudyRun) -> None:

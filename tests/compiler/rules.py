@@ -23,6 +23,10 @@ COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 BUFFER = "xla_gpu_enable_while_loop_double_buffering"
 SLOP = "xla_gpu_memory_limit_slop_factor"
 OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+P2P = "xla_gpu_enable_pipelined_p2p"
+DECOMPOSE = "xla_gpu_collective_permute_decomposer_threshold"
+GRAPHS = "xla_gpu_enable_command_buffer"
+TRITON = "xla_gpu_enable_triton_gemm"
 CHANNELS = "xla_gpu_nccl_collective_max_nchannels"
 GIB = 1 << 30
 
@@ -75,6 +79,12 @@ class Rules:
             parts.append("buffered")
             if OVERLAP in settings:  # acts in company only
                 parts.append(f"overlap {settings[OVERLAP]}")
+        if settings.get(P2P) == "true" and DECOMPOSE in settings:  # each alone does nothing
+            parts.append(f"permutes decomposed at {settings[DECOMPOSE]}")
+        if settings.get(TRITON) == "false":
+            parts.append("cuBLAS")
+            if settings.get(GRAPHS) == "FUSION,CUSTOM_CALL":  # a graph of fusions holds all there is with Triton
+                parts.append("fewer kernels in graphs")
         return "; ".join(parts) or "plain"
 
 

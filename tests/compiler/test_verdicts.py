@@ -6,14 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler.open import domains, narrowed
+from autotune.compiler.open import chains, domains, narrowed
+from autotune.compiler.reports import Effect, ScreenReport
 from autotune.compiler.targets import load_target
-from autotune.compiler.verdicts import Effect
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import Stage, load_catalog
-from autotune.settings.parameters import SearchSpace
-from tests.compiler.rules import BUFFER, CHANNELS, COMBINE, OVERLAP, SLOP, Rules, screen, space
+from autotune.settings.parameters import Parameter, SearchSpace
+from tests.compiler.rules import (
+    BUFFER,
+    CHANNELS,
+    COMBINE,
+    DECOMPOSE,
+    GIB,
+    GRAPHS,
+    OVERLAP,
+    P2P,
+    SLOP,
+    TRITON,
+    Rules,
+    screen,
+    space,
+)  # fmt: skip
 
 DOMAINS = {
     COMBINE: ["7", "11"],
@@ -67,7 +81,7 @@ def test_sets_that_differ_in_what_is_read_at_run_time_are_compiled_once() -> Non
         for more in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring"})
     }
     assert len(keys) == 3
-    assert rules.compiled == [FlagSet({COMBINE: "11"})]
+    assert rules.compiled == [FlagSet({COMBINE: "11"}), FlagSet({COMBINE: "11", TRITON: "false"})]
 
 
 def test_setting_unknown_to_the_catalogue_is_to_be_measured() -> None:
@@ -127,14 +141,77 @@ def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() 
         screen(Rules(), {COMBINE: "13"}).run({}, {})
 
 
-def test_many_dead_settings_cost_few_more_compilations() -> None:
-    catalog = load_catalog()
-    dead = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in DOMAINS][:37]
+def dead_settings(count: int) -> list[str]:
+    catalog, known = load_catalog(), {*DOMAINS, P2P, DECOMPOSE, GRAPHS, TRITON}
+    program = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in known]
+    return program[:count]
+
+
+def test_many_dead_settings_cost_about_as_much_again_for_each_kernel_choice() -> None:
     rules = Rules()
-    report = screen(rules).run({**{n: ["1"] for n in dead}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
+    report = screen(rules).run({**{n: ["1"] for n in dead_settings(37)}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
     assert len(report.of_effect(Effect.DEAD)) == 37
-    # reference, 39 alone, and a halving search for the one that acts in company
-    assert len(rules.compiled) <= 1 + 39 + 2 + 2 * 6
+    with_triton = [s for s in rules.compiled if TRITON not in s]
+    assert len(with_triton) <= 1 + 39 + 80  # reference, alone, in company
+    assert len(rules.compiled) - len(with_triton) <= 80
+
+
+def test_two_settings_that_act_only_together_are_live_and_name_each_other() -> None:
+    # On 2b61fbc both halves of the dead ones looked dead, and so did both settings.
+    domains = {n: ["1"] for n in dead_settings(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
+    found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
+    assert found[P2P].effect is found[DECOMPOSE].effect is Effect.LIVE
+    assert found[P2P].company[:1] == (DECOMPOSE,)
+    assert found[DECOMPOSE].company[:1] == (P2P,)
+    assert sum(s.effect is Effect.DEAD for s in found.values()) == 20
+
+
+def test_setting_that_acts_with_the_other_kernels_is_live_and_says_so() -> None:
+    # On 2b61fbc only Triton's kernels were asked, and they say that this does nothing.
+    (found,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
+    assert (found.effect, found.together, found.under) == (Effect.LIVE, False, "with cuBLAS GEMMs")
+
+
+def test_one_measurement_serves_two_sets_only_if_no_kernel_choice_tells_them_apart() -> None:
+    engine, graphs = screen(Rules()), FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})
+    assert engine.program_key(graphs) != engine.program_key(FlagSet())
+    assert engine.program_key(graphs, on_device=False) == engine.program_key(FlagSet(), on_device=False)
+    report = engine.run({}, {"docs": graphs, "same": graphs.merge({SLOP: "17"})})
+    assert [s.same_as for s in report.sets] == [None, None]
+    report = screen(Rules()).run({}, {"same": FlagSet({SLOP: "17"})})
+    assert [s.same_as for s in report.sets] == ["reference"]
+
+
+def test_where_only_one_choice_is_left_only_one_is_compiled() -> None:
+    for rules, baseline in ((Rules(target=None), {}), (Rules(), {TRITON: "false"})):
+        report = screen(rules, baseline).run({SLOP: ["17"], GRAPHS: ["FUSION,CUSTOM_CALL"]}, {})
+        assert {s.get(TRITON) for s in rules.compiled} == {baseline.get(TRITON)}
+        (graphs,) = [s for s in report.settings if s.name == GRAPHS]
+        assert (graphs.effect is Effect.LIVE) == bool(baseline)
+
+
+def test_set_that_allows_triton_in_words_is_still_subject_to_the_autotuner() -> None:
+    engine = screen(Rules())
+    keys = [engine.result(FlagSet({TRITON: v}).merge(f)).program for v in ("true",) for f in engine.choices.values()]
+    assert [p and p.fingerprint for p in keys] == ["plain", "cuBLAS"]
+
+
+def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_dead() -> None:
+    domains = {n: ["1"] for n in dead_settings(6)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
+    whole = Rules()
+    screen(whole).run(domains, {})
+    for allowed in range(len(whole.compiled) + 1):
+        rules = Rules()
+        report = screen(rules).run(domains, {}, is_over=lambda: len(rules.compiled) >= allowed)  # noqa: B023
+        dead = {s.name for s in report.of_effect(Effect.DEAD)}
+        assert not dead & {P2P, DECOMPOSE, GRAPHS}, allowed
+        assert {s.name for s in report.settings} | set(report.skipped) == set(domains)
+        assert bool(dead) == (allowed >= len(whole.compiled)), allowed
+
+
+def test_setting_with_a_value_that_does_not_compile_is_not_dead() -> None:
+    (found,) = screen(Rules()).run({COMBINE: ["13", "7"]}, {}).settings
+    assert found.effect is Effect.FAILS
 
 
 STUDY = """
@@ -188,12 +265,14 @@ def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch:
 def test_narrowed_space_lacks_dead_settings_and_keeps_every_reason() -> None:
     report = screen(Rules()).run(domains(space()), {})
     left = narrowed(space(), report)
-    assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_ALGO"]
+    assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_PROTO", "NCCL_ALGO"]
     assert left.left_out["other"] == "not asked for"
     assert "95" not in left.left_out[SLOP]
     assert "17" in left.left_out[SLOP]
-    assert SLOP in left.left_out["NCCL_PROTO"]
-    assert left.parameters[3].condition is None  # the dead setting rests where the condition holds
+    # What depends on a dead setting stays: it acts alike under all values of that, be it at run time.
+    assert {p.name: p.condition for p in left.parameters[2:]} == {
+        OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
+    }  # fmt: skip
 
 
 def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
@@ -203,6 +282,28 @@ def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_withou
     assert by_name[COMBINE] == ("7", "11", "13")
     on_cpu = screen(Rules(target=None)).run(domains(space()), {})
     assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
+
+
+def test_value_that_fits_with_what_others_save_stays() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+
+    def with_peaks(saved_gib: int) -> ScreenReport:
+        peaks = {(BUFFER, "true"): 62, (COMBINE, "11"): 10 - saved_gib}
+        settings = tuple(
+            s.model_copy(
+                update={
+                    "values": tuple(
+                        v.model_copy(update={"peak_bytes": peaks.get((s.name, v.value), 10) * GIB}) for v in s.values
+                    )
+                }
+            )
+            for s in report.settings
+        )
+        return report.model_copy(update={"settings": settings})
+
+    for saved_gib, choices in ((2, ("false",)), (4, ("false", "true"))):  # of 59.3 GiB
+        left = {p.name: p.choices for p in narrowed(space(), with_peaks(saved_gib)).parameters}
+        assert left[BUFFER] == choices
 
 
 def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
@@ -230,3 +331,17 @@ def test_program_key_joins_what_one_measurement_serves() -> None:
     assert len({plain, live, read_later}) == 3
     assert engine.program_key(FlagSet({COMBINE: "13"})) is None
     assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
+
+
+def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() -> None:
+    def one(name: str, *choices: str, **condition: tuple[str, ...]) -> Parameter:
+        of = {f"xla_{n}": v for n, v in condition.items()} or None
+        return Parameter(name=f"xla_{name}", choices=choices, default=choices[0], condition=of)
+
+    whole = SearchSpace((one("a", "0", "1", "2"), one("b", "0", "1", a=("1", "2")), one("c", "0", "1", b=("1",)),
+                         one("d", "0", "1", a=("0", "1"))))  # fmt: skip
+    assert chains(whole) == {
+        "xla_b": [FlagSet({"xla_a": "1"}), FlagSet({"xla_a": "2"})],
+        "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
+        "xla_d": [FlagSet({"xla_a": "1"})],
+    }

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from autotune.model.delta import shrink
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.model.records import BlameRecord
 from autotune.model.trial import TrialResult
-from autotune.study.blame import MOST_STARTS, shrink
+from autotune.study.blame import MOST_STARTS
 from autotune.study.culprit import remember, remembered, walks_into
 from tests.runs import Run, replay_study
 

@@ -1,0 +1,38 @@
+"""Delta debugging: the smallest part of a set that still does what the whole does.
+
+Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE Transactions on Software Engineering
+28(2), 2002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autotune.model.flags import FlagSet
+
+
+def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
+    """The smallest failing part by delta debugging, and whether no single setting of it can be left out.
+
+    Args:
+        settings: A set that fails.
+        fails: Whether a part does; None if it can't be asked any more.
+    """
+    current, pieces = list(settings), 2
+    while len(current) > 1:
+        size = -(-len(current) // pieces)
+        chunks = [current[i : i + size] for i in range(0, len(current), size)]
+        rests = [[n for n in current if n not in chunk] for chunk in chunks] if len(chunks) > 2 else []
+        for names in (*chunks, *rests):
+            verdict = fails(FlagSet({n: settings[n] for n in names}))
+            if verdict is None:
+                return FlagSet({n: settings[n] for n in current}), False
+            if verdict:
+                pieces = 2 if names in chunks else max(2, pieces - 1)
+                current = names
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(current), 2 * pieces)
+    return FlagSet({n: settings[n] for n in current}), True

@@ -1,0 +1,31 @@
+"""The benchmark of soundness on two of its spaces, cut down: real programs, and no point lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.interacting import GRAPHS, SPACES, brute_force
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(600)]
+
+P2P = ("xla_gpu_enable_pipelined_p2p", "xla_gpu_collective_permute_decomposer_threshold")
+
+
+def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_makes_them(tmp_path: Path) -> None:
+    names = (*P2P, "xla_gpu_collective_permute_combine_threshold_bytes")
+    whole = SPACES["pipeline"]
+    found = brute_force(replace(whole, domains={n: whole.domains[n] for n in names}), tmp_path / "kernels")
+    assert found["distinct_programs"] == 2
+    assert {n: set(c) for n, c in found["live_only_in_company"].items()} == {P2P[0]: {P2P[1]}, P2P[1]: {P2P[0]}}
+    assert found["dead"] == [names[2]]
+    assert found["points_lost"] == []
+
+
+def test_what_a_graph_holds_is_live_though_only_with_cublas_kernels(tmp_path: Path) -> None:
+    found = brute_force(replace(SPACES["one GPU"], domains=GRAPHS), tmp_path / "kernels")
+    assert found["live_only_under"] == {"xla_gpu_enable_command_buffer": "with cuBLAS GEMMs"}
+    assert found["distinct_programs"] > found["distinct_with_the_compilers_own_choice"]
+    assert found["points_lost"] == []
