@@ -18,6 +18,8 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     for name in list(winner):
         if len(current) == 1:
             break
+        if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
+            continue  # without it the set would be none that may be tried
         found = _ablation(run, current, name)
         run.view.ablation(found)
         if not found.kept:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.machine import caller_environment, driver_python, open_meter, steering_settings
@@ -58,11 +58,13 @@ class Preflight:
         spec: The study.
         known: What is known of settings on the installed build.
         first: Sets to try before the sampler proposes, with who suggests them.
+        rule_defaults: See `rule_defaults`.
     """
 
     spec: StudySpec
     known: KnownSettings
     first: tuple[tuple[str, FlagSet], ...]
+    rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
@@ -95,13 +97,13 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     known = known_settings(spec)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
-    rule_defaults(spec, known)
-    first = _first_sets(spec, known, note)
+    defaults = rule_defaults(spec, known)
+    first = _allowed(spec, _first_sets(spec, known, note), defaults, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
     _refuse_uncounted_energy(spec)
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
-    return Preflight(spec=spec, known=known, first=tuple(first))
+    return Preflight(spec=spec, known=known, first=first, rule_defaults=defaults)
 
 
 def known_settings(spec: StudySpec, python: str | None = None) -> KnownSettings:
@@ -198,6 +200,22 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
     return [(origin, settings) for origin, settings in found if settings]
+
+
+def _allowed(
+    spec: StudySpec,
+    first: Sequence[tuple[str, FlagSet]],
+    defaults: Mapping[str, str],
+    note: Callable[[str], None],
+) -> tuple[tuple[str, FlagSet], ...]:
+    """The sets that keep the study's rules; its own do, the caller's environment and recipes may not."""
+    kept = []
+    for origin, settings in first:
+        if (rule := spec.broken_rule(settings, defaults)) is None:
+            kept.append((origin, settings))
+        else:
+            note(f"{origin} is not tried: it breaks the rule {rule!r}")
+    return tuple(kept)
 
 
 def _refuse_uncounted_energy(spec: StudySpec) -> None:

@@ -13,7 +13,8 @@ import hashlib
 import math
 import random
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import optuna
@@ -24,6 +25,8 @@ from autotune.rundir import NUMBER_KEY, Mirror
 from autotune.settings import Parameter, SearchSpace
 from autotune.study.culprit import walks_into
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
@@ -55,6 +58,7 @@ class Proposer:
         storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
         reference: What the reference said of itself; needed for a study by several objectives.
         doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
+        rule_defaults: What the build has for settings that the study's rules name.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -69,13 +73,16 @@ class Proposer:
         storage: str | None,
         reference: WorkerReport | None = None,
         doubt: Doubt | None = None,
+        rule_defaults: Mapping[str, str] = EMPTY,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
         self._doubt = doubt
+        self._rule_defaults = rule_defaults
         self._notes: list[str] = []
-        self._first = [*first, *((DEAD_TOGETHER, s) for s in (doubt.sets if doubt else ()))]
+        doubted = doubt.sets if doubt else ()
+        self._first = [*first, *((DEAD_TOGETHER, s) for s in doubted if self._is_allowed(s))]
         self.bad: list[FlagSet] = []
         """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
         self._reference = reference
@@ -174,10 +181,16 @@ class Proposer:
         tpe = functools.cache(lambda: self._tpe(number))
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat, tpe)
-            if settings not in self._seen and settings not in now_tried and not walks_into(settings, self.bad):
+            if settings in self._seen or settings in now_tried:
+                continue
+            if self._is_allowed(settings) and not walks_into(settings, self.bad):
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
+
+    def _is_allowed(self, settings: FlagSet) -> bool:
+        """Whether a set keeps the study's own rules."""
+        return self._spec.broken_rule(settings, self._rule_defaults) is None
 
     def _is_point(self, settings: FlagSet) -> bool:
         """Whether a set can be proposed: the default cannot where a study lists values without it."""

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
@@ -40,6 +41,7 @@ class NothingToSearch:
     """See `autotune.study.run.Setup`: a set that was proven before needs no space, and no question to the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
+    rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """An empty one."""

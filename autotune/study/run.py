@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +43,10 @@ class Setup(Protocol):
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
         """See above."""
+
+    @property
+    def rule_defaults(self) -> Mapping[str, str]:
+        """What the build has for the settings that `limits.rules` name."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The search space, once the reference has told what the workload is."""

@@ -87,8 +87,9 @@ def screen(run: StudyRun) -> None:
         run.view.note(f"{name}: {remark}")
     space = run.evaluator.narrow(space)
     run.proposer = Proposer(
-        run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt
-    )
+        run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
+        rule_defaults=run.setup.rule_defaults,
+    )  # fmt: skip
 
 
 def search(run: StudyRun) -> None:

@@ -10,7 +10,7 @@ import pytest
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
-from autotune.model.records import FloorResult, Outcome
+from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
@@ -125,3 +125,25 @@ def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None
     lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
     with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
         rule_defaults(lacking, Build())  # type: ignore[arg-type]
+
+
+def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
+    effects = {"xla_a=1": 0.9, "xla_a=2": 0.8, "xla_d=1": 0.97}
+    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
+    spec = replay_study(effects=effects, study={"limits": {"rules": rules}})
+    conclusion, store, _ = run_replay(spec, trials=14)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert len(tried) == 14  # of 15: (a, b) equal, times c, times d, less two of the second rule and the default
+    assert all(spec.broken_rule(s) is None for s in tried)
+    # `xla_b` does nothing, but without it the set would be none that may be tried.
+    assert conclusion.settings is not None
+    assert (conclusion.settings["xla_a"], conclusion.settings["xla_b"]) == ("2", "2")
+    assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
+
+
+def test_a_space_of_which_rules_leave_little_is_tried_out(run_replay: Run) -> None:
+    spec = replay_study(study={"limits": {"rules": ["xla_a == 1 and xla_c == none or xla_a == none", "xla_b == none"]}})
+    _, store, _ = run_replay(spec, trials=50)
+    tried = {r.settings for r in store.of(TrialResult)}
+    assert len(tried) == 8  # c and d without a, d with a; less the default
+    assert all(spec.broken_rule(s) is None for s in tried)
