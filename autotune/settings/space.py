@@ -143,7 +143,7 @@ class _Builder:
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched though its group is; empty if it is."""
         if entry.name == "process_layout":
-            return "not a setting of a process: run two studies, with `device.process_count` 1 and one for each GPU"
+            return "not a setting of a process: search it by `[search.options] process_count = [1, 8]`"
         if entry.platform in NEVER_SEARCHED:
             return NEVER_SEARCHED[entry.platform]
         if entry.tier is Tier.LEGACY:
