@@ -14,6 +14,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
     "H100 NVL": {"bfloat16": 835e12, "float32": 417.5e12, "float8": 1671e12},
     "H100": _H100,
     # https://www.nvidia.com/en-us/data-center/h200 (same compute as H100 SXM)
+    "H200 NVL": {"bfloat16": 835.5e12, "float32": 418e12, "float8": 1670.5e12},
     "H200": _H100,
     "GH200": _H100,
     # https://www.nvidia.com/en-us/data-center/a100 (no float8)

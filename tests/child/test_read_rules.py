@@ -86,7 +86,10 @@ def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any]
         ({"workload": {}}, "exactly one of `entry` and `command`"),
         ({"workload": {"entry": "llama", "command": ["x"]}}, "exactly one of `entry` and `command`"),
         ({"workload": {"command": ["x"]}}, "either `hook = true` or a section"),
-        ({"workload": {"command": ["x"], "hook": True, "options": {"a": 1}}}, "`options` belong to an `entry`"),
+        (
+            {"workload": {"command": ["x"], "hook": True, "options": {"a": 1}}},
+            "`options` of a `command` stand in its arguments",
+        ),
         ({"workload": {"entry": "llama", "hook": True}}, "belong to a `command`"),
         ({"workload": {"command": []}}, "at least 1"),
         (
