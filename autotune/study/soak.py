@@ -32,6 +32,9 @@ from autotune.workers import WorkerFailed
 DUMP = "autotune.textproto"
 NOTHING = FlagSet()
 
+LOSSES = 24
+"""Blocks, at least, into which a run is cut whose losses are compared: each tells one."""
+
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
 
@@ -65,7 +68,8 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     def is_enough(times: list[float]) -> bool:
         return sum(times) >= least_s and len(times) >= least_steps
 
-    _run_long(bench, settings, folder, is_enough, of_s=least_s, fresh=unit.basis is not None, run=run, dump=dump)
+    compared = least_steps if unit.basis is not None else None
+    _run_long(bench, settings, folder, is_enough, of_s=least_s, compared=compared, run=run, dump=dump)
     loss, failure = None, run.failure
     if unit.basis is not None and failure is None and run.report is not None:
         judged = _judge_loss(bench, unit.basis, run, folder)
@@ -92,7 +96,7 @@ def _run_long(
     is_enough: Callable[[list[float]], bool],
     *,
     of_s: float,
-    fresh: bool,
+    compared: int | None,
     run: _LongRun,
     dump: FlagSet = NOTHING,
 ) -> None:
@@ -104,7 +108,8 @@ def _run_long(
         folder: Where the log goes.
         is_enough: Given the times of all steps so far.
         of_s: Seconds that it may take, to be shown.
-        fresh: Every step gets a batch of its own, where a worker makes its batches.
+        compared: Over so many steps its losses are compared: every step gets a batch of its own, where a worker makes
+            its batches, and losses are told often enough. None where they are not.
         run: What it did so far.
         dump: What makes it leave the autotuner's results; left out where it does not start with that.
     """
@@ -119,10 +124,11 @@ def _run_long(
             break
         run.starts += 1
         run.report = worker.report
-        if fresh:
-            worker.fresh_batches = True
+        worker.fresh_batches = compared is not None
         try:
             steps = max(bench.spec.measure.run_steps, bench.steps_for(worker))
+            if compared is not None:
+                steps = min(steps, max(1, compared // LOSSES))
             while not is_enough(run.times):
                 run.times += worker.run_block(steps)
                 if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
@@ -149,7 +155,7 @@ def _judge_loss(bench: Bench, basis: LossBasis, run: _LongRun, folder: Path) -> 
         return (of.report.tokens_per_step if of.report is not None else None) or 1
 
     most_steps, reference = LONGEST_REFERENCE * steps, _LongRun()
-    _run_long(bench, FlagSet(), beside, has_done_as_much, of_s=sum(run.times), fresh=True, run=reference)
+    _run_long(bench, FlagSet(), beside, has_done_as_much, of_s=sum(run.times), compared=steps, run=reference)
     if reference.failure is not None:
         said = reference.failure.message
         return LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])

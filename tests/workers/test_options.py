@@ -30,7 +30,11 @@ OPTIONS = {"rounds": [24, 1], "kind": ["a", "b"]}
 @pytest.mark.timeout(600)
 def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Path) -> None:
     search = {"trials": 3, "options": OPTIONS, "use_environment": False}
-    data: dict[str, Any] = {"name": "options", "workload": {"entry": "optional:build"}, "search": search}
+    data: dict[str, Any] = {
+        "name": "options",
+        "workload": {"entry": "optional:build", "tokens_per_step": 1},
+        "search": search,
+    }
     confirm = {"finalists": 1, "processes": 4, "pairs": 8, "soak": "1s", "soak_steps": 20}
     spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
     diary = Diary()
