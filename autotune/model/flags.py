@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.model.errors import SettingError
-from autotune.model.names import kind_of, refuse_unprintable
+from autotune.model.names import OPTION, kind_of, refuse_unprintable
 
 LISTS = frozenset(
     {
@@ -181,7 +181,12 @@ class FlagSet(Mapping[str, str]):
 
     def __str__(self) -> str:
         """The set as one line for people; ``(default)`` if empty."""
-        return " ".join(f"{n}={quote_token(v)}" for n, v in self._items.items()) or "(default)"
+        return " ".join(self.words) or "(default)"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Each setting for people: ``xla_a=1``, and an option by its own name, ``remat=dots``."""
+        return tuple(f"{n.removeprefix(OPTION)}={quote_token(_unquoted(n, v))}" for n, v in self._items.items())
 
     @property
     def digest(self) -> str:
@@ -220,6 +225,16 @@ class FlagSet(Mapping[str, str]):
             if kind_of(name) in ("jax", "env") and variable in environment:
                 found[name] = environment[variable]
         return cls(found)
+
+
+def _unquoted(name: str, value: str) -> str:
+    """The value of a setting; of an option that is text, without the quotes of JSON."""
+    if not name.startswith(OPTION) or not value.startswith('"'):
+        return value
+    try:
+        return str(json.loads(value))
+    except ValueError:
+        return value
 
 
 def combine(name: str, earlier: str, later: str) -> str:

@@ -6,8 +6,9 @@ So the list says what may pass, never what may not: a name that nobody thought o
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.model.errors import SettingError
 from autotune.model.secrets import is_secret_name
@@ -100,15 +101,34 @@ def is_variable(name: str) -> bool:
 def refuse_unprintable(name: str, value: str) -> None:
     """Refuses a value that could end a line, move a terminal's cursor, or that no environment can carry.
 
+    In an option, which is JSON, such a character may stand behind a backslash.
+
     Raises:
         SettingError: If it holds anything but printable text.
     """
-    if not value.isprintable():
-        odd = next(c for c in value if not c.isprintable())
-        raise SettingError(
-            f"the value of {name} must be printable text (no NUL, tab, line end or other control character) but holds "
-            f"{odd!a}; write it without"
-        )
+    for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
+        if not text.isprintable():
+            odd = next(c for c in text if not c.isprintable())
+            raise SettingError(
+                f"the value of {name} must be printable text (no NUL, tab, line end or other control character) but "
+                f"holds {odd!a}; write it without"
+            )
+
+
+def _texts(value: str) -> Iterator[str]:
+    """All texts in a value that is JSON, names in tables among them; none where it is not."""
+    try:
+        left = [json.loads(value)]
+    except (ValueError, RecursionError):
+        return
+    while left:
+        found = left.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, list):
+            left += found
+        elif isinstance(found, dict):
+            left += [*found, *found.values()]
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:

@@ -181,8 +181,10 @@ class StudySpec(Section):
     def under(self, settings: FlagSet) -> StudySpec:
         """The study as it is under the options of one set: every one in its place, none left to search.
 
+        Sets come from files of other people too, and options end in a command: only what the study lists is put in.
+
         Raises:
-            SettingError: If an option of the set is none of the study, or is no JSON.
+            SettingError: If an option of the set, or its value, is none of the study, or is no JSON.
         """
         named = options_in(settings)
         known = self.reference_options
@@ -191,6 +193,13 @@ class StudySpec(Section):
                 f"an option must be one of the study ({', '.join(known) or 'it has none'}) but got {unknown[0]!r}"
                 f"{close_matches(unknown[0], known)}; add it to `search.options`"
             )
+        legal = self._option_values()
+        for name, value in named.items():
+            if value not in legal[name]:
+                raise SettingError(
+                    f"option {name!r} must have a value that the study lists ({legal[name]}) but got {value!r:.100}; "
+                    "add it to `search.options`"
+                )
         options, device = {**known, **named}, self.device
         if self.workload.entry is not None and PROCESS_COUNT in options:
             device = self._with_processes(options.pop(PROCESS_COUNT))

@@ -77,7 +77,7 @@ def time_of(work: WorkPerStep | None, unit: str) -> str:
 
 def shorten(settings: FlagSet, *, limit: int = 100) -> str:
     """Settings on one line, common prefixes left out, cut to what fits."""
-    text = " ".join(f"{n.removeprefix('xla_')}={v}" for n, v in settings.items()) or "(default)"
+    text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

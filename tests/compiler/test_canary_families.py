@@ -15,7 +15,7 @@ from autotune.model.spec import parse_study
 FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {
     "one GPU": ("llama-tiny", "1x1", {}),
     "fsdp": ("llama-tiny", "1x8", {"fsdp": 8}),
-    "tensor": ("llama-tiny", "1x4", {"tensor": 4}),
+    "tensor": ("llama-tiny", "1x2", {"tensor": 2}),
     "pipeline": ("llama-small", "1x4", {"pipeline": 2, "fsdp": 2}),
     "experts": ("moe-tiny", "1x8", {"expert": 4, "data": 2}),
     "ring": ("long-tiny", "1x8", {"context": 8}),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,11 @@ def compiled(entry: str, options: dict[str, Any], sets: list[dict[str, Any]], de
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def installed() -> tuple[int, ...]:
+    """The first two numbers of jaxlib's version."""
+    return tuple(int(n) for n in version("jaxlib").split(".")[:2])
+
+
 @with_cudnn
 @pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 4}, {"pipeline": 2, "data": 2, "tensor": 2}], ids=str)
 def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh: dict[str, int]) -> None:
@@ -79,9 +85,10 @@ def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_a
     assert both["collective-permute"] < reference["collective-permute"]
 
 
-def test_collective_matmul_of_the_tensor_study_is_live_on_every_build() -> None:
+def test_collective_matmul_of_the_tensor_study_is_live_from_0_11_on() -> None:
     study = tomllib.loads((ROOT / "studies/tensor-parallel.toml").read_text(encoding="utf-8"))
     everywhere = study["search"]["first"][0]["settings"]
     options = {**study["workload"]["options"], **SMALL, "dtype": "bfloat16", "attention": "xla"}
     reference, cut = compiled(study["workload"]["entry"], options, [{}, everywhere])["sets"]
-    assert cut["counts"]["collective-permute"] > reference["counts"]["collective-permute"]
+    permutes, before = (found["counts"]["collective-permute"] for found in (cut, reference))
+    assert (permutes > before) is (installed() >= (0, 11))

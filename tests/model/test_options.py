@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -117,6 +118,14 @@ def test_an_option_that_is_none_of_the_study_is_refused() -> None:
         study(options={"batch": [8, 16]}).under(FlagSet({"option.bach": "16"}))
 
 
+def test_a_value_that_the_study_does_not_list_is_put_into_no_command() -> None:
+    spec = study(COMMAND, options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 64}}])
+    assert spec.under(FlagSet({"option.batch": "64"})).workload.options["batch"] == 64
+    for text in ("32", '"; rm -rf ~"', '"--evil"'):
+        with pytest.raises(SettingError, match="must have a value that the study lists"):
+            spec.under(FlagSet(option_sets({"batch": json.loads(text)})))
+
+
 def test_a_named_set_may_hold_options() -> None:
     spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
     assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
@@ -128,3 +137,14 @@ def test_unused_keys_leave_the_identity_of_older_studies_alone() -> None:
     assert "options" not in spec.lasting()["search"]["first"][0]
     assert "environment" not in spec.lasting()["workload"]
     assert study(options={"batch": [8, 16]}).identity != study().identity
+
+
+def test_people_read_an_option_by_its_own_name() -> None:
+    settings = FlagSet({"xla_a": "1", **option_sets({"remat": "dots", "batch": 16, "note": "two words", "n": "1"})})
+    assert str(settings) == 'batch=16 n=1 note="two words" remat=dots xla_a=1'
+
+
+@pytest.mark.parametrize("text", ['"\\u001b[2Jred"', '"a\\n--evil=1"', '["a", {"b": "c\\u0000"}]', '{"a\\tb": 1}'])
+def test_what_json_hides_behind_a_backslash_ends_no_line(text: str) -> None:
+    with pytest.raises(SettingError, match="must be printable text"):
+        FlagSet({"option.x": text})

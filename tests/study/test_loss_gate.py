@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,7 +181,9 @@ def test_a_dtype_that_trains_worse_over_the_soak_is_no_winner(tried: Any) -> Non
     failure = store.of(SoakRecord)[0].failure
     assert failure is not None
     assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
-    assert "difference +10" in failure.message
+    told = re.search(r"difference \+([\d.]+) %", failure.message)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(10, abs=0.5)
 
 
 @pytest.mark.parametrize("late", [lambda step: 3.0, lambda step: 1.0 + step / 1e6], ids=["constant", "too good"])

@@ -187,7 +187,7 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
     _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, folder="liar")
     failure = trial_of(store, BIG).failure
     assert failure is not None
-    assert "gives 8192 for option.batch=16 but the program says 20480" in failure.message
+    assert "gives 8192 for batch=16 but the program says 20480" in failure.message
 
 
 def test_the_units_of_another_kind_take_the_place_of_tokens(run_replay: Run) -> None:
