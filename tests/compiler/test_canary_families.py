@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_canary_dies_for_every_family(family: str, tmp_path: Any) -> None:
     entry, topology, mesh = FAMILIES[family]
-    options = {"mesh": mesh} if mesh else {}
+    options: dict[str, Any] = {"mesh": mesh} if mesh else {}
     options |= {} if entry.startswith(("rssm", "long")) else {"attention": "xla"}
     spec = parse_study({"name": "canary", "workload": {"entry": entry, "options": options}})
     gpu = spec.model_copy(update={"device": spec.device.model_copy(update={"platform": "cuda"})})
