@@ -77,7 +77,8 @@ def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh
 def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_alone() -> None:
     study = tomllib.loads((ROOT / "studies/pipeline-parallel.toml").read_text(encoding="utf-8"))
     (pair,) = (named["settings"] for named in study["search"]["first"])
-    options = {**study["workload"]["options"], **SMALL, "layers": 8, "dtype": "bfloat16", "attention": "xla"}
+    # In its own width: XLA 0.12.0.1 cannot compile the pair for a narrow one ("cannot remove instruction").
+    options = {**study["workload"]["options"], "layers": 8, "vocab": 32_000, "attention": "xla"}
     sets = [{}, *({name: value} for name, value in pair.items()), pair]
     reference, *alone, both = (s["counts"] for s in compiled(study["workload"]["entry"], options, sets)["sets"])
     assert alone == [reference, reference]
