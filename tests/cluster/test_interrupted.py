@@ -46,7 +46,7 @@ def test_time_in_which_the_job_is_suspended_is_nobody_s(slurm: Slurm, tmp_path: 
 
 
 def test_a_job_that_is_pre_empted_goes_on_exactly(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path, trials=17, delay_s=0.08)
+    write(tmp_path, trials=17, delay_s=0.25)  # SLURM may take its time to make room
     job = submit(slurm, tmp_path, "--requeue", *NODES)
     wait_for_trials(tmp_path, 3)
     urgent = ["--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--nodelist=127.0.0.[1-2]", "--time=5"]
