@@ -135,10 +135,10 @@ class StudySpec(Section):
         """Each option with all values that a set of this study may give it."""
         found = {n: [value] for n, value in self.reference_options.items()}
         for name, values in self.search.options.items():
-            found[name] = [*found[name], *values]
+            found[name] += [v for v in values if v not in found[name]]
         for first in self.search.first:
             for name, value in options_in(first.whole).items():
-                found[name].append(value)
+                found[name] += [] if value in found[name] else [value]
         return found
 
     @property
