@@ -20,18 +20,6 @@ MOST_COMBINATIONS = 10_000
 """Of the values of one rule's names that are tried when the study is loaded."""
 
 
-def is_allowed(
-    settings: Mapping[str, str],
-    rules: Sequence[str],
-    *,
-    options: Mapping[str, Any],
-    baseline: Mapping[str, str] | None = None,
-    defaults: Mapping[str, str] | None = None,
-) -> bool:
-    """Whether a set keeps all rules; see `broken_rule`."""
-    return broken_rule(settings, rules, options=options, baseline=baseline, defaults=defaults) is None
-
-
 def broken_rule(
     settings: Mapping[str, str],
     rules: Sequence[str],

@@ -98,7 +98,7 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
     defaults = rule_defaults(spec, known)
-    first = _allowed(spec, _first_sets(spec, known, note), defaults, note)
+    first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
     _refuse_uncounted_energy(spec)
     if storage is not None:
@@ -202,7 +202,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     return [(origin, settings) for origin, settings in found if settings]
 
 
-def _allowed(
+def keeping_rules(
     spec: StudySpec,
     first: Sequence[tuple[str, FlagSet]],
     defaults: Mapping[str, str],

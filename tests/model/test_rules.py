@@ -8,7 +8,7 @@ import pytest
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.rules import broken_rule, check_rules, is_allowed
+from autotune.model.rules import broken_rule, check_rules
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import parse_bytes
 
@@ -36,23 +36,23 @@ def study(**sections: Any) -> StudySpec:
     ],
 )
 def test_what_is_absent_has_the_references_value(settings: dict[str, str], allowed: bool) -> None:
-    assert is_allowed(FlagSet(settings), RULES, options=OPTIONS) is allowed
+    assert (broken_rule(FlagSet(settings), RULES, options=OPTIONS) is None) is allowed
 
 
 def test_settings_are_named_in_full_and_have_the_values_of_baseline_or_build() -> None:
     rule = ("xla_gpu_a or NCCL_NTHREADS >= 256",)
     on, threads = FlagSet({"xla_gpu_a": "true"}), FlagSet({"NCCL_NTHREADS": "512"})
     defaults = {"xla_gpu_a": "false", "NCCL_NTHREADS": "128"}
-    assert is_allowed(on, rule, options={}, defaults=defaults)
-    assert is_allowed(threads, rule, options={}, defaults=defaults)
-    assert is_allowed({}, rule, options={}, baseline=on, defaults=defaults)
+    assert broken_rule(on, rule, options={}, defaults=defaults) is None
+    assert broken_rule(threads, rule, options={}, defaults=defaults) is None
+    assert broken_rule({}, rule, options={}, baseline=on, defaults=defaults) is None
     assert broken_rule({}, rule, options={}, defaults=defaults) == rule[0]
-    assert is_allowed({}, ("xla_gpu_a == none",), options={})
+    assert broken_rule({}, ("xla_gpu_a == none",), options={}) is None
 
 
 def test_an_option_cannot_pass_for_a_setting_nor_a_setting_for_an_option() -> None:
-    assert not is_allowed({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), options={})
-    assert not is_allowed({"batch": "16"}, ("batch == 16",), options={"batch": 8})
+    assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), options={}) is not None
+    assert broken_rule({"batch": "16"}, ("batch == 16",), options={"batch": 8}) is not None
 
 
 @pytest.mark.parametrize(

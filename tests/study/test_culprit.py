@@ -108,6 +108,8 @@ def test_causes_outlive_the_study_for_the_same_build_and_device(
     assert remembered(here) == [bad]
     remember(record.model_copy(update={"smallest": FlagSet({"xla_c": "2"})}), here)
     assert remembered(here) == [bad, FlagSet({"xla_c": "2"})]
+    remember(record.model_copy(update={"smallest": FlagSet({"option.batch": "64"})}), here)
+    assert remembered(here) == [bad, FlagSet({"xla_c": "2"})]  # what an option does is known of its own program only
 
 
 def test_a_set_walks_into_a_combination_only_if_it_holds_all_of_it() -> None:

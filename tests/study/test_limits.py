@@ -15,7 +15,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
 from autotune.study.limits import PHASE, over_limit, refuse_over_limit
-from autotune.study.preflight import rule_defaults
+from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.study.screen import compiled_over_limit
 from autotune.study.turns import InTurns
 from autotune.workers.base import WorkerFailed
@@ -147,3 +147,11 @@ def test_a_space_of_which_rules_leave_little_is_tried_out(run_replay: Run) -> No
     tried = {r.settings for r in store.of(TrialResult)}
     assert len(tried) == 8  # c and d without a, d with a; less the default
     assert all(spec.broken_rule(s) is None for s in tried)
+
+
+def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:
+    spec = replay_study(study={"limits": {"rules": ["xla_a != 2"]}})
+    notes: list[str] = []
+    first = (("your environment", FlagSet({"xla_a": "2"})), ("recipe x", FlagSet({"xla_b": "1"})))
+    assert keeping_rules(spec, first, {}, notes.append) == first[1:]
+    assert notes == ["your environment is not tried: it breaks the rule 'xla_a != 2'"]
