@@ -63,7 +63,10 @@ def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> N
             the options' values; the message says which.
     """
     for text in rules:
-        rule = Expression(text, is_condition=True)
+        try:
+            rule = Expression(text, is_condition=True)
+        except ValueError as error:
+            raise ValueError(f"`limits.rules` must be: {error}") from None
         for name in rule.names:
             if name not in domains and not _is_setting(name):
                 hint = close_matches(name, [*domains, *CONSTANTS])

@@ -114,3 +114,8 @@ def test_what_is_no_size(text: str) -> None:
 def test_settings_in_rules_are_told_apart_from_options() -> None:
     spec = study(limits={"rules": ["batch < 32 or xla_gpu_a or NCCL_NTHREADS == 4"]})
     assert spec.rule_settings == ("NCCL_NTHREADS", "xla_gpu_a")
+
+
+def test_a_rule_that_is_none_is_told_where_it_stands() -> None:
+    with pytest.raises(ValueError, match=r"`limits\.rules` must be: .* holds a call"):
+        check_rules(["__import__('os').system('x')"], {})
