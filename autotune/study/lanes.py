@@ -34,6 +34,7 @@ from autotune.model import (
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
+from autotune.study.promise import promise_of
 from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, PairUnit, TrialUnit, node_lost
 
 MOST_LOST = 3
@@ -340,6 +341,8 @@ class Lanes:
             return
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
+        if not self._store.of(FloorResult):
+            floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):

@@ -12,7 +12,7 @@ from autotune.stats import proof_plan
 from autotune.stats.estimates import DEFAULT_SESOI
 from autotune.stats.intervals import student_quantile
 from autotune.stats.proof_design import allot, candidate_weights, pairs_to_find, smallest_gain, study_power
-from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, look, looks_of
+from autotune.stats.proof_plan import ProofPlan, look, looks_of
 
 BOUND = math.log1p(-DEFAULT_SESOI)
 """The log ratio at which a wrong `faster` is most likely to be said."""
