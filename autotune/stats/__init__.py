@@ -6,7 +6,7 @@ from autotune.stats.estimates import (
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
 from autotune.stats.sizes import DEFAULT_PROOF_SIZE, STARTS, pairs_in_process, proof_size
 from autotune.stats.proof_design import pairs_to_find, smallest_gain, study_power
 from autotune.stats.proof_plan import FIRST_LOOK

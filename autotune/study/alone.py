@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, WorkPerStep, block_step_s, log_ratio
-from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
+from autotune.stats import (
+    Estimate,
+    NoiseFloor,
+    Sandwich,
+    SequentialPlan,
+    estimate_pairs,
+    estimate_sandwiches,
+    spread_of,
+)
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.work import work_between
@@ -175,9 +183,10 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0)
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
-        process_sd=_run_sd(pairs),
+        process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,
+        spread=spread_of(run_sd**2, 2 * count),
         start_s=start_s,
         pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
     )
