@@ -32,5 +32,5 @@ def _time(seconds: float | None) -> str:
     """A time as well as it is known."""
     if seconds is None:
         return "-"
-    rounded = seconds if seconds < 90 else 60 * round(seconds / 60)
+    rounded = seconds if seconds < 60 else 60 * round(seconds / 60)
     return format_seconds(rounded).removesuffix(" 0 s")
