@@ -29,6 +29,7 @@ from autotune.model.measurement import (
     WorkPerStep,
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
+from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
 from autotune.stats import Estimate, NoiseFloor, Verdict
 
@@ -94,11 +95,12 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against a second process of itself.
+    """The noise floor: the reference against other processes of itself.
 
     Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between the two.
+        loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
         rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+        promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
     """
 
     kind: Literal["floor"] = "floor"
@@ -108,6 +110,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
+    promise: Promise | None = None
     directory: str
 
 

@@ -78,6 +78,7 @@ class Bench:
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         loss_tolerance: What the noise floor of this bench allows losses to differ.
         rounding: How far the reference in another rounding was off; None where that was not measured.
+        spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
@@ -94,6 +95,7 @@ class Bench:
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
         self.rounding: float | None = None
+        self.spread = 0.0
         self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0

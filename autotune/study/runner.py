@@ -14,7 +14,6 @@ from autotune.model import (
     Comparison,
     EnergyUse,
     Failure,
-    FlagSet,
     FloorResult,
     LaunchError,
     LossCheck,
@@ -24,11 +23,11 @@ from autotune.model import (
     told_log_ratio,
 )
 from autotune.rundir import Folders
-from autotune.stats import SequentialPlan, Verdict
+from autotune.stats import DEFAULT_PROOF_SIZE, SequentialPlan, Verdict
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
-from autotune.study.comparer import Compared, Comparer, fixed, sequential
+from autotune.study.comparer import Comparer, MeasuredFloor, sequential
 from autotune.study.loss_gate import OTHER_ROUNDING, drift_between
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
@@ -37,7 +36,6 @@ from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
 
-FLOOR_PAIRS_LEAST = 16
 MOST_LOST_IN_A_ROW = 3
 """Units in a row over which the reference did not stay alive, after which the lane is of no use."""
 
@@ -84,7 +82,7 @@ class Runner:
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
         bench.loss_tolerance, bench.rounding = assignment.loss_tolerance, assignment.rounding
-        bench.artefacts = assignment.artefacts
+        bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
@@ -130,13 +128,12 @@ class Runner:
     # ------------------------------------------------------------------ units
 
     def _floor(self, folder: Path) -> FloorResult:
-        """The reference against a second process of itself."""
-        bench, spec = self.bench, self._spec
-        rule = fixed(max(FLOOR_PAIRS_LEAST, self._plan.cap // 2), sesoi=spec.measure.smallest_effect)
-        found: Compared[None] | None = None
+        """The reference against other processes of itself."""
+        bench = self.bench
+        found: MeasuredFloor | None = None
         while found is None:
             try:
-                found = self.comparer.compare(FlagSet(), folder, name="floor", rule=rule)
+                found = self.comparer.floor(folder, plan=self._plan)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
@@ -146,11 +143,10 @@ class Runner:
                         f"{error.failure.log}. If both do not fit in memory together, make the workload smaller"
                     ) from error
                 bench.lose_reference(error)
-        assert found.comparison is not None
         if found.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(found.comparison.mode)
         return FloorResult(
-            floor=self.comparer.noise_floor(found.pairs, plan=self._plan),
+            floor=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
@@ -183,9 +179,12 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
-        comparer = OneAtATime(self.bench, blocks=self._spec.confirm.pairs) if unit.is_alone else self.comparer
+        pairs = unit.pairs or DEFAULT_PROOF_SIZE
+        comparer = OneAtATime(self.bench, blocks=pairs) if unit.is_alone else self.comparer
         try:
-            found = comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
+            found = comparer.fresh_pair(
+                unit.settings, folder, name=name, pairs=pairs, against=unit.against, inspect=inspect
+            )
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -222,7 +221,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)

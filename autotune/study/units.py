@@ -42,7 +42,7 @@ class Unit(Record):
 
 
 class FloorUnit(Record):
-    """The reference against a second process of itself: each lane's first unit.
+    """The reference against other processes of itself: each lane's first unit.
 
     It has no record of a failure: a lane on which the reference does not run is none.
     """
@@ -73,6 +73,7 @@ class PairUnit(Unit):
 
     Attributes:
         is_alone: One arm after the other, each with nothing beside it.
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
     """
 
     kind: Literal["pair"] = "pair"
@@ -82,6 +83,7 @@ class PairUnit(Unit):
     repeat: int
     against: Settings | None = None
     is_alone: bool = False
+    pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
@@ -182,6 +184,7 @@ class Assignment(Record):
         mode: How this lane compares; None before its noise floor has told.
         loss_tolerance: What the lane's noise floor allows losses to differ.
         rounding: How far its reference in another rounding was off.
+        spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
@@ -195,6 +198,7 @@ class Assignment(Record):
     mode: str | None = None
     loss_tolerance: float = 0.0
     rounding: float | None = None
+    spread: float = 0.0
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.measurement import Record
 from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
@@ -27,7 +26,6 @@ from autotune.stats.estimates import (
     processes_to_settle,
 )
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -181,38 +179,6 @@ def test_sandwiches_that_agree_still_show_the_drift() -> None:
     quiet, noisy = estimate_sandwiches(still), estimate_sandwiches(adrift)
     assert quiet.ratio == pytest.approx(noisy.ratio)
     assert noisy.high / noisy.low > quiet.high / quiet.low
-
-
-def test_noise_floor_scales_with_the_pairs() -> None:
-    values = simulated_pairs(NoiseModel(white_sd=0.06), seed=3, samples=1, pairs=401)[0]
-    small, large = (read_noise_floor(values, plan=SequentialPlan(cap=c)) for c in (40, 160))
-    # Blocks of 3 steps of 6 %: a pair spreads by 6 % * sqrt(2 / 3).
-    assert small.pair_sd == pytest.approx(0.049, rel=0.15)
-    # A true effect is found 9 times in 10 (1.2816 sigma) if it lies that far beyond the half interval and the sesoi.
-    assert small.detectable == pytest.approx(0.005 + (2.4227 + 1.2816) * 0.049 / math.sqrt(40), rel=0.15)
-    powers = [SequentialPlan(cap=c).critical_value + 1.2816 for c in (40, 160)]
-    assert (large.detectable - 0.005) / (small.detectable - 0.005) == pytest.approx(
-        0.5 * powers[1] / powers[0], rel=1e-4
-    )
-
-
-def test_a_recorded_noise_floor_may_hold_figures_of_earlier_versions() -> None:
-    class Holder(Record):
-        floor: NoiseFloor
-
-    floor = read_noise_floor([0.01 * (i % 5 - 2) for i in range(20)], plan=SequentialPlan(cap=40))
-    data = Holder(floor=floor).model_dump(mode="json")
-    data["floor"] |= {"autocorrelation": 0.1, "half_width": 0.02, "pairs_for_sesoi": 7, "order_effect": {"ratio": 1.0}}
-    assert Holder.model_validate(data).floor == floor
-
-
-def test_noise_floor_admits_when_equal_processes_differ() -> None:
-    plan = SequentialPlan(cap=40)
-    quiet = simulated_pairs(NoiseModel(white_sd=0.01), seed=5, samples=1, pairs=40)[0]
-    assert read_noise_floor(quiet, plan=plan).is_honest
-    assert not read_noise_floor(quiet + 0.02, plan=plan).is_honest
-    swinging = quiet + 0.05 * np.sin(np.arange(40) / 6.4)
-    assert not read_noise_floor(swinging - np.median(swinging), plan=plan).is_honest  # pairs remember each other
 
 
 @pytest.mark.parametrize("machine", [name for name in NOISE_MODELS if name != "own wander"])
