@@ -147,7 +147,9 @@ class Session:
             steps = self._wanted.pop(0)
             times = self._times[self._sent : self._sent + steps]
             self._sent += steps
-            self._channel.send("block", step_times_s=times, loss=self._losses[-1][1] if self._losses else 0.0)
+            # What was printed of the last step may not be whole yet: the loss is of one before, the same each time.
+            step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
+            self._channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step)
 
     def _ended(self, program: subprocess.Popen[bytes]) -> int:
         """What to say and how to end when the program ended by itself."""

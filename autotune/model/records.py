@@ -30,7 +30,7 @@ from autotune.model.measurement import (
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, NoiseFloor, Verdict
+from autotune.stats import Estimate, LossSpread, NoiseFloor, Verdict
 
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
@@ -98,7 +98,8 @@ class FloorResult(Stamped):
 
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between the two.
-        rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+        rounding: Likewise to the reference in another rounding; None where that did not run.
+        spread: How far references were apart, by step, through blocks too; what candidates are held to.
     """
 
     kind: Literal["floor"] = "floor"
@@ -108,6 +109,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
+    spread: LossSpread = LossSpread()
     directory: str
 
 
@@ -120,7 +122,7 @@ class ConfirmRun(Stamped):
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
-        loss: How their losses were compared, where options differ.
+        loss: How their losses were compared, or that they were not.
         against: What it was compared with; None is the study's reference.
     """
 

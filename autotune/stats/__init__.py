@@ -5,6 +5,9 @@ from autotune.stats.estimates import (
     estimate_sandwiches, judge, processes_to_settle,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
-from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
+from autotune.stats.loss_check import (
+    LossSpread, StepLoss, Trace, TraceCheck, compare_traces, first_steps, largest_drift, relative_difference,
+    rounding_of, spread_between,
+)  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process

@@ -131,6 +131,8 @@ class ReplayWorker:
         self._profile = profile
         self._process = process
         self.last_loss: float | None = None
+        self.last_norm: float | None = None
+        self.loss_lag = 0
         self.fresh_batches = False
         self._delay_s = delay_s
 

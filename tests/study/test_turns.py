@@ -16,6 +16,8 @@ class Clockwork:
     """A worker whose every step takes the same time; remembers when it ran."""
 
     last_loss: float | None = None
+    last_norm: float | None = None
+    loss_lag = 0
     fresh_batches = False
 
     def __init__(self, step_s: float, diary: list[str], name: str) -> None:
