@@ -120,7 +120,7 @@ class Job:
         """
         self._batches.clear()  # the memory of both is not there
         self._batches += [self._make_batch(self._next + i) for i in range(BATCH_RING)]
-        self._jax.block_until_ready(self._batches)
+        self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
         """Runs steps and gives the seconds between their ends; the next one is queued while one runs.

@@ -99,7 +99,7 @@ class FloorResult(Stamped):
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between the two.
         rounding: Likewise to the reference in another rounding; None where that did not run.
-        spread: How far references were apart, by step, through blocks too; what candidates are held to.
+        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to.
     """
 
     kind: Literal["floor"] = "floor"
@@ -109,7 +109,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    spread: LossSpread = LossSpread()
+    loss_spread: LossSpread = LossSpread()
     directory: str
 
 

@@ -80,7 +80,7 @@ class Bench:
             equal but for those must both be measured.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         loss_tolerance: What the noise floor of this bench allows first losses to differ.
-        spread: How far references were apart there, by step.
+        loss_spread: How far references were apart there, by step.
         reference_trace: What the living reference told of its loss.
         artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
@@ -97,7 +97,7 @@ class Bench:
         self.runtime: frozenset[str] = frozenset()
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
-        self.spread = LossSpread()
+        self.loss_spread = LossSpread()
         self.reference_trace: LossTrace | None = None
         self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
@@ -271,7 +271,7 @@ class Bench:
     def check_loss(self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """What is wrong with a candidate's loss or gradients, or how they were compared; see `loss_gate.check_loss`."""
         return check_loss(
-            self.spec, settings, reference, candidate, aa_tolerance=self.loss_tolerance, spread=self.spread
+            self.spec, settings, reference, candidate, aa_tolerance=self.loss_tolerance, spread=self.loss_spread
         )
 
     def hold_to(
@@ -282,7 +282,7 @@ class Bench:
         Raises:
             WorkerFailed: If it does not train as the reference does.
         """
-        if (failure := check_block(self.spec, sets, reports, told, self.spread)) is not None:
+        if (failure := check_block(self.spec, sets, reports, told, self.loss_spread)) is not None:
             raise WorkerFailed(failure)
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:

@@ -191,7 +191,7 @@ class Lanes:
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
-            spread=lane.floor.spread if lane.floor else LossSpread(),
+            loss_spread=lane.floor.loss_spread if lane.floor else LossSpread(),
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},

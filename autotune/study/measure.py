@@ -75,7 +75,7 @@ def measure_trial(
             outcome = found.settled
         else:
             assert found.comparison is not None
-            loss = with_blocks(loss, found.pairs, found.reference, bench.spread)
+            loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
             outcome = Measured(comparison=found.comparison)
     return TrialResult(
         **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss

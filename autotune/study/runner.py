@@ -85,7 +85,7 @@ class Runner:
         bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
-        bench.loss_tolerance, bench.spread = assignment.loss_tolerance, assignment.spread
+        bench.loss_tolerance, bench.loss_spread = assignment.loss_tolerance, assignment.loss_spread
         bench.artefacts = assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
@@ -162,7 +162,7 @@ class Runner:
             provenance=describe_machine(),
             loss_tolerance=found.drift,
             rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
-            spread=spread.joined(rounding),
+            loss_spread=spread.joined(rounding),
             directory=self._folders.relative(folder),
         )
 
@@ -206,7 +206,7 @@ class Runner:
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
                 "work": figures.work,
-                "loss": with_blocks(loss, found.pairs, found.reference, self.bench.spread),
+                "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )

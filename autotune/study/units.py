@@ -176,7 +176,7 @@ class Assignment(Record):
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
         loss_tolerance: What the lane's noise floor allows first losses to differ.
-        spread: How far references were apart there, by step.
+        loss_spread: How far references were apart there, by step.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
@@ -189,7 +189,7 @@ class Assignment(Record):
     name: str
     mode: str | None = None
     loss_tolerance: float = 0.0
-    spread: LossSpread = LossSpread()
+    loss_spread: LossSpread = LossSpread()
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
