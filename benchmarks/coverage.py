@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.model import StudySpec, parse_study
-from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
+from autotune.stats import DEFAULT_PROOF_SIZE, Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
 from autotune.stats.simulate import Machine, NoiseModel, Process, log_ratios, run_pairs
 from autotune.study import sequential
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 BLOCK_STEPS = DEFAULTS.measure.block_steps
-FINALISTS, PROCESSES, CONFIRM_PAIRS = DEFAULTS.confirm.finalists, DEFAULTS.confirm.processes, DEFAULTS.confirm.pairs
+FINALISTS, PROCESSES, CONFIRM_PAIRS = DEFAULTS.confirm.finalists, DEFAULTS.confirm.processes, DEFAULT_PROOF_SIZE
 PLAN = SequentialPlan(cap=DEFAULTS.measure.pairs_cap)
 TRUE_LOG_RATIO = math.log(0.98)
 

@@ -27,6 +27,7 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.promise import Need, Promise
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ScreenRecord, SessionRecord, SoakRecord,

@@ -29,6 +29,7 @@ from autotune.model.measurement import (
     WorkPerStep,
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
+from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
 from autotune.stats import Estimate, LossSpread, NoiseFloor, Verdict
 
@@ -94,12 +95,13 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against a second process of itself.
+    """The noise floor: the reference against other processes of itself.
 
     Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between the two.
+        loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step, through blocks too; what candidates are held to.
+        promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
     """
 
     kind: Literal["floor"] = "floor"
@@ -110,6 +112,7 @@ class FloorResult(Stamped):
     loss_tolerance: Amount
     rounding: Amount | None = None
     loss_spread: LossSpread = LossSpread()
+    promise: Promise | None = None
     directory: str
 
 

@@ -29,6 +29,7 @@ class ReplaySpec(Section):
              same program.
         autotune_results: Recorded results of an autotuner, as text.
         noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
+        start_s: Seconds that a process says it took to start; 0 tells nothing of what starting costs.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
@@ -43,6 +44,7 @@ class ReplaySpec(Section):
     profile_effect: Annotated[float, Field(gt=0)] | None = None
     autotune_results: str = ""
     noise: str | dict[str, float] = "quiet"
+    start_s: Annotated[float, Field(ge=0)] = 0.0
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("noise")

@@ -2,7 +2,7 @@
 
 from autotune.stats.estimates import (
     REFERENCE, Decision, Estimate, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
-    estimate_sandwiches, judge, processes_to_settle,
+    estimate_sandwiches, judge, processes_to_settle, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.loss_check import (
@@ -10,4 +10,7 @@ from autotune.stats.loss_check import (
     rounding_of, spread_between,
 )  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
+from autotune.stats.sizes import DEFAULT_PROOF_SIZE, STARTS, pairs_in_process, proof_size
+from autotune.stats.proof_design import pairs_to_find, smallest_gain, study_power
+from autotune.stats.proof_plan import FIRST_LOOK
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process

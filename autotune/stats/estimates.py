@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import NormalDist
 
@@ -29,6 +29,9 @@ DEFAULT_SESOI = 0.005
 """Smallest effect of interest, as a share of the reference step time."""
 
 _NORMAL = NormalDist()
+
+NARROWEST = 1.05
+"""A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
 
 
 class Verdict(StrEnum):
@@ -107,6 +110,20 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAU
     values = finite(log_ratios, least=1)
     ratio, low, high = np.exp(hodges_lehmann(values, level=level))
     return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
+
+
+def widen(estimate: Estimate, spread: float) -> Estimate:
+    """The same ratio with an interval that also holds what one pair of equal processes may differ by.
+
+    Args:
+        estimate: Of one pair of processes.
+        spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it is.
+    """
+    if spread <= 0.0 or estimate.low <= 0.0 or math.isinf(estimate.high):
+        return estimate
+    below, above = math.log(estimate.ratio / estimate.low), math.log(estimate.high / estimate.ratio)
+    low = estimate.ratio * math.exp(-math.hypot(below, spread))
+    return replace(estimate, low=low, high=estimate.ratio * math.exp(math.hypot(above, spread)))
 
 
 # --- looking often --------------------------------------------------------------------------------------
@@ -193,6 +210,7 @@ def decide(
     *,
     sesoi: float = DEFAULT_SESOI,
     incumbent: Estimate | None = None,
+    spread: float = 0.0,
 ) -> Decision:
     """Decides after a look whether a trial goes on.
 
@@ -202,8 +220,10 @@ def decide(
         sesoi: Smallest effect of interest.
         incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while
             there is none. None when the candidate's verdict is wanted whatever it is.
+        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): it is in the interval,
+            and no further pair of blocks takes it out.
     """
-    estimate = plan.estimate(log_ratios)
+    estimate = widen(plan.estimate(log_ratios), spread)
     verdict = judge(estimate, sesoi=sesoi)
 
     def decision(stop: bool, reason: str) -> Decision:
@@ -221,6 +241,8 @@ def decide(
                 return decision(True, f"surely not faster than {name} by {sesoi:.1%} or more")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
+    if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
+        return decision(True, f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}")
     return decision(False, "not decided yet")
 
 

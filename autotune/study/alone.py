@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from autotune.model import (
 )
 from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
 from autotune.study.bench import Bench, ReferenceFailed
-from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, make_comparison
+from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -100,9 +101,9 @@ class OneAtATime(Comparer):
         return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
 
     def _fresh_pair(
-        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+        self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
-        """One fresh run of either; a coin, seeded by `name`, decides which goes first."""
+        """One fresh run of either, whatever `pairs` says; a coin, seeded by `name`, decides which goes first."""
         bench = self.bench
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
@@ -165,17 +166,31 @@ class OneAtATime(Comparer):
         trace.take(worker, steps)
         return Run(worker.report, times, joules, trace)
 
-    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
-        """See `Comparer`; sandwiches are few, whatever a plan of pairs says."""
-        return sandwich_floor(pairs, sesoi=self.bench.spec.measure.smallest_effect)
+    def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
+        """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
+        spec = self.bench.spec
+        rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
+        assert found.comparison is not None
+        reports = (found.reference, found.candidate)
+        noise = sandwich_floor(
+            found.pairs,
+            sesoi=spec.measure.smallest_effect,
+            start_s=statistics.mean(r.start_s for r in reports),
+        )
+        return MeasuredFloor(
+            reference=found.reference, seconds=[found.candidate], pairs=found.pairs, comparison=found.comparison,
+            noise=noise,
+        )  # fmt: skip
 
 
-def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
+def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0) -> NoiseFloor:
     """What sandwiches of the reference with itself say about this machine.
 
     Args:
         pairs: Sandwiches stored as pairs.
         sesoi: Smallest effect of interest.
+        start_s: Seconds until a process is ready.
     """
     found = estimate(pairs)
     count = found.pair_count
@@ -188,7 +203,25 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
+        process_sd=_run_sd(pairs),
+        within_sd=0.0,
+        degrees=2 * count,
+        start_s=start_s,
+        pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
     )
+
+
+def _run_sd(pairs: Sequence[Pair]) -> float:
+    """Standard deviation of one fresh run, in log, all that is in it together.
+
+    With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
+    other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.
+    """
+    total = 0.0
+    for before, after in zip(pairs[::2], pairs[1::2], strict=True):
+        total += ((log_ratio(before) + log_ratio(after)) / 2) ** 2 / 1.5
+        total += (log_ratio(before) - log_ratio(after)) ** 2 / 2
+    return math.sqrt(total / len(pairs))
 
 
 def estimate(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> Estimate:

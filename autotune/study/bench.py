@@ -82,6 +82,7 @@ class Bench:
         loss_tolerance: What the noise floor of this bench allows first losses to differ.
         loss_spread: How far references were apart there, by step.
         reference_trace: What the living reference told of its loss.
+        spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
@@ -99,6 +100,7 @@ class Bench:
         self.loss_tolerance = 0.0
         self.loss_spread = LossSpread()
         self.reference_trace: LossTrace | None = None
+        self.spread = 0.0
         self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0

@@ -15,7 +15,6 @@ from autotune.model import (
     EnergyUse,
     Failure,
     FailureKind,
-    FlagSet,
     FloorResult,
     LaunchError,
     LossCheck,
@@ -25,11 +24,11 @@ from autotune.model import (
     told_log_ratio,
 )
 from autotune.rundir import Folders
-from autotune.stats import LossSpread, SequentialPlan, Verdict
+from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
-from autotune.study.comparer import Compared, Comparer, fixed, sequential
+from autotune.study.comparer import Comparer, MeasuredFloor, sequential
 from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
@@ -39,7 +38,6 @@ from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
 
-FLOOR_PAIRS_LEAST = 16
 MOST_LOST_IN_A_ROW = 3
 """Units in a row over which the reference did not stay alive, after which the lane is of no use."""
 
@@ -86,7 +84,7 @@ class Runner:
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
         bench.loss_tolerance, bench.loss_spread = assignment.loss_tolerance, assignment.loss_spread
-        bench.artefacts = assignment.artefacts
+        bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
@@ -132,13 +130,12 @@ class Runner:
     # ------------------------------------------------------------------ units
 
     def _floor(self, folder: Path) -> FloorResult:
-        """The reference against a second process of itself."""
-        bench, spec = self.bench, self._spec
-        rule = fixed(max(FLOOR_PAIRS_LEAST, self._plan.cap // 2), sesoi=spec.measure.smallest_effect)
-        found: Compared[None] | None = None
+        """The reference against other processes of itself."""
+        bench = self.bench
+        found: MeasuredFloor | None = None
         while found is None:
             try:
-                found = self.comparer.compare(FlagSet(), folder, name="floor", rule=rule)
+                found = self.comparer.floor(folder, plan=self._plan)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
@@ -150,13 +147,12 @@ class Runner:
                         f"{error.failure.log}. If both do not fit in memory together, make the workload smaller"
                     ) from error
                 bench.lose_reference(error)
-        assert found.comparison is not None
         if found.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(found.comparison.mode)
-        spread = spread_of_floor(found.reference, found.candidate, found.pairs)
+        spread = spread_of_floor([found.reference, *found.seconds], found.pairs)
         rounding = self._rounding(found, folder)
         return FloorResult(
-            floor=self.comparer.noise_floor(found.pairs, plan=self._plan),
+            floor=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
@@ -166,7 +162,7 @@ class Runner:
             directory=self._folders.relative(folder),
         )
 
-    def _rounding(self, found: Compared[None], folder: Path) -> LossSpread:
+    def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
         """How far the reference in another rounding is off, over the steps that the floor's reference told."""
         bench = self.bench
         beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
@@ -190,7 +186,10 @@ class Runner:
             return checked if isinstance(checked, Failure) else None
 
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
+            found = self.comparer.fresh_pair(
+                unit.settings, folder, name=name, pairs=unit.pairs or DEFAULT_PROOF_SIZE, against=unit.against,
+                inspect=inspect,
+            )  # fmt: skip
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -227,7 +226,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)

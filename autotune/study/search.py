@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
+from autotune.model import BlameRecord, FlagSet, FloorResult, TrialConfig, TrialResult
+from autotune.stats import STARTS
 from autotune.study.culprit import blame_unit, next_case, remember, remembered
 from autotune.study.finalists import choose_finalists, promising
 from autotune.study.run import StudyRun
@@ -120,7 +121,8 @@ class Search:
         starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
         steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
-        one_s = 1.5 * statistics.median(starts) + 2 * spec.confirm.pairs * block_s
+        floor = self._store.of(FloorResult)[0].floor if self._store.of(FloorResult) else None
+        one_s = STARTS * statistics.median(starts) + 2 * spec.confirm.pairs_after(floor) * block_s
         pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
         return pairs * one_s
 

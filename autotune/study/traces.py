@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -84,21 +85,28 @@ def not_finite(what: str) -> LaunchError:
     )
 
 
-def spread_of_floor(reference: WorkerReport, second: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far a reference and a second process of it were apart over their first steps and the blocks of a floor.
+def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
+    """How far processes of the reference were apart, over their first steps and the blocks of a noise floor.
+
+    Args:
+        reports: Of the living reference, then of the others.
+        pairs: Of the living one with all others.
 
     Raises:
         LaunchError: If one of them tells what is not finite.
     """
-    refuse_not_finite(reference)
-    refuse_not_finite(second)
-    found = spread_between(*(first_steps(r.losses, r.grad_norms) for r in (reference, second)))
-    told = [p.loss for p in pairs if p.loss is not None]
-    return found.joined(
-        spread_between(
-            {p.step: StepLoss(p.reference, p.reference_norm) for p in told},
-            {p.step: StepLoss(p.candidate, p.candidate_norm) for p in told},
-        )
+    for report in reports:
+        refuse_not_finite(report)
+    first, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
+    found = [spread_between(first, other) for other in others]
+    found += [spread_between(*_both(p.loss)) for p in pairs if p.loss is not None]
+    return functools.reduce(LossSpread.joined, found, LossSpread())
+
+
+def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
+    return (
+        {told.step: StepLoss(told.reference, told.reference_norm)},
+        {told.step: StepLoss(told.candidate, told.candidate_norm)},
     )
 
 

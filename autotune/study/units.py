@@ -42,7 +42,7 @@ class Unit(Record):
 
 
 class FloorUnit(Record):
-    """The reference against a second process of itself: each lane's first unit.
+    """The reference against other processes of itself: each lane's first unit.
 
     It has no record of a failure: a lane on which the reference does not run is none.
     """
@@ -69,7 +69,11 @@ class TrialUnit(Unit):
 
 
 class PairUnit(Unit):
-    """One fresh pair of processes of a proof; see `ConfirmRun`."""
+    """One fresh pair of processes of a proof; see `ConfirmRun`.
+
+    Attributes:
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
+    """
 
     kind: Literal["pair"] = "pair"
     stage: str
@@ -77,6 +81,7 @@ class PairUnit(Unit):
     settings: Settings
     repeat: int
     against: Settings | None = None
+    pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
@@ -177,6 +182,7 @@ class Assignment(Record):
         mode: How this lane compares; None before its noise floor has told.
         loss_tolerance: What the lane's noise floor allows first losses to differ.
         loss_spread: How far references were apart there, by step.
+        spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
@@ -190,6 +196,7 @@ class Assignment(Record):
     mode: str | None = None
     loss_tolerance: float = 0.0
     loss_spread: LossSpread = LossSpread()
+    spread: float = 0.0
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)

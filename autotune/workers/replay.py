@@ -110,7 +110,7 @@ class ReplayLauncher:
             tokens_per_step=round(TOKENS * math.prod(replay.token_effects.get(e, 1.0) for e in entries))
             if replay.token_effects
             else None,
-            start_s=0.0,
+            start_s=replay.start_s,
             losses=losses,
             grad_norms=losses,
             warmup_step_times_s=(self._replay.step_s,) * 3,

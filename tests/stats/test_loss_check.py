@@ -115,8 +115,8 @@ def test_a_spread_that_no_references_show_is_refused(edited: dict[str, tuple[flo
         LossSpread(**{"steps": (0, 5), "losses": (0.1, 0.2), "norms": (0.1, 0.2), **edited})  # type: ignore[arg-type]
 
 
-def test_the_tolerance_is_of_what_was_seen_before_a_step_and_not_after_it() -> None:
-    spread = LossSpread(steps=(0, 9, 10), losses=(0.0, 1e-4, 0.05), norms=(0.0, 0.0, 0.0), is_rounded=True)
+def test_the_tolerance_is_of_what_was_seen_up_to_twice_a_step_and_not_after_it() -> None:
+    spread = LossSpread(steps=(0, 18, 20), losses=(0.0, 1e-4, 0.05), norms=(0.0, 0.0, 0.0), is_rounded=True)
     assert spread.tolerance(9, dtype="float32") == pytest.approx(4e-4)
     assert spread.tolerance(10, dtype="float32") == pytest.approx(0.2)
     assert spread.tolerance(0, dtype="float32") == 32 * 2.0**-24
@@ -141,7 +141,7 @@ def test_what_two_references_show_is_joined_by_the_larger() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "tensorfloat32", "float64", "float8_e4m3fn"])
 def test_past_the_last_step_told_the_tolerance_never_falls_and_stays_finite(dtype: str, is_rounded: bool) -> None:
     spread = LossSpread(steps=(0, 40, 80), losses=(0.0, 1e-4, 1e-3), norms=(0.0, 0.01, 0.4), is_rounded=is_rounded)
-    for quantity, most in (("loss", MOST_TOLERANCE), (GRAD_NORM, 3.2)):
+    for quantity, most in (("loss", MOST_TOLERANCE), (GRAD_NORM, 1.6)):
         allowed = [spread.tolerance(step, dtype=dtype, quantity=quantity) for step in (*range(200), 10**4, 10**9)]
         assert allowed == sorted(allowed)
         assert allowed[-1] == pytest.approx(most)
@@ -150,7 +150,7 @@ def test_past_the_last_step_told_the_tolerance_never_falls_and_stays_finite(dtyp
 # ---------------------------------------------------------------------- liars, and honest sets
 
 
-def training(seed: int, *, steps: int = 200, growth: float, first: float) -> Callable[[int], Trace]:
+def training(seed: int, *, steps: int = 120, growth: float, first: float) -> Callable[[int], Trace]:
     """Processes of one training whose rounding differs: their losses wander apart as those of XLA:CPU do.
 
     Args:
@@ -180,10 +180,10 @@ KINDS = {"bfloat16": (1.1, 1e-4), "float32": (0.6, 3e-8)}
 @pytest.mark.parametrize("dtype", KINDS)
 def test_honest_sets_in_another_rounding_are_never_called_wrong(dtype: str) -> None:
     growth, first = KINDS[dtype]
-    for seed in range(60):
+    for seed in range(25):
         process = training(seed, growth=growth, first=first)
         spread = spread_between(process(0), process(1), is_rounded=True)
-        for other in range(2, 12):
+        for other in range(2, 8):
             found = compare_traces(process(0), process(other), spread=spread, dtype=dtype)
             assert found.is_ok, found
 
@@ -192,7 +192,7 @@ def test_honest_sets_in_another_rounding_are_never_called_wrong(dtype: str) -> N
 @pytest.mark.parametrize("share", [0.01, -0.01, 0.03, 0.1, -0.5, 0.5, 9.0])
 def test_a_liar_is_found_as_soon_as_what_it_adds_is_more_than_the_tolerance(dtype: str, share: float) -> None:
     growth, first = KINDS[dtype]
-    for since in (0, 1, 2, 3, 5, 8, 12, 20, 40, 80, 150, 199):
+    for since in (0, 1, 2, 3, 5, 8, 12, 20, 40, 80, 119):
         process = training(since, growth=growth, first=first)
         honest = process(2)
         spread = spread_between(process(0), process(1), is_rounded=True)
@@ -210,6 +210,6 @@ def test_a_liar_is_found_as_soon_as_what_it_adds_is_more_than_the_tolerance(dtyp
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "tensorfloat32"])
 def test_half_as_much_again_is_found_even_where_no_reference_in_another_rounding_ran(dtype: str) -> None:
     honest = training(3, growth=1.1, first=1e-5)(0)
-    for since in (0, 12, 60, 199):
+    for since in (0, 12, 60, 119):
         wrong = {i: StepLoss(v.loss * (1.5 if i >= since else 1.0), v.grad_norm) for i, v in honest.items()}
         assert compare_traces(honest, wrong, spread=NOTHING, dtype=dtype).step == since

@@ -260,7 +260,7 @@ def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
 
 def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
     flag = FlagSet({"xla_a": "1"})
-    _, store, trial = tried(flag)
+    _, _, trial = tried(flag)
     assert (trial.loss.basis, trial.loss.is_ok) == (LossBasis.STEPS, True)
     assert trial.loss.words.startswith("loss step by step over 5 steps and after blocks up to step ")
     _, _, wrong = tried(flag, mine=Behaviour(off_by(1e-3)), folder="wrong")
