@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
+from autotune.child.memory import memory_in_use
 from autotune.child.packages import installed_versions
 from autotune.child.profile import pack, take_profile
 
@@ -145,7 +146,8 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
             channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
             continue
         times = built.run_block(message["steps"], fresh=message.get("fresh", False))
-        channel.send("block", step_times_s=times, loss=built.loss)
+        told = {"memory": memory_in_use()} if message.get("memory") else {}
+        channel.send("block", step_times_s=times, loss=built.loss, **told)
 
 
 def _seconds_since_exec() -> float:

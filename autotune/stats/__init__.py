@@ -5,6 +5,11 @@ from autotune.stats.estimates import (
     estimate_sandwiches, judge, processes_to_settle,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
+from autotune.stats.leak import find_leak, memory_growth
 from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process
+from autotune.stats.total_time import (
+    Stalls, TotalTime, add_stalls, find_stalls, growing_step, segments, slower_run, slower_total, stalled_total,
+    total_time,
+)  # fmt: skip

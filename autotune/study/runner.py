@@ -22,6 +22,7 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     told_log_ratio,
+    total_of,
 )
 from autotune.rundir import Folders
 from autotune.stats import SequentialPlan, Verdict
@@ -201,6 +202,7 @@ class Runner:
                 "energy": figures.energy,
                 "work": figures.work,
                 "loss": loss,
+                "total": total_of(found.pairs, figures.work),
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )

@@ -113,6 +113,8 @@ class SoakUnit(Unit):
 
     Attributes:
         basis: Why its loss has to be judged by this run; None where step by step it was judged before.
+        typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
+        process_sd: Standard deviation of that from one pair of processes to the next.
     """
 
     kind: Literal["soak"] = "soak"
@@ -120,6 +122,8 @@ class SoakUnit(Unit):
     least_s: float
     least_steps: int
     basis: LossBasis | None = None
+    typical: float | None = None
+    process_sd: float = 0.0
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
