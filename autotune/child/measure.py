@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
+from autotune.child.memory import memory_in_use
 from autotune.child.packages import installed_versions
 from autotune.child.profile import pack, take_profile
 
@@ -158,7 +159,8 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         if not (fresh := message.get("fresh", False)):
             built.renew_batches()
         times = built.run_block(message["steps"], fresh=fresh)
-        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm)
+        told = {"memory": memory_in_use()} if message.get("memory") else {}
+        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
 
 
 def _seconds_since_exec() -> float:

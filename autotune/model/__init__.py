@@ -11,6 +11,7 @@ from autotune.model.errors import (
 from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
+from autotune.model.long_run import MemoryUse, SoakArm, SoakArms
 from autotune.model.measurement import (
     LOSS_NOT_CHECKED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck,
     Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
@@ -39,6 +40,7 @@ from autotune.model.secrets import (
 from autotune.model.replay import ReplaySpec
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
+from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from autotune.model.artefacts import Artefact
+from autotune.model.long_run import SoakArms
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -31,7 +32,7 @@ from autotune.model.measurement import (
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, LossSpread, NoiseFloor, Verdict
+from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
 
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
@@ -127,6 +128,7 @@ class ConfirmRun(Stamped):
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
         loss: How their losses were compared, or that they were not.
         against: What it was compared with; None is the study's reference.
+        total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -144,6 +146,7 @@ class ConfirmRun(Stamped):
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
     against: Settings | None = None
+    total: TotalTime | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
@@ -156,6 +159,7 @@ class FinalistResult(Stamped):
         corrected: The same with the interval widened for the number of finalists; this one decides.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
         work: As its processes told it, where it differs from the reference's.
+        veto: Why a set is no winner although its typical step may be faster; then it is ``unresolved``.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -169,6 +173,7 @@ class FinalistResult(Stamped):
     failure: Failure | None = None
     others: dict[Objective, Estimate] | None = None
     work: WorkPerStep | None = None
+    veto: str | None = None
 
 
 class AblationResult(Stamped):
@@ -250,8 +255,9 @@ class SoakRecord(Stamped):
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
         loss: Its loss against the reference's after as much work, where dtype or batch differ.
-        failure: What ended it early; a winner that fails here is none.
+        failure: What ended it early, or what both arms say against it; a winner that fails here is none.
         kernels: The autotuner's results of its last process; None where none were kept.
+        arms: What both arms did; soaks of older versions, and failed ones, have none.
     """
 
     kind: Literal["soak"] = "soak"
@@ -265,6 +271,7 @@ class SoakRecord(Stamped):
     loss: LossCheck | None = None
     failure: Failure | None = None
     kernels: Artefact | None = None
+    arms: SoakArms | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 

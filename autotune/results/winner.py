@@ -47,6 +47,7 @@ from autotune.model import (
 )
 from autotune.results.audit import LAST_PROOFS, Evidence, disagreements, evidence_of, proof_digest
 from autotune.results.conditions import Conditions, conditions_of
+from autotune.results.soak_words import describe_soak
 from autotune.rundir import Store
 from autotune.stats import Estimate
 
@@ -106,6 +107,7 @@ class Winner(Record):
         step_s: Median step of the winner in its final proof, seconds; None where it was not kept.
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
+        soak: What that run showed, in words; None in files of older versions.
         is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
         work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
@@ -130,6 +132,7 @@ class Winner(Record):
     process_count: AtLeastOne = 1
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
+    soak: str | None = None
     others: dict[Objective, Estimate] | None = None
     work: WorkPerStep | None = None
     unit: str | None = None
@@ -347,6 +350,7 @@ def _make_winner(
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
+        soak=describe_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         others=next((f.others for f in reversed(proven) if f.others), None),
         work=work,
         unit=spec.workload.unit if work is not None else None,

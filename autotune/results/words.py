@@ -25,7 +25,6 @@ from autotune.model import (
     PredictedStep,
     ScreenRecord,
     SessionRecord,
-    SoakRecord,
     TrialResult,
     TrialStatus,
     WorkPerStep,
@@ -226,6 +225,7 @@ def describe_finalist(result: FinalistResult) -> str:
     return (
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
         f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}{others}"
+        + (f"; no winner: {result.veto}" if result.veto is not None else "")
     )
 
 
@@ -234,26 +234,6 @@ WHAT = {
     KERNELS: "the autotuner's results of its soak",
 }
 """What an artefact is."""
-
-SOAK_SLOWER = 1.1
-"""A soak whose last quarter is slower than its first by more than this factor is noted."""
-
-
-def describe_soak(record: SoakRecord) -> str:
-    """A soak in words."""
-    if record.failure is not None:
-        after = f"after {record.step_count} steps" if record.step_count else "at its start"
-        return f"failed {after}: {spaced(record.failure.kind)}: {record.failure.message}"
-    slower = ""
-    if record.drift is not None and record.drift > SOAK_SLOWER:
-        slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
-    loss = f"; {record.loss.words}" if record.loss is not None else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{loss}"
-
-
-def soak_lines(store: Store) -> list[str]:
-    """What became of the winner's long runs."""
-    return [f"soak of {s.settings}: {describe_soak(s)}" for s in store.of(SoakRecord)]
 
 
 def cause_lines(store: Store) -> list[str]:
@@ -343,7 +323,8 @@ def evidence(winner: Winner) -> list[str]:
         lines.append(f"{objective.words} over the default's: {format_estimate(e)}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
+    lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
         lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
     for name, digest in artefacts_of(winner.in_force).items():

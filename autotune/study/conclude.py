@@ -70,6 +70,9 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(spec.measure.smallest_effect)})"
         )
+    if vetoed := [f for f in run.store.of(FinalistResult) if f.veto is not None]:
+        least_vetoed = min(vetoed, key=lambda f: len(f.settings))
+        sentence += f"; {least_vetoed.settings} is faster by its typical step but {least_vetoed.veto}"
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {describe_soak(least)}"

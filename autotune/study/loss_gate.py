@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.model import (
     LOSS_NOT_CHECKED,
@@ -34,12 +35,16 @@ from autotune.stats import (
     relative_difference,
     rounding_of,
 )
+from autotune.workers import first_step
 
 DTYPE_MARGIN = 4.0
 """How many times the coarser arithmetic's rounding the first loss may be off when the arithmetic changes."""
 
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
 """Sets that do the same work in the same arithmetic: every step of theirs is to be the reference's."""
+
+COLLAPSED = 0.05
+"""Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
 
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
@@ -202,14 +207,14 @@ def _at_equal_work(
     )
     if found.is_ok is False:
         return wrong_loss(
-            f"{_of(basis)}: {found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
+            f"{_of(basis)}{found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
             "steps)",
             phase="check",
         )
-    words = f"{_of(basis)}: inconclusive: {found.reason}"
+    words = f"{_of(basis)}inconclusive: {found.reason}"
     if found.is_ok:
         words = (
-            f"{_of(basis)}: first steps agree at {found.points} points of equal work, difference "
+            f"{_of(basis)}first steps agree at {found.points} points of equal work, difference "
             f"{format_change_of(found.difference)}, tolerance {found.tolerance:.1e}; a long run has to say the rest"
         )
     return LossCheck(
@@ -218,15 +223,68 @@ def _at_equal_work(
     )  # fmt: skip
 
 
-def judge_long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
-    """What a soak says: the last word on a set with another dtype or batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongLosses:
+    """What one arm of a soak told.
+
+    Attributes:
+        report: Of its first process.
+        losses: Steps of that process since it was ready, and the loss there, in order.
+        steps: Steps of all its processes.
+    """
+
+    report: WorkerReport
+    losses: Sequence[tuple[int, float]]
+    steps: int
+
+    @property
+    def by_work(self) -> list[tuple[float, float]]:
+        """Work done so far, and the loss there."""
+        each = self.report.tokens_per_step or 1
+        return [(n * each, loss) for n, loss in self.losses]
+
+
+def judge_soak_loss(
+    spec: StudySpec, basis: LossBasis, reference: LongLosses, candidate: LongLosses, *, spread: LossSpread
+) -> LossCheck | Failure:
+    """What a soak says of a loss: the last word on a set with another dtype or batch.
+
+    Sets that do the same work are held to the reference step by step, as far as references told how far they may be
+    apart, and after that by their mean loss.
 
     Args:
-        basis: Why its loss was compared at all.
-        found: What came out.
-        steps: Steps that the candidate ran.
+        spec: The study.
+        basis: By what the set's loss can be compared.
+        reference: What the reference told, which ran alone as long.
+        candidate: What the set told.
+        spread: How far references are apart by step.
     """
-    over = f"{_of(basis)}: judged by loss over {steps} steps"
+    if basis in STEP_BY_STEP:
+        if not reference.losses or not candidate.losses:
+            return _silent(basis, "the reference" if not reference.losses else "the candidate")
+        if (failure := _wrong_in_soak(spec, reference, candidate, spread)) is not None:
+            return failure
+    found = compare_long_runs(
+        reference.by_work,
+        candidate.by_work,
+        tolerance=spec.confirm.loss_tolerance,
+        is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
+        least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
+    )
+    return _long_run(basis, found, steps=candidate.steps)
+
+
+def _wrong_in_soak(spec: StudySpec, reference: LongLosses, candidate: LongLosses, spread: LossSpread) -> Failure | None:
+    """What is wrong at a step of both for which references told how far they may be apart."""
+    told, mine = dict(reference.losses), dict(candidate.losses)
+    begin, last = first_step(spec) - 1, max(spread.steps, default=0)
+    common = [n for n in told if n in mine and begin + n <= last]
+    base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
+    return _wrong_at(base, own, reference.report, spread, phase="soak")
+
+
+def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
+    over = f"{_of(basis)}judged by loss over {steps} steps"
     if found.is_ok is None:
         return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
     difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
@@ -252,7 +310,8 @@ def _is_as_much(basis: LossBasis, reference: WorkerReport, candidate: WorkerRepo
 
 
 def _of(basis: LossBasis) -> str:
-    return "dtype changes" if basis is LossBasis.DTYPE else "the work of a step changes"
+    """Why a loss is not compared step by step, to begin a sentence with; empty where it is."""
+    return {LossBasis.DTYPE: "dtype changes: ", LossBasis.WORK: "the work of a step changes: "}.get(basis, "")
 
 
 def _arithmetic(report: WorkerReport) -> str:

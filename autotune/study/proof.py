@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.model import ConfirmRun, FinalistResult, FlagSet, Objective
+from autotune.model import ConfirmRun, FinalistResult, FlagSet, Objective, veto_of
 from autotune.rundir import Store
 from autotune.stats import Estimate, Verdict, confirm, judge, processes_to_settle
 from autotune.study.run import StudyRun
@@ -68,10 +68,12 @@ def _judge(run: StudyRun, trial: int, settings: FlagSet, stage: str, *, family: 
     failure = next((r.failure for r in runs if r.failure is not None), None)
     ratios = [r.log_ratio for r in runs if r.log_ratio is not None]
     found = confirm(ratios, family=family) if failure is None and len(ratios) >= 2 else None
-    verdict = Verdict.UNRESOLVED
+    verdict, veto = Verdict.UNRESOLVED, None
     others: dict[Objective, Estimate] = {}
     if found is not None:
         verdict = judge(found.corrected, sesoi=run.spec.measure.smallest_effect)
+        veto = veto_of(runs, found.corrected) if verdict is Verdict.FASTER else None
+        verdict = Verdict.UNRESOLVED if veto is not None else verdict
         for objective in run.spec.search.objectives:
             told = [r.others[objective] for r in runs if r.others is not None and objective in r.others]
             if len(told) >= 2:
@@ -87,6 +89,7 @@ def _judge(run: StudyRun, trial: int, settings: FlagSet, stage: str, *, family: 
         failure=failure,
         others=others or None,
         work=next((r.work for r in runs if r.work is not None), None),
+        veto=veto,
     )
 
 
@@ -94,7 +97,11 @@ def more_processes(store: Store) -> tuple[FinalistResult, int] | None:
     """The most promising set that its proof left unresolved, and how many pairs of processes may settle it."""
     found: list[tuple[FinalistResult, int]] = []
     for result in store.of(FinalistResult):
-        if result.verdict is Verdict.UNRESOLVED and result.failure is None and result.process_count >= 2:
+        if (
+            result.verdict is Verdict.UNRESOLVED
+            and (result.failure or result.veto) is None
+            and result.process_count >= 2
+        ):
             ratios = [r.log_ratio for r in _runs(store, result.stage, result.settings) if r.log_ratio is not None]
             if count := processes_to_settle(ratios, sesoi=store.spec.measure.smallest_effect):
                 found.append((result, max(count, len(ratios) + 1)))

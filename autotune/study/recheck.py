@@ -101,7 +101,7 @@ def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> Conc
 
 def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
     """Whether a set is still better in all in which it was proven better; for a winner that is its step time."""
-    if winner.others is None:
+    if winner.others is None or result.veto is not None:
         return result.verdict is Verdict.FASTER
     before = {Objective.STEP_TIME: winner.estimate, **winner.others}
     now = {Objective.STEP_TIME: result.corrected, **(result.others or {})}
@@ -117,6 +117,8 @@ def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
     figures = _figures(result.estimate, result.others)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work, winner.unit or "token")
+    if result.veto is not None:
+        return f"{winner.settings} does not hold any more: {result.veto}; {of} ratio {figures}"
     if winner.others is not None:
         words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
         return f"{winner.settings} {words}: {of} ratio {figures}"

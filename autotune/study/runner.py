@@ -22,6 +22,7 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     told_log_ratio,
+    total_of,
 )
 from autotune.rundir import Folders
 from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict
@@ -206,6 +207,7 @@ class Runner:
                 "energy": figures.energy,
                 "work": figures.work,
                 "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
+                "total": total_of(found.pairs, figures.work),
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )

@@ -117,14 +117,18 @@ class SoakUnit(Unit):
     """The winner alone for a while.
 
     Attributes:
-        basis: Why its loss has to be judged by this run; None where step by step it was judged before.
+        basis: By what its loss can be compared with the reference's.
+        typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
+        process_sd: Standard deviation of that from one pair of processes to the next.
     """
 
     kind: Literal["soak"] = "soak"
     settings: Settings
     least_s: float
     least_steps: int
-    basis: LossBasis | None = None
+    basis: LossBasis = LossBasis.STEPS
+    typical: float | None = None
+    process_sd: float = 0.0
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from autotune.model import Failure, FlagSet, WorkerReport
+from autotune.model import Failure, FlagSet, MemoryUse, WorkerReport
 
 
 class WorkerFailed(Exception):
@@ -35,6 +35,10 @@ class Worker(Protocol):
     """Steps by which the one that they are of lies before the end of the block."""
     fresh_batches: bool
     """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
+    watches_memory: bool
+    """Whether memory in use is told with every block from now on: costs milliseconds beside the block."""
+    last_memory: MemoryUse | None
+    """At the end of the last block; None where it was not asked for, or the program does not tell."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs that many steps now and gives each one's duration in seconds.

@@ -17,6 +17,7 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
+    MemoryUse,
     Stopwatch,
     StudySpec,
     WorkerReport,
@@ -149,6 +150,8 @@ class LocalWorker:
         self.loss_lag = 0
         self.fresh_batches = False
         self._trained = first_step(spec)
+        self.watches_memory = False
+        self.last_memory: MemoryUse | None = None
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Gives every rank its job and waits until all are compiled and warm."""
@@ -190,10 +193,12 @@ class LocalWorker:
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks; see `base.Worker`. The slowest rank's total must agree with rank 0's clock."""
         for process in self._processes:
-            process.send({"type": "block", "steps": steps, **({"fresh": True} if self.fresh_batches else {})})
+            asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
+            process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self._block_limit_s(steps), None)
         self._trained += steps
         self._take_loss(blocks[0])
+        self.last_memory = _memory_of(blocks)
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
         return tuple(float(t) for t in slowest["step_times_s"])
 
@@ -312,6 +317,16 @@ class LocalWorker:
 def first_step(spec: StudySpec) -> int:
     """Number of the first step of a worker's first block, counted from 0 since it began to train."""
     return spec.measure.warmup_steps + (spec.measure.check_steps if spec.workload.takes_turns else 0)
+
+
+def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
+    """Memory of all ranks together at the end of a block; None where one does not tell."""
+    told = [b.get("memory") for b in blocks]
+    known = [m for m in told if isinstance(m, dict)]
+    if len(known) < len(told):
+        return None
+    found = {n: [m[n] for m in known if isinstance(m.get(n), int)] for n in MemoryUse.model_fields}
+    return MemoryUse(**{n: sum(v) if len(v) == len(known) else None for n, v in found.items()})
 
 
 def worker_command() -> list[str]:
