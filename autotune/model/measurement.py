@@ -311,6 +311,11 @@ class LossCheck(Record):
     words: str
     is_final: bool = True
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether flags alone differ and no loss was told: nothing speaks against the set, and nothing for it."""
+        return self.is_ok is None and self.basis is LossBasis.STEPS
+
 
 class Comparison(Record):
     """Candidate against reference: estimate, verdict, and what both arms took.

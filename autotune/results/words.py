@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.model import (
     KERNELS,
+    LOSS_NOT_CHECKED,
     PREDICTED,
     PROFILE,
     TURNS,
@@ -183,6 +184,8 @@ def describe_trial(result: TrialResult) -> str:
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
+    if result.loss is not None and result.loss.is_ok is None:
+        suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
     return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
@@ -326,7 +329,8 @@ def evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
+        is_told = winner.loss.is_ok or winner.loss.is_silent
+        lines.append(f"loss: {'' if is_told else 'NOT PROVEN: '}{winner.loss.words}")
     for name, digest in artefacts_of(winner.in_force).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
     if winner.kernels is not None and not winner.loads_kernels:

@@ -8,6 +8,7 @@ from autotune.machine import describe_machine, utc_now
 from autotune.model import (
     PREDICTED,
     ConclusionRecord,
+    ConfirmRun,
     FinalistResult,
     Objective,
     Outcome,
@@ -20,7 +21,7 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate, keep_in_run, proof_digest, time_of
+from autotune.results import describe_soak, format_estimate, keep_in_run, loss_addition, proof_digest, time_of
 from autotune.stats import Verdict
 from autotune.study.run import StudyRun
 
@@ -49,7 +50,8 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         ratio = proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        loss = f"; {mine[-1].loss.words}" if mine and mine[-1].loss is not None else ""
+        proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
+        loss = loss_addition([*proofs, *mine])
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "

@@ -30,6 +30,7 @@ from autotune.stats import (
     StepLoss,
     Trace,
     compare_first_steps,
+    compare_long_runs,
     compare_traces,
     first_steps,
     relative_difference,
