@@ -18,12 +18,26 @@ from pydantic import (
 )
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Change,
+    Count,
+    Elapsed,
+    Finite,
+    Joules,
+    Ratio,
+    StepJoules,
+    StepTime,
+)
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
 """Stands wherever a figure of a model is shown in the place of a measurement."""
+
+LOSS_NOT_CHECKED = "loss not checked"
+"""Stands wherever a set is spoken well of whose program tells no loss."""
 
 
 def _settings(value: object) -> FlagSet:
@@ -70,6 +84,9 @@ class FailureKind(StrEnum):
     CRASH = "crash"
     HANG = "hang"
     WRONG_LOSS = "wrong_loss"
+    LEAK = "leak"
+    SLOWER_IN_TOTAL = "slower_in_total"
+    SLOWS_DOWN = "slows_down"
     NOT_APPLIED = "not_applied"
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
@@ -190,6 +207,24 @@ class Arm(StrEnum):
     CANDIDATE = "candidate"
 
 
+class SameStep(Record):
+    """What both arms told of one step: the same for both, if they compute the same.
+
+    Attributes:
+        step: Counted from 0 since a process began.
+        reference: Loss of the reference there, in this pair or, where it has lived longer, in an earlier one.
+        candidate: Loss of the candidate there.
+        reference_norm: Global gradient norm of the reference, where it is told.
+        candidate_norm: Likewise of the candidate.
+    """
+
+    step: Count
+    reference: Finite
+    candidate: Finite
+    reference_norm: Finite | None = None
+    candidate_norm: Finite | None = None
+
+
 class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
@@ -199,6 +234,7 @@ class Pair(Record):
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
         candidate_j: Likewise during the candidate's block.
+        loss: What both told of the step that ended the candidate's block; None where one of them told nothing of it.
     """
 
     index: Count
@@ -208,6 +244,7 @@ class Pair(Record):
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
+    loss: SameStep | None = None
 
 
 class WorkPerStep(Record):
@@ -244,20 +281,22 @@ class EnergyUse(Record):
 
 
 class LossBasis(StrEnum):
-    """By what a candidate with other options was compared with the reference's loss."""
+    """By what a candidate's loss was compared with the reference's."""
 
+    STEPS = "steps"
     ROUNDING = "rounding"
     WORK = "work"
     DTYPE = "dtype"
 
 
 class LossCheck(Record):
-    """Whether a candidate whose options differ trains as the reference does. Flags alone need no such record.
+    """Whether a candidate trains as the reference does.
 
     Attributes:
-        basis: ``rounding``: the same work, step by step. ``work``: another batch, at equal work. ``dtype``: another
-            arithmetic, over a long run.
+        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
+            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
         is_ok: None where it cannot be told: that is inconclusive, and no proof.
+        steps: How many steps were compared, one by one.
         difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
         tolerance: What it is held to.
         words: What was compared and what came out, for people.
@@ -268,8 +307,14 @@ class LossCheck(Record):
     is_ok: bool | None = None
     difference: Change | None = None
     tolerance: Amount | None = None
+    steps: Count | None = None
     words: str
     is_final: bool = True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether flags alone differ and no loss was told: nothing speaks against the set, and nothing for it."""
+        return self.is_ok is None and self.basis is LossBasis.STEPS
 
 
 class Comparison(Record):

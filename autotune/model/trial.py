@@ -97,7 +97,7 @@ class TrialResult(Stamped):
         worker: What the candidate's process said of itself, if it became ready.
         program_key: Names the program that ran and the settings that are read at run time.
         compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
-        loss: How its loss was compared, where its options differ from the reference's.
+        loss: How its loss was compared, or that it was not.
     """
 
     kind: Literal["trial"] = "trial"

@@ -5,7 +5,11 @@ from autotune.stats.estimates import (
     estimate_sandwiches, judge, processes_to_settle, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
-from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
+from autotune.stats.leak import find_leak, memory_growth
+from autotune.stats.loss_check import (
+    LossSpread, StepLoss, Trace, TraceCheck, compare_traces, first_steps, largest_drift, relative_difference,
+    rounding_of, spread_between,
+)  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
 from autotune.stats.alone import look_alone
 from autotune.stats.sizes import DEFAULT_PROOF_SIZE, STARTS, pairs_in_process, proof_size
@@ -14,3 +18,7 @@ from autotune.stats.proof_design import (
 )  # fmt: skip
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, look
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process
+from autotune.stats.total_time import (
+    Stalls, TotalTime, add_stalls, find_stalls, growing_step, segments, slower_run, slower_total, stalled_total,
+    total_time,
+)  # fmt: skip

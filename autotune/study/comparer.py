@@ -74,12 +74,14 @@ class MeasuredFloor:
     Attributes:
         reference: The living one.
         seconds: The others, in order.
+        pairs: Raw pairs of blocks with all of them, in order.
         comparison: All pairs together.
         noise: What they say about this machine.
     """
 
     reference: WorkerReport
     seconds: Sequence[WorkerReport]
+    pairs: Sequence[Pair]
     comparison: Comparison
     noise: NoiseFloor
 

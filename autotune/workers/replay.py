@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, ReplaySpec, WorkerReport
+from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, MemoryUse, ReplaySpec, WorkerReport
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
@@ -124,13 +124,18 @@ def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
 
 
 class ReplayWorker:
-    """A worker that draws its step times."""
+    """A worker that draws its step times; its memory does not grow."""
+
+    watches_memory = False
+    last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
     def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"") -> None:
         self.report = report
         self._profile = profile
         self._process = process
         self.last_loss: float | None = None
+        self.last_norm: float | None = None
+        self.loss_lag = 0
         self.fresh_batches = False
         self._delay_s = delay_s
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from autotune.model.blocks import log_ratio
+from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Arm, Pair, WorkerReport
 from autotune.stats.estimates import SequentialPlan, Verdict, estimate_pairs
 from autotune.study import bench, comparer, turns
@@ -16,7 +17,11 @@ class Clockwork:
     """A worker whose every step takes the same time; remembers when it ran."""
 
     last_loss: float | None = None
+    last_norm: float | None = None
+    loss_lag = 0
     fresh_batches = False
+    watches_memory = False
+    last_memory: MemoryUse | None = None
 
     def __init__(self, step_s: float, diary: list[str], name: str) -> None:
         self.report = WorkerReport(
