@@ -12,8 +12,8 @@ from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.measurement import (
-    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck, Objective, Pair,
-    PredictedStep, Record, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
+    AS_RECORDED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck,
+    Objective, Pair, PredictedStep, Record, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep, retold,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,

@@ -39,6 +39,7 @@ from autotune.model import (
     format_seconds,
     format_share,
     plain,
+    retold,
 )
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -148,8 +149,13 @@ def describe_floor(result: FloorResult) -> list[str]:
 # ---------------------------------------------------------------------- trials
 
 
-def describe_trial(result: TrialResult) -> str:
-    """A trial's result in words."""
+def describe_trial(result: TrialResult, outlook: str | None) -> str:
+    """A trial's result in words.
+
+    Args:
+        result: Its record.
+        outlook: What its figures promise, see `TrialResult.outlook_at`.
+    """
     if result.failure is not None:
         return _describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -165,7 +171,7 @@ def describe_trial(result: TrialResult) -> str:
     found = result.comparison
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
+    return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
 
 
 def _describe_failure(failure: Failure, where: str) -> str:
@@ -261,7 +267,7 @@ def describe_standing(store: Store, state: str) -> str:
     if not store.spec.is_predicted:
         found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
         best = min(found, key=lambda e: e.ratio, default=None)
-        so_far = "nothing beats the default so far"
+        so_far = "nothing is promising so far"
         if best is not None and best.ratio < 1:
             so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials

@@ -1,8 +1,8 @@
 """Numbers in, numbers out."""
 
 from autotune.stats.estimates import (
-    REFERENCE, Decision, Estimate, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
-    estimate_sandwiches, judge, processes_to_settle,
+    REFERENCE, Decision, Estimate, Outlook, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
+    estimate_sandwiches, judge, outlook_of, processes_to_settle,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of

@@ -32,12 +32,19 @@ _NORMAL = NormalDist()
 
 
 class Verdict(StrEnum):
-    """What an interval says about a candidate."""
+    """What an interval over fresh processes says about a candidate: the words of proofs, and of nothing else."""
 
     FASTER = "faster"
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference"
     UNRESOLVED = "unresolved"
+
+
+class Outlook(StrEnum):
+    """What a trial says about a candidate: its interval is about two processes, so it proves nothing."""
+
+    PROMISING = "promising"
+    NOT_PROMISING = "not promising"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +96,12 @@ def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
     if estimate.low > 1.0 - sesoi and estimate.high < 1.0 + sesoi:
         return Verdict.NO_DIFFERENCE
     return Verdict.UNRESOLVED
+
+
+def outlook_of(estimate: Estimate, *, sesoi: float) -> Outlook:
+    """Whether a trial is worth a proof: its ratio is below 1, and its interval leaves room for an effect."""
+    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - sesoi
+    return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
 
 
 # --- one process pair -----------------------------------------------------------------------------------
@@ -212,13 +225,13 @@ def decide(
     if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
         return decision(False, "between two looks")
     if verdict is not Verdict.UNRESOLVED:
-        return decision(True, f"verdict reached: {verdict}")
+        return decision(True, "its interval is narrow enough")
     if incumbent is not None:
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - sesoi:
-                return decision(True, f"surely not faster than {name} by {sesoi:.1%} or more")
+                return decision(True, f"surely no gain of {sesoi:.1%} or more over {name}")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
     return decision(False, "not decided yet")

@@ -51,7 +51,7 @@ def test_it_is_shown_and_exported(run: Path) -> None:
     store = Store.open(run)
     for page in (render_html(store), render_markdown(store)):
         assert "xla_cpu_prefer_vector_width=512 is 10.0 % faster than the default" in page
-    assert list(load(run).trials.query("verdict == 'faster'").trial) == [1]
+    assert list(load(run).trials.query("outlook == 'promising'").trial) == [1]
     assert dict(winner_of(store).settings) == {"xla_cpu_prefer_vector_width": "512"}
     for form in ExportFormat:
         if form in (ExportFormat.ARGUMENTS, ExportFormat.OVERRIDES):

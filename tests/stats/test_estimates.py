@@ -15,6 +15,7 @@ from autotune.model.measurement import Record
 from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
+    Outlook,
     Sandwich,
     SequentialPlan,
     Verdict,
@@ -24,6 +25,7 @@ from autotune.stats.estimates import (
     estimate_sandwiches,
     judge,
     least_ratio,
+    outlook_of,
     processes_to_settle,
 )
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
@@ -119,11 +121,28 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
     assert pocock_critical_value(tuple(range(1, looks + 1)), 0.95) == pytest.approx(constant, abs=6e-4)
 
 
-def test_decision_stops_on_a_verdict() -> None:
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "outlook"),
+    [
+        (0.90, 0.80, 0.99, Outlook.PROMISING),
+        (0.999, 0.994, 1.2, Outlook.PROMISING),  # room for an effect, whatever else
+        (1.0, 0.90, 1.1, Outlook.NOT_PROMISING),  # by its own figure it brings nothing
+        (1.2, 0.90, 1.3, Outlook.NOT_PROMISING),
+        (0.999, 0.995, 1.1, Outlook.NOT_PROMISING),  # no room for what would matter
+        (0.97, 0.0, math.inf, Outlook.PROMISING),  # too few pairs for an interval
+    ],
+)
+def test_a_trial_is_promising_if_its_ratio_is_below_1_and_its_interval_leaves_room(
+    ratio: float, low: float, high: float, outlook: Outlook
+) -> None:
+    assert outlook_of(estimate(ratio, low, high), sesoi=0.005) is outlook
+
+
+def test_a_decision_stops_once_its_interval_is_narrow_enough_and_names_no_verdict() -> None:
     plan = SequentialPlan(cap=40)
     fast = decide([math.log(0.9) + 0.001 * i for i in range(8)], plan)
     assert (fast.stop, fast.verdict) == (True, Verdict.FASTER)
-    assert fast.reason == "verdict reached: faster"
+    assert fast.reason == "its interval is narrow enough"
     assert fast.estimate.level == 0.95
 
 
