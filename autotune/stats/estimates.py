@@ -52,7 +52,7 @@ class Estimate:
     """A ratio of step times with its interval.
 
     Attributes:
-        ratio: Candidate / reference step time; below 1 is faster.
+        ratio: Candidate / reference step time; below 1 is a gain.
         low: Lower end of the interval, 0 when the data are too few for the level.
         high: Upper end of the interval, infinite when the data are too few for the level.
         level: Coverage the interval claims; over all looks together for a sequential estimate.

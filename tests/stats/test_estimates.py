@@ -138,6 +138,17 @@ def test_a_trial_is_promising_if_its_ratio_is_below_1_and_its_interval_leaves_ro
     assert outlook_of(estimate(ratio, low, high), sesoi=0.005) is outlook
 
 
+def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:
+    """Identical sets; processes differ by 1 %, pairs of blocks by as much: what docs/results.md says of trials."""
+    rng = np.random.default_rng(20)
+    trials = [estimate_pairs(rng.normal(0, 0.01) + rng.normal(0, 0.01, 20)) for _ in range(1000)]
+    missed = sum(not e.low <= 1.0 <= e.high for e in trials) / len(trials)
+    called = sum(judge(e) in (Verdict.FASTER, Verdict.SLOWER) for e in trials) / len(trials)
+    print(f"the interval misses 1 in {missed:.0%}, {called:.0%} would be called faster or slower")
+    assert 0.60 < missed < 0.72
+    assert 0.28 < called < 0.40
+
+
 def test_a_decision_stops_once_its_interval_is_narrow_enough_and_names_no_verdict() -> None:
     plan = SequentialPlan(cap=40)
     fast = decide([math.log(0.9) + 0.001 * i for i in range(8)], plan)
