@@ -6,6 +6,7 @@ from autotune.rundir.artefacts import (
     artefacts_for,
     in_force,
     place_artefacts,
+    plain_content,
     read_artefacts,
 )
 from autotune.rundir.files import append_synced, cannot_write, cut_torn_line, is_fault_of_disk, write_atomically
