@@ -243,12 +243,12 @@ def _effect(
         if not ablation.kept:
             return replace(row, ratio=1.0, how="same program")
     alone = next((r for r in having if len(r.settings) == 1), None)
-    if proof is not None and (e := proof.corrected) is not None:
+    if proof is not None and (p := proof.corrected) is not None:
         found = str(proof.verdict)
-        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="fresh processes", finding=found)
+        return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
     if alone is not None and alone.comparison is not None:
-        paired = alone.comparison.estimate
-        return replace(row, ratio=paired.ratio, low=paired.low, high=paired.high, how="alone")
+        e = alone.comparison.estimate
+        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
     if alone is not None and alone.failure is not None:
         return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
     if row.is_dead:

@@ -223,7 +223,6 @@ def test_another_workload_is_one_that_measures_something_else(tmp_path: Path) ->
         return name_of_workload(parse_study(whole), str(tmp_path / folder))
 
     own = {"workload": {"command": ["python", "train.py"], "hook": True}}
-    searched = {"search": {"options": {"batch": [4, 8]}}}
     assert name() == name("b") == name(name="other", search={"trials": 3}, confirm={"processes": 5})
     others = [
         name(),
@@ -231,7 +230,7 @@ def test_another_workload_is_one_that_measures_something_else(tmp_path: Path) ->
         name(workload={"entry": "moe", "options": {"seq": 64}}),
         name(device={"count": 2}),
         name(baseline={"xla_c": "1"}),
-        name(**searched),
+        name(search={"options": {"batch": [4, 8]}}),
         name(search={"options": {"batch": [8, 4]}}),  # another reference
         name("a", **own),
         name("b", **own),  # a program of the same name in another folder
