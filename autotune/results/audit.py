@@ -16,6 +16,7 @@ from dataclasses import astuple
 from pathlib import PurePosixPath
 
 from autotune.model import (
+    AS_RECORDED,
     ONCE_MORE,
     RECORD,
     AblationResult,
@@ -135,8 +136,8 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
 
 def _canonical(record: Stamped) -> str:
     """A record as one text, the same whether it was just made or read from a file."""
-    again = RECORD.validate_json(record.model_dump_json(exclude_none=True))
-    return json.dumps(json.loads(again.model_dump_json(exclude_none=True)), sort_keys=True)
+    again = RECORD.validate_json(record.model_dump_json(exclude_none=True, context=AS_RECORDED))
+    return json.dumps(json.loads(again.model_dump_json(exclude_none=True, context=AS_RECORDED)), sort_keys=True)
 
 
 def _pairs(store: Store, directory: str) -> list[Pair]:

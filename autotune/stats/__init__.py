@@ -1,8 +1,8 @@
 """Numbers in, numbers out."""
 
 from autotune.stats.estimates import (
-    REFERENCE, Decision, Estimate, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
-    estimate_sandwiches, judge, processes_to_settle, widen,
+    REFERENCE, Decision, Estimate, Outlook, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
+    estimate_sandwiches, judge, outlook_of, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.leak import find_leak, memory_growth

@@ -105,7 +105,6 @@ class OneAtATime(Comparer):
         comparison = make_comparison(
             pairs,
             estimate(pairs, work),
-            sesoi=bench.spec.measure.smallest_effect,
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
             warnings=bench.gpus.warnings(),
@@ -139,9 +138,8 @@ class OneAtATime(Comparer):
                 return Compared(reference=reports[0], candidate=reports[1], settled=settled)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), sesoi=bench.spec.measure.smallest_effect,
-            stopped="all pairs run", meter=bench.meter, work=work,
-        )  # fmt: skip
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
+        )
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:

@@ -103,7 +103,7 @@ class InTurns(Comparer):
             traces=traces,
         )
         comparison = make_comparison(
-            pairs, rule.estimate(ratios), sesoi=bench.spec.measure.smallest_effect, stopped=stopped,
+            pairs, rule.estimate(ratios), stopped=stopped,
             warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
