@@ -347,6 +347,7 @@ _YOUNG: dict[str, dict[str, Any]] = {
         "profile": "",
         "profile_effect": None,
         "autotune_results": "",
+        "start_s": 0.0,
     },
     "search": {"options": {}, "when": {}},
     "first": {"options": {}},

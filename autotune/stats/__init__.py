@@ -7,4 +7,5 @@ from autotune.stats.estimates import (
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process
+from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
+from autotune.stats.simulate import Machine, Process
