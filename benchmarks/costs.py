@@ -13,6 +13,8 @@ from benchmarks.coverage import BLOCK_STEPS, DEFAULTS
 STEP_S = ReplaySpec().step_s
 PAIR_S = 2 * BLOCK_STEPS * STEP_S
 """Seconds of one pair of blocks of a replayed study."""
+BOTH_AT_ONCE = 1.5
+"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
 RUN_S = DEFAULTS.measure.run_steps * STEP_S
 """Seconds of the measured steps of a process that runs alone."""
 
@@ -32,8 +34,8 @@ class Cost:
     alone_pairs: float = 0.0
 
     def minutes(self, start_s: float) -> float:
-        """Minutes, where starting takes so many seconds."""
-        in_turns = self.process_pairs * start_s + self.block_pairs * PAIR_S
+        """Minutes, where starting one process takes so many seconds, and two at once half as long again."""
+        in_turns = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
         return (in_turns + 2 * self.alone_pairs * (start_s + RUN_S)) / 60.0
 
 

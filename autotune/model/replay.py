@@ -30,7 +30,7 @@ class ReplaySpec(Section):
              same program.
         autotune_results: Recorded results of an autotuner, as text.
         noise: A named noise model of `autotune.stats.noise_models`, or a table of its parameters.
-        start_s: Seconds that workers say they took to start; they do not take them.
+        start_s: Seconds that a process says it took to start; 0 tells nothing of what starting costs.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 

@@ -174,7 +174,8 @@ def run_pairs(
         and whether the candidate went first, `[*shape, pairs]`.
     """
     machine = reference.machine
-    reference_s, candidate_s, order = [], [], []
+    reference_s, candidate_s = [], []
+    order: list[Bools] = []
     for _ in range(pairs):
         first, second = machine.slowness(block_steps), machine.slowness(block_steps)
         candidate_first = np.asarray(machine.rng.random(machine.shape) < 0.5)
