@@ -1,4 +1,4 @@
-"""Is what the noise floor announces kept: a gain of 2 % found 9 times in 10, with so many processes, in so much time?"""
+"""Is what the noise floor announces kept: a gain of 2 % found 9 times in 10, with so many processes, in that time?"""
 
 from __future__ import annotations
 
