@@ -41,7 +41,7 @@ class Cost:
 
 def cost_of(runs: Sequence[ConfirmRun]) -> Cost:
     """What the proofs of one study used."""
-    alone = [r for r in runs if getattr(r, "alone", False)]
+    alone = [r for r in runs if r.is_alone]
     in_turns = len(runs) - len(alone)
     blocks = sum(r.pair_count for r in runs) - sum(r.pair_count for r in alone)
     return Cost(process_pairs=in_turns, block_pairs=blocks, alone_pairs=len(alone))

@@ -183,8 +183,9 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
+        comparer = OneAtATime(self.bench, blocks=self._spec.confirm.pairs) if unit.is_alone else self.comparer
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
+            found = comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:

@@ -69,7 +69,11 @@ class TrialUnit(Unit):
 
 
 class PairUnit(Unit):
-    """One fresh pair of processes of a proof; see `ConfirmRun`."""
+    """One fresh pair of processes of a proof; see `ConfirmRun`.
+
+    Attributes:
+        is_alone: One arm after the other, each with nothing beside it.
+    """
 
     kind: Literal["pair"] = "pair"
     stage: str
@@ -77,12 +81,13 @@ class PairUnit(Unit):
     settings: Settings
     repeat: int
     against: Settings | None = None
+    is_alone: bool = False
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            against=self.against,
+            against=self.against, is_alone=self.is_alone,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
