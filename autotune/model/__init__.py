@@ -33,8 +33,8 @@ from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, 
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
     ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
-    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord, SessionRecord,
-    SoakRecord, SpanRecord,
+    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
+    SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,

@@ -243,8 +243,10 @@ def _of_planned(spec: StudySpec, proof: FinalistResult, plan: ProofRecord, runs:
         return
     if proof.verdict is not here.verdict or proof.is_passed > here.is_passed:
         yield f"{name}: its figures are {here.verdict}, the record says {proof.verdict}"
-    said: dict[str, Estimate | None] = {"ratio": proof.estimate, "interval": proof.corrected, **(proof.others or {})}
-    made: dict[str, Estimate | None] = {"ratio": here.estimate, "interval": here.corrected, **(here.others or {})}
+    said, made = (
+        {"ratio": r.estimate, "interval": r.corrected, **{o.words: e for o, e in (r.others or {}).items()}}
+        for r in (proof, here)
+    )
     for what in dict.fromkeys((*said, *made)):
         one, other = said.get(what), made.get(what)
         if (one is None) != (other is None) or (one is not None and other is not None and not _are_close(one, other)):
