@@ -100,15 +100,17 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
     from autotune.model import Outcome, SpanRecord, format_seconds, format_share
-    from autotune.study import more_processes
+    from autotune.study import unsettled
 
     print()
     print_study(store)
     lines = []
-    if conclusion.outcome is not Outcome.WINNER and (promising := more_processes(store)) is not None:
+    left = unsettled(store) if conclusion.outcome is not Outcome.WINNER else None
+    if left is not None and left.processes is not None:
         lines.append(
-            f"not settled: {promising[0].settings}; about {promising[1]} fresh pairs of processes may settle it: set "
-            f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen"
+            f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: set "
+            f"`[confirm] processes = {left.processes}` and run the same command again, it goes on where it stopped: "
+            "the looks beyond were planned, too"
         )
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)

@@ -28,10 +28,11 @@ from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
 from autotune.model.promise import Need, Promise
+from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, standing
 from autotune.model.records import (
     RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ScreenRecord, SessionRecord, SoakRecord,
-    SpanRecord,
+    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord, SessionRecord,
+    SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,

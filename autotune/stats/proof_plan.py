@@ -41,6 +41,9 @@ Simulated (tests/stats/test_proof_plan.py): 1.16 at most, for errors from 0.005 
 HOPELESS = 0.05
 """Chance of proving a gain, were the effect better than it looks by a standard error, below which a proof ends."""
 
+OPTIMISM = 1.0
+"""Those standard errors."""
+
 _NODES = 240
 _LOWEST = -8.0
 
@@ -79,9 +82,9 @@ class ProofPlan:
 
     def nominal(self, count: int) -> float:
         """One-sided level of the interval at one look; 0 before the first."""
-        return (
-            _nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK] if count >= FIRST_LOOK else 0.0
-        )
+        if count < FIRST_LOOK:
+            return 0.0
+        return float(_nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK])
 
     def half_widths(self, counts: Sequence[int]) -> Floats:
         """Half width of the interval at some looks, in standard errors of the mean."""
@@ -93,7 +96,8 @@ class ProofPlan:
         """Mean ratio with the interval that holds at all looks together (a repeated confidence interval).
 
         Args:
-            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is excluded.
+            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is
+                excluded.
         """
         values = finite(log_ratios, least=2)
         n, level = len(values), 1.0 - 2.0 * self.error
@@ -154,14 +158,17 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float) -> Floats:
-    """Chance of a gain proven at the cap, were the true effect a standard error better than it looks, `[...]`.
+def chance_to_prove(
+    log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float, optimism: float = OPTIMISM
+) -> Floats:
+    """Chance of a gain proven at the cap, were the true effect somewhat better than it looks, `[...]`.
 
     Args:
         log_ratios: Of the pairs so far, `[..., n]` with n from 2 to `most` - 1.
         plan: How error is spent.
         most: The cap.
         sesoi: Smallest effect of interest.
+        optimism: How much better, in standard errors.
     """
     from scipy.special import ndtr
 
@@ -169,7 +176,7 @@ def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: fl
     mean, sd = log_ratios.mean(axis=-1), np.maximum(log_ratios.std(axis=-1, ddof=1), 1e-12)
     needed = math.log1p(-sesoi) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
-    expected = (n * mean + rest * (mean - sd / math.sqrt(n))) / most
+    expected = (n * mean + rest * (mean - optimism * sd / math.sqrt(n))) / most
     chance: Floats = ndtr((needed - expected) / (sd * math.sqrt(rest) / most))
     return chance
 

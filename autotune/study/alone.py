@@ -26,7 +26,7 @@ from autotune.stats import (
     estimate_sandwiches,
     spread_of,
 )
-from autotune.study.bench import ReferenceFailed
+from autotune.study.bench import Bench, ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -46,9 +46,18 @@ class Run(NamedTuple):
 
 
 class OneAtATime(Comparer):
-    """Fresh runs, one after the other; nothing else of the bench may be running."""
+    """Fresh runs, one after the other; nothing else of the bench may be running.
+
+    Args:
+        bench: Where.
+        blocks: Length of a run, in blocks of turns, where the program waits for its turns.
+    """
 
     mode = SANDWICH
+
+    def __init__(self, bench: Bench, *, blocks: int = 1) -> None:
+        super().__init__(bench)
+        self._blocks = blocks
 
     def _compare(
         self,
@@ -137,7 +146,7 @@ class OneAtATime(Comparer):
         spec, meter = self.bench.spec, self.bench.meter
         steps = spec.measure.run_steps
         if spec.workload.takes_turns:
-            steps = max(steps, self.bench.steps_for(worker))
+            steps = max(steps, self._blocks * self.bench.steps_for(worker))
         begun = time.monotonic()
         times, joules = meter.measure(lambda: worker.run_block(steps))
         if not spec.workload.takes_turns:

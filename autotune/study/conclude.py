@@ -22,6 +22,7 @@ from autotune.model import (
 )
 from autotune.results import describe_soak, format_estimate, keep_in_run, proof_digest, time_of
 from autotune.stats import Verdict
+from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
 
 
@@ -41,20 +42,22 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """What a measured study found."""
-    spec, proven = run.spec, run.proven
+    spec, proven, gain = run.spec, run.proven, run.gain
     soaks = run.store.of(SoakRecord)
     if run.members:
         return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
     if proven is not None and proven.estimate is not None:
-        ratio = proven.estimate
+        is_measured = gain is not None and gain.estimate is not None
+        ratio = gain.estimate if gain is not None and gain.estimate is not None else proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
+        after = f", after a proof of {proven.process_count}" if is_measured else ""
         loss = f"; {mine[-1].loss.words}" if mine and mine[-1].loss is not None else ""
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
             f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
-            f"{proven.process_count} fresh pairs of processes{loss}",
+            f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -70,9 +73,12 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(spec.measure.smallest_effect)})"
         )
+    sentence += "".join(f"; {settings} was faster in its proof but {why}" for settings, why in run.vetoes)
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {describe_soak(least)}"
+    if (left := unsettled(run.store)) is not None:
+        sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}
 
 

@@ -179,11 +179,12 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
+        count = unit.pairs or DEFAULT_PROOF_SIZE
+        comparer = OneAtATime(self.bench, blocks=count) if unit.is_alone else self.comparer
         try:
-            found = self.comparer.fresh_pair(
-                unit.settings, folder, name=name, pairs=unit.pairs or DEFAULT_PROOF_SIZE, against=unit.against,
-                inspect=inspect,
-            )  # fmt: skip
+            found = comparer.fresh_pair(
+                unit.settings, folder, name=name, pairs=count, against=unit.against, inspect=inspect
+            )
         except ReferenceFailed:
             raise
         except WorkerFailed as error:

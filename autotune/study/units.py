@@ -73,6 +73,7 @@ class PairUnit(Unit):
 
     Attributes:
         pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
+        is_alone: One arm after the other, each with nothing beside it.
     """
 
     kind: Literal["pair"] = "pair"
@@ -82,12 +83,13 @@ class PairUnit(Unit):
     repeat: int
     against: Settings | None = None
     pairs: int | None = None
+    is_alone: bool = False
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            against=self.against,
+            against=self.against, is_alone=self.is_alone,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
