@@ -153,8 +153,8 @@ def describe_floor(result: FloorResult) -> list[str]:
 
 
 _DIFFERENT = (
-    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a trial's "
-    "interval includes that spread, and only a proof in several fresh processes narrows it"
+    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a "
+    "trial's interval includes that spread, and only a proof in several fresh processes narrows it"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
     each = len(pairs) // 3
     assert [p.index for p in pairs] == list(range(3 * each))
     assert 8 <= each <= 20
-    gaps = [later.at_s - pair.at_s for pair, later in zip(pairs, pairs[1:], strict=False)]
+    gaps = [later.at_s - pair.at_s for pair, later in itertools.pairwise(pairs)]
     started = sorted(range(len(gaps)), key=lambda i: gaps[i])[-2:]
     assert sorted(started) == [each - 1, 2 * each - 1]  # a start lies between the pairs of two processes
     figures = floor.floor
