@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
+from autotune.child.memory import memory_in_use
 
 T = TypeVar("T")
 
@@ -113,6 +114,7 @@ class _Loop:
         self._warmup: list[float] = []
         self._times: list[float] = []
         self._left = 0
+        self._tells_memory = False
         self._step = -1
         self._last = time.perf_counter()
         if not self.stopped:
@@ -167,8 +169,9 @@ class _Loop:
         self._sync()
         # The wait for the device at the end belongs to the block's last step.
         self._times[-1] = time.perf_counter() - self._last
-        loss = _number(self.reported[0])
-        self._channel.send("block", step_times_s=self._times, loss=loss if loss is not None else 0.0)
+        loss, norm = (_number(x) for x in self.reported)
+        told = {"memory": memory_in_use()} if self._tells_memory else {}
+        self._channel.send("block", step_times_s=self._times, loss=loss or 0.0, grad_norm=norm, **told)
 
     def _wait_for_turn(self) -> None:
         message = self._channel.receive()
@@ -176,6 +179,7 @@ class _Loop:
             self.stopped = True
             return
         self._left, self._times = int(message["steps"]), []
+        self._tells_memory = bool(message.get("memory"))
         self._sync()
 
 

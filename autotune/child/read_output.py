@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel
+from autotune.child.memory import memory_in_use
 from autotune.child.process_env import environments
 from autotune.child.read_rules import Lines, StepReader, Tail
 
@@ -58,6 +59,7 @@ class Session:
         self._losses: list[tuple[int, float]] = []
 
         self._wanted: list[int] = []
+        self._tells_memory = False
         self._line_count = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
@@ -101,6 +103,7 @@ class Session:
         """Waits for an order of the driver and takes all that are there; False to stop."""
         while (message := self._channel.receive())["type"] == "block":
             self._wanted.append(message["steps"])
+            self._tells_memory = bool(message.get("memory"))
             if not self._channel.has_message:
                 return True
         return False
@@ -147,7 +150,10 @@ class Session:
             steps = self._wanted.pop(0)
             times = self._times[self._sent : self._sent + steps]
             self._sent += steps
-            self._channel.send("block", step_times_s=times, loss=self._losses[-1][1] if self._losses else 0.0)
+            told = {"memory": memory_in_use(pid)} if self._tells_memory else {}
+            # What was printed of the last step may not be whole yet: the loss is of one before, the same each time.
+            step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
+            self._channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
 
     def _ended(self, program: subprocess.Popen[bytes]) -> int:
         """What to say and how to end when the program ended by itself."""

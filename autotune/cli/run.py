@@ -86,10 +86,10 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
     from autotune.study import new_run, run_study
 
     console, watch = make_console(stderr=as_json), Stopwatch()
-    budget = spec.search.time_budget
-    live = LiveView(console, watch, name=spec.name, budget_s=budget) if console.is_terminal else None
+    budget, sesoi = spec.search.time_budget, spec.measure.smallest_effect
+    live = LiveView(console, watch, sesoi=sesoi, name=spec.name, budget_s=budget) if console.is_terminal else None
     run = new_run(
-        spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch), watch=watch,
+        spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch, sesoi=sesoi), watch=watch,
         command=sys.argv, **session,
     )  # fmt: skip
     with live or contextlib.nullcontext():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import (
     BaseModel,
@@ -13,17 +14,55 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
+    model_serializer,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Change,
+    Count,
+    Elapsed,
+    Finite,
+    Joules,
+    Ratio,
+    StepJoules,
+    StepTime,
+)
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
 """Stands wherever a figure of a model is shown in the place of a measurement."""
+
+LOSS_NOT_CHECKED = "loss not checked"
+"""Stands wherever a set is spoken well of whose program tells no loss."""
+
+
+AS_RECORDED = {"as": "recorded"}
+"""Context of a dump that keeps the words of older records: what a digest goes over."""
+
+_OLD_WORDS = (
+    (re.compile(r"^verdict reached: [a-z ]+$"), "its interval is narrow enough"),
+    (re.compile(r"^surely not faster than (.+) by (.+) or more$"), r"surely no gain of \2 or more over \1"),
+    (re.compile(r"^slower without it$"), "it seems to pay"),
+    (re.compile(r"^not resolved, but the estimate is slower without it$"), "not settled, but it pays by its estimate"),
+    (re.compile(r"^no slower without it$"), "no sign that it pays"),
+)
+"""What older records say of a measurement in two processes, in words of proofs, and how it is said now."""
+
+
+def retold(reason: str) -> str:
+    """A reason as it is said now: that of an older record may use words that belong to proofs."""
+    for old, new in _OLD_WORDS:
+        reason = old.sub(new, reason)
+    return reason
 
 
 def _settings(value: object) -> FlagSet:
@@ -70,6 +109,9 @@ class FailureKind(StrEnum):
     CRASH = "crash"
     HANG = "hang"
     WRONG_LOSS = "wrong_loss"
+    LEAK = "leak"
+    SLOWER_IN_TOTAL = "slower_in_total"
+    SLOWS_DOWN = "slows_down"
     NOT_APPLIED = "not_applied"
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
@@ -190,6 +232,24 @@ class Arm(StrEnum):
     CANDIDATE = "candidate"
 
 
+class SameStep(Record):
+    """What both arms told of one step: the same for both, if they compute the same.
+
+    Attributes:
+        step: Counted from 0 since a process began.
+        reference: Loss of the reference there, in this pair or, where it has lived longer, in an earlier one.
+        candidate: Loss of the candidate there.
+        reference_norm: Global gradient norm of the reference, where it is told.
+        candidate_norm: Likewise of the candidate.
+    """
+
+    step: Count
+    reference: Finite
+    candidate: Finite
+    reference_norm: Finite | None = None
+    candidate_norm: Finite | None = None
+
+
 class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
@@ -199,6 +259,7 @@ class Pair(Record):
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
         candidate_j: Likewise during the candidate's block.
+        loss: What both told of the step that ended the candidate's block; None where one of them told nothing of it.
     """
 
     index: Count
@@ -208,6 +269,7 @@ class Pair(Record):
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
+    loss: SameStep | None = None
 
 
 class WorkPerStep(Record):
@@ -244,20 +306,22 @@ class EnergyUse(Record):
 
 
 class LossBasis(StrEnum):
-    """By what a candidate with other options was compared with the reference's loss."""
+    """By what a candidate's loss was compared with the reference's."""
 
+    STEPS = "steps"
     ROUNDING = "rounding"
     WORK = "work"
     DTYPE = "dtype"
 
 
 class LossCheck(Record):
-    """Whether a candidate whose options differ trains as the reference does. Flags alone need no such record.
+    """Whether a candidate trains as the reference does.
 
     Attributes:
-        basis: ``rounding``: the same work, step by step. ``work``: another batch, at equal work. ``dtype``: another
-            arithmetic, over a long run.
+        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
+            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
         is_ok: None where it cannot be told: that is inconclusive, and no proof.
+        steps: How many steps were compared, one by one.
         difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
         tolerance: What it is held to.
         words: What was compared and what came out, for people.
@@ -268,14 +332,24 @@ class LossCheck(Record):
     is_ok: bool | None = None
     difference: Change | None = None
     tolerance: Amount | None = None
+    steps: Count | None = None
     words: str
     is_final: bool = True
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether flags alone differ and no loss was told: nothing speaks against the set, and nothing for it."""
+        return self.is_ok is None and self.basis is LossBasis.STEPS
+
 
 class Comparison(Record):
-    """Candidate against reference: estimate, verdict, and what both arms took.
+    """Candidate against reference in one pair of processes: the estimate, and what both arms took.
+
+    It holds no word of judgement: that follows from the estimate (`autotune.stats.outlook_of`).
 
     Attributes:
+        verdict: Of records that are older than that rule. Nobody writes, shows or reads it, but the digest of a proof
+            that was drawn then goes over it: it is dumped with the context `AS_RECORDED` only.
         reference_step_s: Median step of the reference in these pairs, in seconds.
         candidate_step_s: Median step of the candidate, in seconds.
         mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
@@ -287,7 +361,7 @@ class Comparison(Record):
     """
 
     estimate: Estimate
-    verdict: Verdict
+    verdict: SkipJsonSchema[Verdict | None] = None
     reference_step_s: StepTime
     candidate_step_s: StepTime
     pair_count: Count
@@ -301,6 +375,14 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
+
+    @model_serializer(mode="wrap")
+    def _without_old_words(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if info.context != AS_RECORDED:
+            data.pop("verdict", None)
+            data["stopped"] = retold(self.stopped)
+        return data
 
 
 class PredictedStep(Record):

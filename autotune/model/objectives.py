@@ -141,10 +141,10 @@ def proven_front(found: Sequence[FinalistResult], wanted: Sequence[Objective], *
 
 
 def front_estimates(finalist: FinalistResult, wanted: Sequence[Objective]) -> dict[Objective, Estimate] | None:
-    """Every objective of a finalist with its corrected interval; None if one is not known."""
+    """Every objective of a finalist with its corrected interval; None if one is not known, or the set is no winner."""
     found = {Objective.STEP_TIME: finalist.corrected, **(finalist.others or {})}
     known = {o: e for o in wanted if (e := found.get(o)) is not None}
-    return known if len(known) == len(wanted) and finalist.failure is None else None
+    return known if len(known) == len(wanted) and (finalist.failure or finalist.veto) is None else None
 
 
 def describe_member(finalist: FinalistResult, wanted: Sequence[Objective]) -> str:

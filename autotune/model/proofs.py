@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from autotune.model.measurement import Objective
 from autotune.model.records import ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.totals import veto_of
 from autotune.stats import Estimate, ProofPlan, Verdict, confirm, judge, look
 
 
@@ -51,19 +52,28 @@ def standing(
     values = _values(mine, objectives)
     share = len(objectives)
     hurdle, claim = (ProofPlan(base=proof.base, error=e / share) for e in (proof.hurdle, proof.claim))
-    looks = {o: look(v, hurdle, most=most, sesoi=sesoi) for o, v in values.items()}
+
+    def is_clear(count: int) -> bool:
+        return veto_of(mine[:count], hurdle.estimate(values[Objective.STEP_TIME][:count])) is None
+
+    clear = {Objective.STEP_TIME: is_clear}
+    looks = {o: look(v, hurdle, most=most, sesoi=sesoi, is_clear=clear.get(o)) for o, v in values.items()}
     is_over = bool(looks) and all(found.stop for found in looks.values())
     used = max(found.used for found in looks.values()) if is_over else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
     estimates = {o: claim.estimate(v[:used]) for o, v in values.items()}
     step_time = Objective.STEP_TIME
+    verdict, veto = judge(estimates[step_time], sesoi=sesoi), None
+    if is_over and verdict is Verdict.FASTER:
+        veto = veto_of(mine[:used], estimates[step_time])
     return Standing(
         base.model_copy(
             update={
                 "estimate": confirm(values[step_time][:used]).ordinary,
                 "corrected": estimates[step_time],
-                "verdict": judge(estimates[step_time], sesoi=sesoi),
+                "verdict": verdict if veto is None else Verdict.UNRESOLVED,
+                "veto": veto,
                 "process_count": used,
                 "others": {o: e for o, e in estimates.items() if o is not step_time} or None,
                 "goes_on": any(found.holds for found in looks.values()),

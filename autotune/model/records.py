@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from autotune.model.artefacts import Artefact
+from autotune.model.long_run import SoakArms
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -31,7 +32,7 @@ from autotune.model.measurement import (
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, NoiseFloor, Verdict
+from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
 
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
@@ -99,7 +100,8 @@ class FloorResult(Stamped):
 
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
-        rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+        rounding: Likewise to the reference in another rounding; None where that did not run.
+        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to.
         promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
     """
 
@@ -110,6 +112,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
+    loss_spread: LossSpread = LossSpread()
     promise: Promise | None = None
     directory: str
 
@@ -124,9 +127,10 @@ class ConfirmRun(Stamped):
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
-        loss: How their losses were compared, where options differ.
+        loss: How their losses were compared, or that they were not.
         against: What it was compared with; None is the study's reference.
         is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
+        total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -145,8 +149,13 @@ class ConfirmRun(Stamped):
     loss: LossCheck | None = None
     against: Settings | None = None
     is_alone: bool = False
+    total: TotalTime | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
+
+
+ONCE_MORE = ("gain", "alone")
+"""Stages that measure what is proven once more; they decide nothing but may speak against it."""
 
 
 class ProofRecord(Stamped):
@@ -181,6 +190,7 @@ class FinalistResult(Stamped):
         veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
         work: As its processes told it, where it differs from the reference's.
+        veto: Why a set is no winner although its typical step may be faster; then it is ``unresolved``.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -291,8 +301,9 @@ class SoakRecord(Stamped):
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
         loss: Its loss against the reference's after as much work, where dtype or batch differ.
-        failure: What ended it early; a winner that fails here is none.
+        failure: What ended it early, or what both arms say against it; a winner that fails here is none.
         kernels: The autotuner's results of its last process; None where none were kept.
+        arms: What both arms did; soaks of older versions, and failed ones, have none.
     """
 
     kind: Literal["soak"] = "soak"
@@ -306,6 +317,7 @@ class SoakRecord(Stamped):
     loss: LossCheck | None = None
     failure: Failure | None = None
     kernels: Artefact | None = None
+    arms: SoakArms | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 

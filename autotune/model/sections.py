@@ -265,7 +265,7 @@ class MeasureSpec(Section):
 
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends unresolved.
+        pairs_cap: Pairs of blocks after which a trial ends in any case.
         block_s: Shortest block, seconds; a block has at least `block_steps` steps.
         warmup_steps: Steps that are run before the first block and never used.
         check_steps: First steps whose loss and gradient norm are compared with the reference's.

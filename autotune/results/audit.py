@@ -12,9 +12,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import PurePosixPath
 
 from autotune.model import (
+    AS_RECORDED,
+    ONCE_MORE,
     RECORD,
     AblationResult,
     AnyRecord,
@@ -35,20 +38,20 @@ from autotune.model import (
     StudySpec,
     TrialResult,
     artefacts_of,
+    judge_soak,
     log_ratio,
     plain_estimate,
     runs_of,
     standing,
+    total_of,
+    veto_of,
 )
 from autotune.results.words import format_estimate
 from autotune.rundir import Store
-from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, confirm, estimate_pairs, judge
+from autotune.stats import CLAIM, HURDLE, Estimate, TotalTime, Verdict, confirm, estimate_pairs, judge
 
 LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner; the members of a front are proven in stage ``confirm``."""
-
-ONCE_MORE = ("gain", "alone")
-"""Stages that measure what is proven once more; they decide nothing but may speak against it."""
 
 ROUNDING = 1e-6
 """Relative difference that another version of NumPy or SciPy may make of the same samples."""
@@ -133,8 +136,8 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
 
 def _canonical(record: Stamped) -> str:
     """A record as one text, the same whether it was just made or read from a file."""
-    again = RECORD.validate_json(record.model_dump_json(exclude_none=True))
-    return json.dumps(json.loads(again.model_dump_json(exclude_none=True)), sort_keys=True)
+    again = RECORD.validate_json(record.model_dump_json(exclude_none=True, context=AS_RECORDED))
+    return json.dumps(json.loads(again.model_dump_json(exclude_none=True, context=AS_RECORDED)), sort_keys=True)
 
 
 def _pairs(store: Store, directory: str) -> list[Pair]:
@@ -165,6 +168,8 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
         for what, said, here in made:
             if said is not None and not _is_close(said, here):
                 yield f"{name}: its raw pairs give the {what} {here:.6g}, the record says {said:.6g}"
+        if run.total is not None and not _is_same_total(run.total, total := total_of(pairs, run.work)):
+            yield f"{name}: its raw pairs give total times and stalls {total}, the record says {run.total}"
 
 
 def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
@@ -295,8 +300,12 @@ def _of_proof(
     if not (fitting := [m.corrected for m in made if _are_close(proof.corrected, m.corrected)]):
         shown, said = format_estimate(made[0].corrected), format_estimate(proof.corrected)
         yield f"{name}: its processes give {shown} when widened for all sets, the record says {said}"
-    elif proof.verdict is not (verdict := judge(fitting[0], sesoi=spec.measure.smallest_effect)):
-        yield f"{name}: its figures are {verdict}, the record says {proof.verdict}"
+        return
+    verdict = judge(fitting[0], sesoi=spec.measure.smallest_effect)
+    veto = veto_of(mine, fitting[0]) if verdict is Verdict.FASTER else None
+    verdict = verdict if veto is None else Verdict.UNRESOLVED
+    if proof.verdict is not verdict or (proof.veto is None) is not (veto is None):
+        yield f"{name}: its figures are {veto or verdict}, the record says {proof.veto or proof.verdict}"
     for objective, other in (proof.others or {}).items():
         told = [r.others[objective] for r in mine if r.others is not None and objective in r.others]
         if len(told) < 2 or not any(_are_close(other, confirm(told, family=f).corrected) for f in families):
@@ -354,11 +363,19 @@ def _of_figures(conclusion: ConclusionRecord, proven: Estimate | None) -> Iterat
         yield f"the proof gives {format_estimate(said)}, the sentence of the conclusion does not"
 
 
+def _is_same_total(said: TotalTime, here: TotalTime) -> bool:
+    """Whether total times and stalls are equal, but for rounding."""
+    one, other = ((t.log_ratio, *astuple(t.reference), *astuple(t.candidate)) for t in (said, here))
+    return all(map(_is_close, one, other))
+
+
 def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
     """What the long run of a winner says against it."""
     mine = [s for s in soaks if s.settings == conclusion.settings]
     if mine and mine[-1].failure is not None:
         yield f"the soak of {conclusion.settings} failed, the conclusion has it as the winner"
+    elif mine and mine[-1].arms is not None and (against := judge_soak(mine[-1].arms)) is not None:
+        yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
     if conclusion.soaked_s is not None and not (mine and _is_close(mine[-1].steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
 
@@ -374,7 +391,9 @@ def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord])
 def _is_better(spec: StudySpec, proof: FinalistResult) -> bool:
     """Whether a set surely betters the default in one objective."""
     figures = {Objective.STEP_TIME: proof.corrected, **(proof.others or {})}
-    return any(e is not None and e.high < 1 - spec.measure.smallest_effect for e in figures.values())
+    return proof.veto is None and any(
+        e is not None and e.high < 1 - spec.measure.smallest_effect for e in figures.values()
+    )
 
 
 def _is_close(said: float, here: float) -> bool:

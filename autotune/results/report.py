@@ -29,6 +29,7 @@ from autotune.results.audit import doubts
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
 from autotune.results.screen_words import describe_screen_record
+from autotune.results.soak_words import soak_lines
 from autotune.results.winner import winner_of, workload_name
 from autotune.rundir import Store, is_held
 
@@ -82,7 +83,7 @@ def build(store: Store) -> dict[str, Any]:
         "figures": _figures(store, trials, floor),
         "finalists": tables.finalist_table(finalists(store)),
         "objectives": ", ".join(o.words for o in wanted),
-        "soak": words.soak_lines(store),
+        "soak": soak_lines(store),
         "nodes": tables.node_table(store),
         "front": tables.front_cells(front),
         "front_charts": drawings.front_charts(store, front, trials),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.model import (
     KERNELS,
+    LOSS_NOT_CHECKED,
     PREDICTED,
     PROFILE,
     TURNS,
@@ -25,7 +26,6 @@ from autotune.model import (
     PredictedStep,
     ScreenRecord,
     SessionRecord,
-    SoakRecord,
     TrialResult,
     TrialStatus,
     WorkPerStep,
@@ -39,6 +39,7 @@ from autotune.model import (
     format_seconds,
     format_share,
     plain,
+    retold,
 )
 from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
@@ -169,8 +170,13 @@ def _spreads(floor: NoiseFloor) -> str:
 # ---------------------------------------------------------------------- trials
 
 
-def describe_trial(result: TrialResult) -> str:
-    """A trial's result in words."""
+def describe_trial(result: TrialResult, outlook: str | None) -> str:
+    """A trial's result in words.
+
+    Args:
+        result: Its record.
+        outlook: What its figures promise, see `TrialResult.outlook_at`.
+    """
     if result.failure is not None:
         return _describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -184,9 +190,11 @@ def describe_trial(result: TrialResult) -> str:
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
+    if result.loss is not None and result.loss.is_ok is None:
+        suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
+    return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
 
 
 def _describe_failure(failure: Failure, where: str) -> str:
@@ -226,6 +234,7 @@ def describe_finalist(result: FinalistResult) -> str:
     return (
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
         f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}{others}"
+        + (f"; no winner: {result.veto}" if result.veto is not None else "")
     )
 
 
@@ -234,26 +243,6 @@ WHAT = {
     KERNELS: "the autotuner's results of its soak",
 }
 """What an artefact is."""
-
-SOAK_SLOWER = 1.1
-"""A soak whose last quarter is slower than its first by more than this factor is noted."""
-
-
-def describe_soak(record: SoakRecord) -> str:
-    """A soak in words."""
-    if record.failure is not None:
-        after = f"after {record.step_count} steps" if record.step_count else "at its start"
-        return f"failed {after}: {spaced(record.failure.kind)}: {record.failure.message}"
-    slower = ""
-    if record.drift is not None and record.drift > SOAK_SLOWER:
-        slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
-    loss = f"; {record.loss.words}" if record.loss is not None else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{loss}"
-
-
-def soak_lines(store: Store) -> list[str]:
-    """What became of the winner's long runs."""
-    return [f"soak of {s.settings}: {describe_soak(s)}" for s in store.of(SoakRecord)]
 
 
 def cause_lines(store: Store) -> list[str]:
@@ -282,7 +271,7 @@ def describe_standing(store: Store, state: str) -> str:
     if not store.spec.is_predicted:
         found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
         best = min(found, key=lambda e: e.ratio, default=None)
-        so_far = "nothing beats the default so far"
+        so_far = "nothing is promising so far"
         if best is not None and best.ratio < 1:
             so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials
@@ -343,9 +332,11 @@ def evidence(winner: Winner) -> list[str]:
         lines.append(f"{objective.words} over the default's: {format_estimate(e)}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    lines.append(f"soak: {'not run' if winner.soaked_s is None else f'{winner.soaked_s:.0f} s'}")
+    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
+    lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
+        is_told = winner.loss.is_ok or winner.loss.is_silent
+        lines.append(f"loss: {'' if is_told else 'NOT PROVEN: '}{winner.loss.words}")
     for name, digest in artefacts_of(winner.in_force).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
     if winner.kernels is not None and not winner.loads_kernels:

@@ -13,7 +13,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,6 +43,9 @@ HOPELESS = 0.05
 
 OPTIMISM = 1.0
 """Those standard errors."""
+
+PATIENCE = 6
+"""Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
 _NODES = 240
 _LOWEST = -8.0
@@ -127,7 +130,12 @@ class ProofLook:
 
 
 def look(
-    log_ratios: Sequence[float] | Floats, plan: ProofPlan, *, most: int, sesoi: float = DEFAULT_SESOI
+    log_ratios: Sequence[float] | Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    sesoi: float = DEFAULT_SESOI,
+    is_clear: Callable[[int], bool] | None = None,
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
 
@@ -138,12 +146,19 @@ def look(
         plan: How error is spent.
         most: Pairs after which it ends in any case.
         sesoi: Smallest effect of interest.
+        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
+            proof goes on, for more pairs may clear it.
     """
-    values = finite(log_ratios, least=0)
+    values, unclear = finite(log_ratios, least=0), 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
         seen = values[:count]
         estimate = plan.estimate(seen)
         verdict = judge(estimate, sesoi=sesoi)
+        if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
+            unclear += 1
+            if unclear == PATIENCE:
+                return ProofLook(stop=True, holds=False, reason="faster, but something speaks against it", used=count)
+            continue
         if verdict is not Verdict.UNRESOLVED:
             return ProofLook(
                 stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count

@@ -16,7 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, WorkPerStep, block_step_s, log_ratio
+from autotune.model import (
+    Arm,
+    FailureKind,
+    FlagSet,
+    LaunchError,
+    Pair,
+    WorkerReport,
+    WorkPerStep,
+    block_step_s,
+    log_ratio,
+)
 from autotune.stats import (
     Estimate,
     NoiseFloor,
@@ -28,6 +38,7 @@ from autotune.stats import (
 )
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
@@ -38,11 +49,12 @@ LARGEST_GAP = 0.1
 
 
 class Run(NamedTuple):
-    """One fresh run: its report, the duration of each step in seconds, and the joules drawn if they are known."""
+    """One fresh run: its report, seconds of each step, the joules drawn if they are known, and what it told."""
 
     report: WorkerReport
     times_s: tuple[float, ...]
     joules: float | None
+    trace: LossTrace
 
 
 class OneAtATime(Comparer):
@@ -58,6 +70,7 @@ class OneAtATime(Comparer):
     def __init__(self, bench: Bench, *, blocks: int = 1) -> None:
         super().__init__(bench)
         self._blocks = blocks
+        self._run_steps: int | None = None
 
     def _compare(
         self,
@@ -77,6 +90,8 @@ class OneAtATime(Comparer):
         def add(first: Arm, reference: Run, middle: Run) -> None:
             pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
             bench.desk.pair(folder, pairs[-1], work)
+            if inspect is not None:
+                bench.hold_to((base, candidate), (reference.report, middle.report), pairs[-1].loss)
 
         for _ in range(bench.spec.measure.sandwiches):
             before = self._run_reference(base, folder)
@@ -90,7 +105,6 @@ class OneAtATime(Comparer):
         comparison = make_comparison(
             pairs,
             estimate(pairs, work),
-            sesoi=bench.spec.measure.smallest_effect,
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
             warnings=bench.gpus.warnings(),
@@ -119,12 +133,13 @@ class OneAtATime(Comparer):
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
         work = work_between((FlagSet(), candidate), reports)
         bench.desk.pair(folder, pair, work)
-        if inspect is not None and (settled := inspect(*reports)) is not None:
-            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+        if inspect is not None:
+            if (settled := inspect(*reports)) is not None:
+                return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+            bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), sesoi=bench.spec.measure.smallest_effect,
-            stopped="all pairs run", meter=bench.meter, work=work,
-        )  # fmt: skip
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
+        )
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
@@ -135,18 +150,23 @@ class OneAtATime(Comparer):
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
                 run = self._measure(worker, beside)
         except WorkerFailed as error:
+            if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
+                raise not_finite(error.failure.message) from error
             if not (bench.has_run or error.infrastructure):
                 raise LaunchError(bench.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
+        if not settings:
+            refuse_not_finite(run.report)
         bench.has_run = True
         return run
 
     def _measure(self, worker: Worker, folder: Path) -> Run:
         """The steps of one run."""
         spec, meter = self.bench.spec, self.bench.meter
-        steps = spec.measure.run_steps
-        if spec.workload.takes_turns:
+        steps = self._run_steps or spec.measure.run_steps
+        if spec.workload.takes_turns and self._run_steps is None:
             steps = max(steps, self._blocks * self.bench.steps_for(worker))
+        self._run_steps = steps  # all runs are as long: their losses are compared at the end
         begun = time.monotonic()
         times, joules = meter.measure(lambda: worker.run_block(steps))
         if not spec.workload.takes_turns:
@@ -154,7 +174,9 @@ class OneAtATime(Comparer):
             metered_s = time.monotonic() - begun
             joules = joules if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.bench.gpus.look(folder)
-        return Run(worker.report, times, joules)
+        trace = LossTrace(spec, worker.report)
+        trace.take(worker, steps)
+        return Run(worker.report, times, joules, trace)
 
     def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
@@ -169,8 +191,9 @@ class OneAtATime(Comparer):
             start_s=statistics.mean(r.start_s for r in reports),
         )
         return MeasuredFloor(
-            reference=found.reference, seconds=[found.candidate], comparison=found.comparison, noise=noise
-        )
+            reference=found.reference, seconds=[found.candidate], pairs=found.pairs, comparison=found.comparison,
+            noise=noise,
+        )  # fmt: skip
 
 
 def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0) -> NoiseFloor:
@@ -238,4 +261,5 @@ def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        loss=candidate.trace.beside(reference.trace),
     )

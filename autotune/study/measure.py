@@ -23,6 +23,7 @@ from autotune.stats import SequentialPlan
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, sequential
+from autotune.study.loss_gate import with_blocks
 from autotune.study.units import TrialUnit
 from autotune.workers import WorkerFailed
 
@@ -74,6 +75,7 @@ def measure_trial(
             outcome = found.settled
         else:
             assert found.comparison is not None
+            loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
             outcome = Measured(comparison=found.comparison)
     return TrialResult(
         **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss

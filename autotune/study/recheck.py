@@ -79,7 +79,7 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
             run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
         run.view.stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        gain, objection = None, None
+        gain, objection = None, result.veto
         if result.verdict is Verdict.FASTER:
             gain, objection = measure_once_more(run, result)
         conclusion = _conclusion(winner, result, gain, objection, sesoi=run.spec.measure.smallest_effect)
@@ -109,7 +109,7 @@ def _conclusion(
 
 def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
     """Whether a set is still better in all in which it was proven better; for a winner that is its step time."""
-    if winner.others is None:
+    if winner.others is None or result.veto is not None:
         return result.verdict is Verdict.FASTER
     before = {Objective.STEP_TIME: winner.estimate, **winner.others}
     now = {Objective.STEP_TIME: result.corrected, **(result.others or {})}

@@ -113,7 +113,6 @@ class StudyRun:
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
         proven: Set by `final_proof`, taken back by `soak`: what holds.
         gain: Set by `final_proof`: how much faster that is, from pairs that decided nothing; None in older runs.
-        vetoes: Set by `final_proof`: proven sets that are no winners, with what speaks against each.
         conclusion: Set by `conclude`.
         is_over: Whether no other session can be of use: the study is concluded, or nothing but a person can mend it.
     """
@@ -140,7 +139,6 @@ class StudyRun:
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
     proven: FinalistResult | None = field(default=None, init=False)
     gain: FinalistResult | None = field(default=None, init=False)
-    vetoes: list[tuple[FlagSet, str]] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
     is_over: bool = field(default=False, init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)

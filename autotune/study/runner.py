@@ -14,6 +14,7 @@ from autotune.model import (
     Comparison,
     EnergyUse,
     Failure,
+    FailureKind,
     FloorResult,
     LaunchError,
     LossCheck,
@@ -21,17 +22,19 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     told_log_ratio,
+    total_of,
 )
 from autotune.rundir import Folders
-from autotune.stats import DEFAULT_PROOF_SIZE, SequentialPlan, Verdict
+from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
 from autotune.study.comparer import Comparer, MeasuredFloor, sequential
-from autotune.study.loss_gate import OTHER_ROUNDING, drift_between
+from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
+from autotune.study.traces import OTHER_ROUNDING, not_finite, spread_of_floor, spread_of_rounding
 from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
@@ -81,7 +84,7 @@ class Runner:
         bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
-        bench.loss_tolerance, bench.rounding = assignment.loss_tolerance, assignment.rounding
+        bench.loss_tolerance, bench.loss_spread = assignment.loss_tolerance, assignment.loss_spread
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
@@ -137,6 +140,8 @@ class Runner:
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
+                if error.failure.kind is FailureKind.WRONG_LOSS:
+                    raise not_finite(error.failure.message) from error
                 if error.failure.phase != "step":
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
@@ -145,29 +150,31 @@ class Runner:
                 bench.lose_reference(error)
         if found.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(found.comparison.mode)
+        spread = spread_of_floor([found.reference, *found.seconds], found.pairs)
+        rounding = self._rounding(found, folder)
         return FloorResult(
             floor=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
             loss_tolerance=found.drift,
-            rounding=self._rounding(found.reference, folder),
+            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
+            loss_spread=spread.joined(rounding),
             directory=self._folders.relative(folder),
         )
 
-    def _rounding(self, reference: WorkerReport, folder: Path) -> float | None:
-        """How far the reference in another rounding is off, where a study has options that only change rounding."""
+    def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
+        """How far the reference in another rounding is off, over the steps that the floor's reference told."""
         bench = self.bench
-        if not self._spec.search.options:
-            return None
         beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
         try:
-            alone = self.comparer.mode == SANDWICH
-            with contextlib.closing(bench.start(OTHER_ROUNDING, beside, alone=alone)) as worker:
-                return drift_between(reference, worker.report)
+            with contextlib.closing(
+                bench.start(OTHER_ROUNDING, beside, alone=self.comparer.mode == SANDWICH)
+            ) as worker:
+                return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
         except WorkerFailed as error:
             bench.desk.incident(f"how rounding changes the loss is not measured: {error}"[:300])
-            return None
+            return LossSpread()
 
     def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""
@@ -179,11 +186,11 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
-        count = unit.pairs or DEFAULT_PROOF_SIZE
-        comparer = OneAtATime(self.bench, blocks=count) if unit.is_alone else self.comparer
+        pairs = unit.pairs or DEFAULT_PROOF_SIZE
+        comparer = OneAtATime(self.bench, blocks=pairs) if unit.is_alone else self.comparer
         try:
             found = comparer.fresh_pair(
-                unit.settings, folder, name=name, pairs=count, against=unit.against, inspect=inspect
+                unit.settings, folder, name=name, pairs=pairs, against=unit.against, inspect=inspect
             )
         except ReferenceFailed:
             raise
@@ -200,7 +207,8 @@ class Runner:
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
                 "work": figures.work,
-                "loss": loss,
+                "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
+                "total": total_of(found.pairs, figures.work),
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
         )
@@ -235,8 +243,9 @@ def pays(comparison: Comparison | None, sesoi: float) -> tuple[bool, str]:
     """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
     if comparison is None:
         return False, "the program is the same without it"
-    if comparison.verdict is Verdict.SLOWER:
-        return True, "slower without it"
-    if comparison.verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
-        return True, "not resolved, but the estimate is slower without it"
-    return False, "no slower without it"
+    found = judge(comparison.estimate, sesoi=sesoi)  # of the set without it, in two processes: no proof either
+    if found is Verdict.SLOWER:
+        return True, "it seems to pay"
+    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
+        return True, "not settled, but it pays by its estimate"
+    return False, "no sign that it pays"

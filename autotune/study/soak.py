@@ -1,7 +1,8 @@
-"""The winner runs for a while under a watchdog: some settings hang or diverge only after hundreds of steps.
+"""The winner runs for a while under a watchdog: some settings hang, diverge, stall or leak after hundreds of steps.
 
-One whose options change dtype or batch is held to the reference's loss on the way: the reference runs as long, by work
-done, and both learn from batches that they have not seen before.
+Then the reference runs as many steps: total time, stalls and memory of both are compared (`autotune.model.totals`),
+and, where the candidate's options change dtype or batch, their losses, for which both learn from batches that they have
+not seen before. What speaks against a set by its time or memory must come again in a second process of it.
 """
 
 from __future__ import annotations
@@ -19,61 +20,116 @@ from autotune.model import (
     FlagSet,
     LossBasis,
     LossCheck,
+    MemoryUse,
+    SoakArm,
+    SoakArms,
     SoakRecord,
     StudySpec,
     WorkerReport,
+    judge_soak,
 )
-from autotune.stats import compare_long_runs
+from autotune.stats import find_stalls, segments
 from autotune.study.bench import Bench
-from autotune.study.loss_gate import judge_long_run
+from autotune.study.loss_gate import STEP_BY_STEP, LongLosses, judge_soak_loss
 from autotune.study.units import SoakUnit
-from autotune.workers import WorkerFailed
+from autotune.study.work import work_between
+from autotune.workers import Worker, WorkerFailed
 
 DUMP = "autotune.textproto"
 NOTHING = FlagSet()
 
-LOSSES = 24
-"""Blocks, at least, into which a run is cut whose losses are compared: each tells one."""
+SAMPLES = 24
+"""Blocks, about, into which a process's run is cut at least: each tells one loss, and the memory in use."""
+
+KEPT_SAMPLES = 96
+"""Samples of memory that a record keeps."""
+
+REFERENCE_TRIES = 2
 
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is asked of a long run.
+
+    Attributes:
+        least_s: Seconds of steps, about.
+        least_steps: Steps, at least.
+        is_compared: Its losses are compared by work done: every step gets a batch of its own, where a worker makes its
+            batches.
+        block: Steps of a block, so that both arms train on the same batches; None leaves that to its own speed.
+    """
+
+    least_s: float
+    least_steps: int
+    is_compared: bool
+    block: int | None = None
+
+
 @dataclass(slots=True)
-class _LongRun:
+class LongRun:
     """What a set did for a while.
 
     Attributes:
         losses: Steps of the first process up to the end of a block, and the loss there, as far as it is told.
+        memory: Likewise of memory in use.
     """
 
     times: list[float] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
+    memory: list[tuple[int, MemoryUse]] = field(default_factory=list)
     starts: int = 0
+    block: int | None = None
     report: WorkerReport | None = None
     failure: Failure | None = None
 
+    @property
+    def work(self) -> int:
+        """What a step of it does; 1 where nobody tells, or it has not started."""
+        return (self.report.tokens_per_step if self.report is not None else None) or 1
 
-DUMP = "autotune.textproto"
-NOTHING = FlagSet()
+    @property
+    def arm(self) -> SoakArm:
+        """Its part of the record."""
+        kept = self.memory[:: -(-len(self.memory) // KEPT_SAMPLES) or 1]
+        return SoakArm(
+            step_count=len(self.times),
+            steps_s=round(sum(self.times), 3),
+            stalls=find_stalls(self.times),
+            segment_s=segments(self.times),
+            host=tuple((n, m.host_bytes) for n, m in kept if m.host_bytes is not None),
+            device=tuple((n, m.device_bytes) for n, m in kept if m.device_bytes is not None),
+        )
 
 
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
-    """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again."""
+    """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again.
+
+    The reference runs as long after it, and the set once more if something speaks against it.
+    """
     settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
     dump = told_to_dump(bench.spec, settings, folder)
     (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
-    run = _LongRun()
+    is_compared = unit.basis not in STEP_BY_STEP
 
     def is_enough(times: list[float]) -> bool:
         return sum(times) >= least_s and len(times) >= least_steps
 
-    compared = least_steps if unit.basis is not None else None
-    _run_long(bench, settings, folder, is_enough, of_s=least_s, compared=compared, run=run, dump=dump)
-    loss, failure = None, run.failure
-    if unit.basis is not None and failure is None and run.report is not None:
-        judged = _judge_loss(bench, unit.basis, run, folder)
-        loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
+    def run_set(into: Path, dump: FlagSet = NOTHING) -> LongRun:
+        run, asked = LongRun(), _Asked(least_s=least_s, least_steps=least_steps, is_compared=is_compared)
+        run_long(bench, settings, into, is_enough, asked=asked, run=run, dump=dump)
+        return run
+
+    run = run_set(folder, dump)
+    loss, arms, failure = None, None, run.failure
+    if failure is None and run.report is not None:
+        reference = _run_reference(bench, run, folder, is_compared=is_compared)
+        arms, failure = _judge_arms(unit, run, reference, lambda: run_set(_beside(bench, folder, "again")))
+        if failure is None:
+            judged = _judge_loss(bench, unit.basis, run, reference)
+            loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
     times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
         settings=unit.settings,
@@ -86,30 +142,28 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
         loss=loss,
         failure=failure,
         kernels=_kept_kernels(bench, folder) if failure is None else None,
+        arms=arms,
     )
 
 
-def _run_long(
+def run_long(
     bench: Bench,
     settings: FlagSet,
     folder: Path,
     is_enough: Callable[[list[float]], bool],
     *,
-    of_s: float,
-    compared: int | None,
-    run: _LongRun,
+    asked: _Asked,
+    run: LongRun,
     dump: FlagSet = NOTHING,
 ) -> None:
-    """Runs a set until it is enough, kept in `run`.
+    """Runs a set until it is enough, or it fails, kept in `run`.
 
     Args:
         bench: Where.
         settings: What.
         folder: Where the log goes.
         is_enough: Given the times of all steps so far.
-        of_s: Seconds that it may take, to be shown.
-        compared: Over so many steps its losses are compared: every step gets a batch of its own, where a worker makes
-            its batches, and losses are told often enough. None where they are not.
+        asked: About how long, and for what.
         run: What it did so far.
         dump: What makes it leave the autotuner's results; left out where it does not start with that.
     """
@@ -124,48 +178,93 @@ def _run_long(
             break
         run.starts += 1
         run.report = worker.report
-        worker.fresh_batches = compared is not None
+        worker.fresh_batches, worker.watches_memory = asked.is_compared, run.starts == 1
         try:
-            steps = max(bench.spec.measure.run_steps, bench.steps_for(worker))
-            if compared is not None:
-                steps = min(steps, max(1, compared // LOSSES))
-            while not is_enough(run.times):
-                run.times += worker.run_block(steps)
-                if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
-                    run.losses.append((len(run.times), worker.last_loss))
-                bench.desk.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {of_s:.0f} s")
-                if not bench.spec.workload.takes_turns:
-                    break  # a program of its own length: again from the start
+            _run_process(bench, worker, is_enough, asked=asked, run=run)
         except WorkerFailed as error:
             run.failure = error.failure
         finally:
             worker.close()
 
 
-def _judge_loss(bench: Bench, basis: LossBasis, run: _LongRun, folder: Path) -> LossCheck | Failure:
-    """Holds the losses of a long run against those of the reference after as much work."""
+def _run_process(
+    bench: Bench, worker: Worker, is_enough: Callable[[list[float]], bool], *, asked: _Asked, run: LongRun
+) -> None:
+    """One process of a long run, until it is enough, or for as long as a program of its own length is sure to last."""
+    longest = max(bench.spec.measure.run_steps, bench.steps_for(worker))
+    end = None if bench.spec.workload.takes_turns else len(run.times) + longest
+    step_s = statistics.median(worker.report.warmup_step_times_s)
+    in_all = longest if end is not None else max(asked.least_steps, round(asked.least_s / step_s) if step_s > 0 else 0)
+    steps = asked.block or max(1, min(longest, in_all // SAMPLES))
+    run.block = run.block or steps
+    while not is_enough(run.times) and (end is None or len(run.times) < end):
+        run.times += worker.run_block(steps if end is None else min(steps, end - len(run.times)))
+        if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
+            run.losses.append((len(run.times), worker.last_loss))
+        if run.starts == 1 and worker.last_memory is not None:
+            run.memory.append((len(run.times), worker.last_memory))
+        bench.desk.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {asked.least_s:.0f} s")
+
+
+def _run_reference(bench: Bench, run: LongRun, folder: Path, *, is_compared: bool) -> LongRun:
+    """The reference alone for as many steps, and, where losses are compared, for as much work; tried twice."""
     assert run.report is not None
-    beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
     mine, steps = run.report.tokens_per_step or 1, len(run.times)
+    block = None if is_compared else run.block
+    asked = _Asked(least_s=sum(run.times), least_steps=steps, is_compared=is_compared, block=block)
+    for _ in range(REFERENCE_TRIES):
+        reference = LongRun()
 
-    def has_done_as_much(times: list[float]) -> bool:
-        return len(times) >= most_steps or len(times) * base(reference) >= steps * mine
+        def has_done_as_much(times: list[float], reference: LongRun = reference) -> bool:
+            is_as_much = not is_compared or len(times) * reference.work >= steps * mine
+            return len(times) >= LONGEST_REFERENCE * steps or (len(times) >= steps and is_as_much)
 
-    def base(of: _LongRun) -> int:
-        return (of.report.tokens_per_step if of.report is not None else None) or 1
+        run_long(bench, FlagSet(), _beside(bench, folder, "reference"), has_done_as_much, asked=asked, run=reference)
+        if reference.failure is None:
+            break
+        bench.desk.incident(f"the reference beside a soak failed: {reference.failure.message}"[:300])
+    return reference
 
-    most_steps, reference = LONGEST_REFERENCE * steps, _LongRun()
-    _run_long(bench, FlagSet(), beside, has_done_as_much, of_s=sum(run.times), compared=steps, run=reference)
+
+def _judge_arms(
+    unit: SoakUnit, run: LongRun, reference: LongRun, run_again: Callable[[], LongRun]
+) -> tuple[SoakArms, Failure | None]:
+    """What both arms did, and what that says against the set: in a second process of it, too."""
+    arms = SoakArms(candidate=run.arm, typical=unit.typical, process_sd=unit.process_sd)
+    if reference.failure is None and reference.report is not None and run.report is not None:
+        try:
+            work = work_between((FlagSet(), unit.settings), (reference.report, run.report))
+        except WorkerFailed as error:
+            return arms, error.failure
+        arms = arms.model_copy(update={"reference": reference.arm, "work": work})
+    if judge_soak(arms) is None:
+        return arms, None
+    again = run_again()
+    if again.failure is not None:
+        return arms, again.failure
+    arms = arms.model_copy(update={"again": again.arm})
+    return arms, judge_soak(arms)
+
+
+def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | Failure | None:
+    """Holds the losses of a long run against those of the reference; None where that adds nothing to its blocks."""
     if reference.failure is not None:
         said = reference.failure.message
-        return LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
-    found = compare_long_runs(
-        [(n * base(reference), loss) for n, loss in reference.losses],
-        [(n * mine, loss) for n, loss in run.losses],
-        tolerance=bench.spec.confirm.loss_tolerance,
-        is_same_work=mine == base(reference),
-    )
-    return judge_long_run(basis, found, steps=steps)
+        found = LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
+        return found if basis not in STEP_BY_STEP else None
+    arms = [
+        LongLosses(report=r.report, losses=r.losses, steps=len(r.times))
+        for r in (reference, run)
+        if r.report is not None
+    ]
+    judged = judge_soak_loss(bench.spec, basis, *arms, spread=bench.loss_spread)
+    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not arms[0].losses
+    return judged if is_news or basis not in STEP_BY_STEP else None
+
+
+def _beside(bench: Bench, folder: Path, name: str) -> Path:
+    """A folder inside that of the soak, for the logs of another process."""
+    return bench.folders.folder(*Path(bench.folders.relative(folder)).parts, name)
 
 
 def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:

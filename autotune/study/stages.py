@@ -7,6 +7,8 @@ has nothing to do (nothing promising to confirm, one setting to minimise) does n
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +20,6 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FlagSet,
     FloorResult,
     LedgerRecord,
     LossBasis,
@@ -148,19 +149,18 @@ def final_proof(run: StudyRun) -> None:
         if result.verdict is not Verdict.FASTER:
             continue
         run.gain, objection = measure_once_more(run, result)
-        if objection is None:
-            run.proven = result
-        else:
-            run.vetoes.append((settings, objection))
+        run.proven = result if objection is None else None
 
 
 def soak(run: StudyRun) -> None:
     """Needs a proven set; one that does not run for long is none, and the next candidate gets its chance."""
     while run.proven is not None and (least_s := run.spec.confirm.soak):
         run.view.stage(
-            "soak", f"the winner alone for {format_seconds(least_s)} of steps: does it hang or diverge later?"
+            "soak",
+            f"the winner alone for {format_seconds(least_s)} of steps, then the default: does it hang, diverge, stall "
+            "or leak later?",
         )
-        record = _soaked(run, run.proven.settings, least_s)
+        record = _soaked(run, run.proven, least_s)
         run.view.note(describe_soak(record))
         if record.failure is None:
             return
@@ -168,8 +168,10 @@ def soak(run: StudyRun) -> None:
         final_proof(run)
 
 
-def _soaked(run: StudyRun, settings: FlagSet, least_s: float) -> SoakRecord:
+def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
     """The soak of a set: what an earlier session soaked at least as long is not repeated."""
+    settings, of_proof = proven.settings, (proven.stage, proven.settings)
+    ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
     least_steps = run.spec.confirm.soak_steps
     for record in run.store.of(SoakRecord):
         enough = record.steps_s >= least_s and record.step_count >= least_steps
@@ -177,8 +179,12 @@ def _soaked(run: StudyRun, settings: FlagSet, least_s: float) -> SoakRecord:
             return record
     name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
-    basis = judged[-1] if judged and judged[-1] is not LossBasis.ROUNDING else None
-    unit = SoakUnit(settings=settings, least_s=least_s, least_steps=least_steps, basis=basis)
+    basis = judged[-1] if judged else LossBasis.STEPS
+    unit = SoakUnit(
+        settings=settings, least_s=least_s, least_steps=least_steps, basis=basis,
+        typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
+        process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
+    )  # fmt: skip
     run.lanes.do(Job(unit, ("soak", name), name, run.store.append))
     return run.store.of(SoakRecord)[-1]
 

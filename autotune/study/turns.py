@@ -19,6 +19,7 @@ from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.limits import PHASE as LIMIT
+from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
@@ -46,8 +47,8 @@ class InTurns(Comparer):
                 return self._run((against, candidate), first, second, folder, name=name, rule=rule, inspect=inspect)
         reference = self.bench.reference()
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
-            sets = (FlagSet(), candidate)
-            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
+            sets, trace = (FlagSet(), candidate), self.bench.reference_trace
+            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect, trace=trace)
 
     def _fresh_pair(
         self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
@@ -73,8 +74,10 @@ class InTurns(Comparer):
         name: str,
         rule: StoppingRule,
         inspect: Inspect[S] | None,
+        trace: LossTrace | None = None,
     ) -> Compared[S]:
         bench, reports = self.bench, (reference.report, candidate.report)
+        traces = (trace or LossTrace(bench.spec, reports[0]), LossTrace(bench.spec, reports[1]))
         work = work_between(sets, reports)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
@@ -82,6 +85,8 @@ class InTurns(Comparer):
 
         def on_pair(pair: Pair) -> None:
             bench.desk.pair(folder, pair, work)
+            if inspect is not None:
+                bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
             bench.gpus.look(folder)  # between two pairs, when nothing is timed
 
@@ -95,9 +100,10 @@ class InTurns(Comparer):
             clock=lambda: bench.now_s,
             meter=bench.meter,
             work=work,
+            traces=traces,
         )
         comparison = make_comparison(
-            pairs, rule.estimate(ratios), sesoi=bench.spec.measure.smallest_effect, stopped=stopped,
+            pairs, rule.estimate(ratios), stopped=stopped,
             warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
@@ -137,16 +143,18 @@ class InTurns(Comparer):
             pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
         )
         comparison = make_comparison(
-            pairs, noise.estimate, sesoi=spec.measure.smallest_effect, warnings=bench.gpus.warnings(),
-            meter=bench.meter, stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
+            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
-        return MeasuredFloor(reference=reference.report, seconds=reports, comparison=comparison, noise=noise)
+        return MeasuredFloor(
+            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
+        )
 
     def _floor_pairs(self, reference: Worker, second: Worker, folder: Path, *, begin: int) -> list[Pair]:
         """The pairs of one second process; the first of them has the number `begin`."""
         bench = self.bench
         steps = bench.steps_for(reference)
-        count = floor_pairs(reference.report, steps)
+        count, trace = floor_pairs(reference.report, steps), LossTrace(bench.spec, second.report)
 
         def on_pair(pair: Pair) -> None:
             bench.desk.pair(folder, pair)
@@ -161,6 +169,7 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            traces=(bench.reference_trace or LossTrace(bench.spec, reference.report), trace),
             begin=begin,
         )
         return pairs
@@ -189,6 +198,7 @@ def measure_pairs(
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
+    traces: tuple[LossTrace, LossTrace] | None = None,
     begin: int = 0,
 ) -> tuple[list[Pair], str]:
     """Runs pairs of blocks until `stop` gives a decision that says so.
@@ -203,6 +213,7 @@ def measure_pairs(
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
         work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
+        traces: What reference and candidate tell of their losses, to be gone on with.
         begin: Number of the first pair.
 
     Returns:
@@ -221,6 +232,7 @@ def measure_pairs(
             order.reverse()
         at_s = clock()
         blocks = {}
+        told = None
         for arm in order:
             try:
                 blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
@@ -228,6 +240,10 @@ def measure_pairs(
                 if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error
                 raise
+        if traces is not None:
+            for trace, worker in zip(traces, (reference, candidate), strict=True):
+                trace.take(worker, steps)
+            told = traces[1].beside(traces[0])
         (reference_s, reference_j), (candidate_s, candidate_j) = blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE]
         pair = Pair(
             index=begin + len(pairs),
@@ -237,6 +253,7 @@ def measure_pairs(
             at_s=round(at_s, 3),
             reference_j=reference_j,
             candidate_j=candidate_j,
+            loss=told,
         )
         on_pair(pair)
         pairs.append(pair)

@@ -30,7 +30,7 @@ from autotune.model import (
     TrialConfig,
     TrialResult,
 )
-from autotune.stats import Estimate
+from autotune.stats import Estimate, LossSpread
 
 
 class Unit(Record):
@@ -72,8 +72,8 @@ class PairUnit(Unit):
     """One fresh pair of processes of a proof; see `ConfirmRun`.
 
     Attributes:
-        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
         is_alone: One arm after the other, each with nothing beside it.
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
     """
 
     kind: Literal["pair"] = "pair"
@@ -82,8 +82,8 @@ class PairUnit(Unit):
     settings: Settings
     repeat: int
     against: Settings | None = None
-    pairs: int | None = None
     is_alone: bool = False
+    pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
@@ -119,14 +119,18 @@ class SoakUnit(Unit):
     """The winner alone for a while.
 
     Attributes:
-        basis: Why its loss has to be judged by this run; None where step by step it was judged before.
+        basis: By what its loss can be compared with the reference's.
+        typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
+        process_sd: Standard deviation of that from one pair of processes to the next.
     """
 
     kind: Literal["soak"] = "soak"
     settings: Settings
     least_s: float
     least_steps: int
-    basis: LossBasis | None = None
+    basis: LossBasis = LossBasis.STEPS
+    typical: float | None = None
+    process_sd: float = 0.0
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -182,8 +186,8 @@ class Assignment(Record):
         folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
-        loss_tolerance: What the lane's noise floor allows losses to differ.
-        rounding: How far its reference in another rounding was off.
+        loss_tolerance: What the lane's noise floor allows first losses to differ.
+        loss_spread: How far references were apart there, by step.
         spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
@@ -197,7 +201,7 @@ class Assignment(Record):
     name: str
     mode: str | None = None
     loss_tolerance: float = 0.0
-    rounding: float | None = None
+    loss_spread: LossSpread = LossSpread()
     spread: float = 0.0
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()

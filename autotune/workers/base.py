@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from autotune.model import Failure, FlagSet, WorkerReport
+from autotune.model import Failure, FlagSet, MemoryUse, WorkerReport
 
 
 class WorkerFailed(Exception):
@@ -29,8 +29,16 @@ class Worker(Protocol):
     report: WorkerReport
     last_loss: float | None
     """Of the last step of the last block; None before the first one, and where no loss is known."""
+    last_norm: float | None
+    """Global gradient norm of the same step; None where it is not known."""
+    loss_lag: int
+    """Steps by which the one that they are of lies before the end of the block."""
     fresh_batches: bool
     """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
+    watches_memory: bool
+    """Whether memory in use is told with every block from now on: costs milliseconds beside the block."""
+    last_memory: MemoryUse | None
+    """At the end of the last block; None where it was not asked for, or the program does not tell."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs that many steps now and gives each one's duration in seconds.

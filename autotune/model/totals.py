@@ -1,0 +1,120 @@
+"""What speaks against a set that is faster by its typical step: total time, stalls, leaks, in figures and in words."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from autotune.model.long_run import SoakArm, SoakArms
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
+from autotune.model.records import ConfirmRun
+from autotune.model.units import format_change, format_seconds
+from autotune.stats import (
+    Estimate,
+    Stalls,
+    TotalTime,
+    add_stalls,
+    find_leak,
+    growing_step,
+    slower_run,
+    slower_total,
+    stalled_total,
+    total_time,
+)
+
+PHASE = "soak"
+
+
+def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
+    """Total times of both arms over the raw pairs of one pair of processes, nothing trimmed; per unit of work."""
+    return total_time(
+        list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
+        list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
+        work_ratio=work.ratio if work is not None else 1.0,
+    )
+
+
+def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
+    """Why a set is no winner although its typical step may be faster: it is slower in total. None if it is not.
+
+    Args:
+        runs: All pairs of processes of one proof of the set; those of older versions do not tell totals.
+        typical: The proof's estimate of the typical step.
+    """
+    totals = [r.total for r in runs if r.total is not None]
+    if typical is None or len(totals) < 2:
+        return None
+    found = slower_total([t.log_ratio for t in totals], typical)
+    if found is None:
+        return None
+    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
+    return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, typical.ratio)}"
+
+
+def judge_soak(arms: SoakArms) -> Failure | None:
+    """What a soak says against a set: a leak, stalls or slow steps that take its gain back; None if nothing.
+
+    A machine has its moods, so what one process shows must show in the second one, too.
+    """
+    looks = [_judge_look(arms.candidate, arms)]
+    if looks[0] is not None and arms.again is not None:
+        looks.append(_judge_look(arms.again, arms))
+    return looks[-1] if None not in looks else None
+
+
+def _judge_look(mine: SoakArm, arms: SoakArms) -> Failure | None:
+    """What one process of the set shows against it, the gravest first."""
+    found = next(itertools.chain(_leaks(mine, arms.reference), _slow(mine, arms)), None)
+    return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
+
+
+def _leaks(mine: SoakArm, base: SoakArm | None) -> Iterator[tuple[FailureKind, str]]:
+    for what, samples, beside in (
+        ("memory", mine.host, base.host if base else ()),
+        ("device memory", mine.device, base.device if base else ()),
+    ):
+        leak = find_leak(samples, beside, step_s=mine.stalls.typical_s)
+        if leak is not None:
+            yield FailureKind.LEAK, f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
+
+
+def _slow(mine: SoakArm, arms: SoakArms) -> Iterator[tuple[FailureKind, str]]:
+    base, typical = arms.reference, arms.typical
+    if base is None or min(len(mine.segment_s), len(base.segment_s)) < 4:
+        return
+    work_ratio = arms.work.ratio if arms.work is not None else 1.0
+    ratio = stalled_total(mine.stalls, base.stalls, log_ratio=typical) if typical is not None else None
+    ratio = ratio or slower_run(mine.segment_s, base.segment_s, work_ratio=work_ratio, process_sd=arms.process_sd)
+    if ratio is not None:
+        said = f"{_stalls_beside(mine.stalls, base.stalls)}: {_in_total(ratio, math.exp(typical or 0.0))}"
+        yield FailureKind.SLOWER_IN_TOTAL, said
+    growth = growing_step(mine.segment_s, base.segment_s, log_ratio=typical) if typical is not None else None
+    if growth is not None:
+        yield (
+            FailureKind.SLOWS_DOWN,
+            f"its steps grow {growth:.2f} times as long over {mine.step_count} steps, the reference's do not, so it "
+            f"loses what a typical step gains ({format_change(math.exp(typical or 0.0))})",
+        )
+
+
+def _in_total(total: float, typical: float) -> str:
+    return f"{format_change(total)} in total though a typical step is {format_change(typical)}"
+
+
+def _stalls_beside(mine: Stalls, base: Stalls) -> str:
+    return f"{describe_stalls(mine)} (reference: {describe_stalls(base)})"
+
+
+def describe_stalls(stalls: Stalls) -> str:
+    """How many stalls of what size: ``one stall of 500 ms in 40 steps, 5 in all``."""
+    if not stalls.count:
+        return "no stall"
+    size = stalls.typical_s + stalls.lost_s / stalls.count
+    return f"one stall of {format_seconds(size)} in {round(stalls.steps / stalls.count)} steps, {stalls.count} in all"
+
+
+def format_growth(mine: float, base: float) -> str:
+    """Growth of memory: ``2.0 MB a step (reference 0.0)``."""
+    unit, name = (1e6, "MB") if max(abs(mine), abs(base)) >= 5e4 else (1e3, "kB")
+    return f"{mine / unit:.1f} {name} a step (reference {base / unit + 0.0:.1f})"

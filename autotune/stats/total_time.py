@@ -1,0 +1,249 @@
+"""What a typical step hides: rare stalls, and total time. Numbers in, numbers out.
+
+The estimate of a comparison takes the middle of many pairs of blocks, so that a hiccup of the machine does not move
+it; nor does a stall that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so
+total times are kept beside the estimate, and a set that is slower in total is no winner, however fast its typical step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.stats.estimates import Estimate, confirm
+from autotune.stats.intervals import student_quantile
+
+STALL = 3.0
+"""A step that takes more than this many times its arm's median is a stall. Loads that come and go on a shared machine
+make steps up to twice as long, and many of them; what a set loses in such steps shows in total times, not as stalls."""
+
+SEGMENTS = 10
+"""Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
+
+ALPHA = 0.01
+"""Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
+
+ALPHA_STALLS = 0.05
+"""Likewise of the count of stalls: five to none, over as many steps. Fewer may be the machine's."""
+
+ALPHA_GROWTH = 0.001
+"""Likewise of growth: neighbouring segments of a machine with bursts are alike, and a line seems surer than it is."""
+
+LEAST_GROWTH = 1.1
+"""By how much steps must grow over a long run to count: below that a machine that warms up does the same."""
+
+LARGEST_S = 1e15
+"""Bounds what an edited record may claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """The stalls of one arm.
+
+    Attributes:
+        steps: Steps that were looked at.
+        count: Those of them that took more than `STALL` times the typical one.
+        typical_s: The median step, in seconds.
+        lost_s: What the stalls took beyond a typical step each, in seconds.
+        longest_s: The longest of them, in seconds; 0 if there is none.
+    """
+
+    steps: int
+    count: int
+    typical_s: float
+    lost_s: float
+    longest_s: float
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no run gives; those of a record may have been edited.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        sizes = (self.lost_s, self.longest_s)
+        if not (1 <= self.steps <= 2**53 and 0 <= self.count <= self.steps):
+            raise ValueError(f"stalls must be counted among steps but got {self.count} of {self.steps}")
+        if not (1e-12 <= self.typical_s <= LARGEST_S and all(0.0 <= s <= LARGEST_S for s in sizes)):
+            raise ValueError(f"stalls must take finite seconds but got {self.typical_s:g}, {sizes[0]:g}, {sizes[1]:g}")
+
+    @property
+    def excess(self) -> float:
+        """Time lost in stalls over the time of as many typical steps."""
+        return self.lost_s / (self.steps * self.typical_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TotalTime:
+    """Total times of both arms of one pair of processes, nothing trimmed.
+
+    Attributes:
+        log_ratio: log(total time of the candidate / that of the reference), per unit of work.
+        reference: Stalls of the reference.
+        candidate: Stalls of the candidate.
+    """
+
+    log_ratio: float
+    reference: Stalls
+    candidate: Stalls
+
+    def __post_init__(self) -> None:
+        """Refuses a ratio that no measurement gives.
+
+        Raises:
+            ValueError: If it is one.
+        """
+        if not abs(self.log_ratio) <= 20.7:
+            raise ValueError(f"the logarithm of a ratio of total times must be finite but got {self.log_ratio:g}")
+
+
+def find_stalls(step_times_s: Sequence[float]) -> Stalls:
+    """Counts the stalls of one arm.
+
+    Args:
+        step_times_s: Duration of each step in seconds, in any order, at least one.
+    """
+    typical = statistics.median(step_times_s)
+    found = [t for t in step_times_s if t > STALL * typical]
+    return Stalls(
+        steps=len(step_times_s),
+        count=len(found),
+        typical_s=typical,
+        lost_s=sum(t - typical for t in found),
+        longest_s=max(found, default=0.0),
+    )
+
+
+def add_stalls(parts: Sequence[Stalls]) -> Stalls:
+    """Stalls of one arm over several processes, at least one."""
+    return Stalls(
+        steps=sum(p.steps for p in parts),
+        count=sum(p.count for p in parts),
+        typical_s=statistics.median(p.typical_s for p in parts),
+        lost_s=sum(p.lost_s for p in parts),
+        longest_s=max(p.longest_s for p in parts),
+    )
+
+
+def total_time(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
+    """Total times of one pair of processes.
+
+    Args:
+        reference_s: Duration of every step of the reference, in seconds.
+        candidate_s: Likewise of the candidate.
+        work_ratio: What a step of the candidate does over what one of the reference does.
+    """
+    means = [sum(times) / len(times) for times in (candidate_s, reference_s)]
+    return TotalTime(
+        log_ratio=math.log(means[0] / means[1]) - math.log(work_ratio),
+        reference=find_stalls(reference_s),
+        candidate=find_stalls(candidate_s),
+    )
+
+
+def slower_total(log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
+    """The estimate of total time over pairs of processes, if it takes the gain back that the typical step promises.
+
+    That is so if the total is not below the reference's, or if its whole interval lies above the whole one of the
+    typical step: then the figure that would be exported is not what training gets.
+
+    Args:
+        log_ratios: log of total time, candidate over reference, of each pair of processes; at least two.
+        typical: What the proof says of the typical step.
+    """
+    total = confirm(log_ratios).ordinary
+    return total if total.ratio >= 1.0 or total.low > typical.high else None
+
+
+# ---------------------------------------------------------------------- long runs, one arm after the other
+
+
+def stalled_total(candidate: Stalls, reference: Stalls, *, log_ratio: float) -> float | None:
+    """Ratio of total times with the stalls of two long runs, if they are the candidate's own and take its gain back.
+
+    What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
+    does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
+
+    Args:
+        candidate: Stalls of its long run.
+        reference: Likewise.
+        log_ratio: log of the typical step, candidate over reference, per unit of work.
+    """
+    both = candidate.count + reference.count
+    share = candidate.steps / (candidate.steps + reference.steps)
+    if candidate.count == 0 or _chance_of_more(candidate.count, both, share) > ALPHA_STALLS:
+        return None
+    ratio = math.exp(log_ratio) * (1.0 + candidate.excess) / (1.0 + reference.excess)
+    return ratio if ratio >= 1.0 else None
+
+
+def slower_run(
+    candidate_s: Sequence[float], reference_s: Sequence[float], *, work_ratio: float = 1.0, process_sd: float = 0.0
+) -> float | None:
+    """Ratio of total times of two long runs, if the candidate is surely slower.
+
+    Welch's interval over segments: a machine with bursts widens it. The runs follow each other, so what the machine
+    drifts over a whole run, as either arm shows it, goes off as well.
+
+    Args:
+        candidate_s: Mean step time of each of its segments, in seconds, at least three.
+        reference_s: Likewise.
+        work_ratio: What a step of the candidate does over what one of the reference does.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next: these are one pair.
+    """
+    arms = [np.log(np.asarray(x)) for x in (candidate_s, reference_s)]
+    means = [math.log(float(np.mean(x))) for x in (candidate_s, reference_s)]
+    gap = means[0] - means[1] - math.log(work_ratio)
+    spread, degrees = _welch([float(np.var(x, ddof=1)) / len(x) for x in arms], [len(x) for x in arms])
+    drift = max(abs(_growth(x)[0]) for x in arms)
+    sure = student_quantile(2 * ALPHA, degrees) * math.hypot(spread, process_sd)
+    return math.exp(gap) if gap - sure - drift > 0.0 else None
+
+
+def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, log_ratio: float) -> float | None:
+    """By what factor a candidate's steps grow over a long run beyond the reference's, if that takes its gain back.
+
+    Args:
+        candidate_s: Mean step time of each of its segments in order, in seconds, at least four.
+        reference_s: Likewise.
+        log_ratio: log of the typical step, candidate over reference, as the run begins.
+    """
+    arms = [_growth(np.log(np.asarray(x))) for x in (candidate_s, reference_s)]
+    gap = arms[0][0] - arms[1][0]
+    spread, degrees = _welch([a[1] ** 2 for a in arms], [len(candidate_s) - 1, len(reference_s) - 1])
+    surely = gap - student_quantile(2 * ALPHA_GROWTH, degrees) * spread > 0.0
+    return math.exp(gap) if surely and gap > max(-log_ratio, math.log(LEAST_GROWTH)) else None
+
+
+def segments(step_times_s: Sequence[float], count: int = SEGMENTS) -> tuple[float, ...]:
+    """Mean step time of each of so many equal parts of a run, in seconds; fewer where there are too few steps."""
+    parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(count, len(step_times_s))))
+    return tuple(float(np.mean(part)) for part in parts)
+
+
+def _chance_of_more(count: int, both: int, share: float) -> float:
+    """Chance that at least `count` of `both` stalls fall to an arm that ran this share of the steps."""
+    from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
+
+    return float(bdtrc(count - 1, both, share))
+
+
+def _growth(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+    """Growth over a run by a straight line through its segments, and the standard error of that."""
+    count = len(logs)
+    at = np.arange(count) - (count - 1) / 2.0
+    square = float(np.sum(at**2))
+    slope = float(np.sum(at * logs)) / square
+    rest = logs - np.mean(logs) - slope * at
+    error = math.sqrt(float(np.sum(rest**2)) / (count - 2) / square)
+    return slope * (count - 1), error * (count - 1)
+
+
+def _welch(variances: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """Standard error of a difference, and its degrees of freedom (Welch and Satterthwaite)."""
+    both = sum(variances)
+    below = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+    return math.sqrt(both), max(1.0, both**2 / below) if below > 0.0 else 1.0
