@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.cli.app import main
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
@@ -26,6 +27,12 @@ from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
+SEARCH = {
+    "trials": 1,
+    "settings": {"xla_cpu_enable_fast_min_max": [False, True]},
+    "use_environment": False,
+    "first": [{"name": "planted", "settings": FLAG}],
+}
 
 
 def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[ConclusionRecord, Store]:
@@ -34,12 +41,11 @@ def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[Concl
         {
             "name": "planted",
             "workload": workload,
-            "search": {"trials": 1, "settings": {"xla_cpu_enable_fast_min_max": [False, True]}, "use_environment": False,
-                       "first": [{"name": "planted", "settings": FLAG}]},
+            "search": SEARCH,
             "measure": {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "warmup_steps": 3, **measure},
             "confirm": {"finalists": 1, "processes": 6, "soak": "1s", "soak_steps": 50},
         }
-    )  # fmt: skip
+    )
     study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
     return run_study(study), study.store
 
@@ -89,7 +95,7 @@ def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_where_no_loss_is_told_everything_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_loss_is_told_everything_says_so(tmp_path: Path) -> None:
     conclusion, store = run(tmp_path, hooked("silent"))
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.sentence.endswith(f"; {LOSS_NOT_CHECKED}")
@@ -107,14 +113,19 @@ def test_where_no_loss_is_told_everything_says_so(tmp_path: Path, capsys: pytest
     exec(texts[ExportFormat.PYTHON], module)
     assert module["LOSS_CHECKED"] is False
     path = str(store.path)
-    assert main(["export", path]) == 0
-    assert main(["show", path]) == 0
-    assert capsys.readouterr().out.count(LOSS_NOT_CHECKED) >= 2
-    for asked in (["export", path, "--require-loss"], ["exec", path, "--require-loss", "--", "true"]):
-        assert main(asked) != 0
-        said = capsys.readouterr()
-        assert "--require-loss wants a winner whose loss was compared" in " ".join(said.err.split())
-        assert "export" not in said.out
+    for asked in (["export", path], ["show", path], ["report", path, "--md"]):
+        assert LOSS_NOT_CHECKED in autotune(*asked, code=0).stdout
+    for asked in (["export", path, "--require-loss"], ["exec", path, "--require-loss", "--", "echo", "it ran"]):
+        said = autotune(*asked, code=2)
+        assert "--require-loss wants a winner whose loss was compared" in said.stderr
+        assert said.stdout == ""
+
+
+def autotune(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it; it must end with that status."""
+    done = subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 @pytest.mark.slow
