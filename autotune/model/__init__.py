@@ -13,8 +13,9 @@ from autotune.model.flags import (
 )  # fmt: skip
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms
 from autotune.model.measurement import (
-    LOSS_NOT_CHECKED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck,
-    Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
+    AS_RECORDED, LOSS_NOT_CHECKED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind,
+    LossBasis, LossCheck, Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport,
+    WorkloadFacts, WorkPerStep, retold,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
@@ -28,11 +29,12 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, standing
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
-    RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ScreenRecord, SessionRecord, SoakRecord,
-    SpanRecord,
+    ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
+    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord, SessionRecord,
+    SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,

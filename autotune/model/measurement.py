@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import (
     BaseModel,
@@ -13,9 +14,13 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
+    model_serializer,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from autotune.model.flags import FlagSet
 from autotune.model.numbers import (
@@ -38,6 +43,26 @@ PREDICTED = "PREDICTED, NOT MEASURED"
 
 LOSS_NOT_CHECKED = "loss not checked"
 """Stands wherever a set is spoken well of whose program tells no loss."""
+
+
+AS_RECORDED = {"as": "recorded"}
+"""Context of a dump that keeps the words of older records: what a digest goes over."""
+
+_OLD_WORDS = (
+    (re.compile(r"^verdict reached: [a-z ]+$"), "its interval is narrow enough"),
+    (re.compile(r"^surely not faster than (.+) by (.+) or more$"), r"surely no gain of \2 or more over \1"),
+    (re.compile(r"^slower without it$"), "it seems to pay"),
+    (re.compile(r"^not resolved, but the estimate is slower without it$"), "not settled, but it pays by its estimate"),
+    (re.compile(r"^no slower without it$"), "no sign that it pays"),
+)
+"""What older records say of a measurement in two processes, in words of proofs, and how it is said now."""
+
+
+def retold(reason: str) -> str:
+    """A reason as it is said now: that of an older record may use words that belong to proofs."""
+    for old, new in _OLD_WORDS:
+        reason = old.sub(new, reason)
+    return reason
 
 
 def _settings(value: object) -> FlagSet:
@@ -318,9 +343,13 @@ class LossCheck(Record):
 
 
 class Comparison(Record):
-    """Candidate against reference: estimate, verdict, and what both arms took.
+    """Candidate against reference in one pair of processes: the estimate, and what both arms took.
+
+    It holds no word of judgement: that follows from the estimate (`autotune.stats.outlook_of`).
 
     Attributes:
+        verdict: Of records that are older than that rule. Nobody writes, shows or reads it, but the digest of a proof
+            that was drawn then goes over it: it is dumped with the context `AS_RECORDED` only.
         reference_step_s: Median step of the reference in these pairs, in seconds.
         candidate_step_s: Median step of the candidate, in seconds.
         mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
@@ -332,7 +361,7 @@ class Comparison(Record):
     """
 
     estimate: Estimate
-    verdict: Verdict
+    verdict: SkipJsonSchema[Verdict | None] = None
     reference_step_s: StepTime
     candidate_step_s: StepTime
     pair_count: Count
@@ -346,6 +375,14 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
+
+    @model_serializer(mode="wrap")
+    def _without_old_words(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if info.context != AS_RECORDED:
+            data.pop("verdict", None)
+            data["stopped"] = retold(self.stopped)
+        return data
 
 
 class PredictedStep(Record):

@@ -43,5 +43,5 @@ def require_loss(winner: Winner) -> None:
         said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
         raise AutotuneError(
             f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
-            f"{said}; have the program tell its loss and run the study in a new run directory, or leave --require-loss out"
+            f"{said}; have the program tell its loss and use a new run directory, or leave --require-loss out"
         )

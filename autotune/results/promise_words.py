@@ -14,7 +14,8 @@ def describe_promise(promise: Promise) -> str:
     cap = f"up to {promise.most} pairs of processes in each proof"
     if promise.smallest is None:
         return f"no gain below 50 % can be proven here with {cap}: processes differ too much; {needs}"
-    told = f"with {cap}, a gain of {format_share(promise.smallest)} is proven 9 times in 10 (about {_time(promise.proof_s)} of proofs)"
+    takes = f"about {_time(promise.proof_s)} of proofs"
+    told = f"with {cap}, a gain of {format_share(promise.smallest)} is proven 9 times in 10 ({takes})"
     if promise.smallest > HOPELESS:
         told = f"gains below {format_share(promise.smallest)} cannot be proven here: {told}"
     return f"{told}; {needs}"
@@ -32,5 +33,5 @@ def _time(seconds: float | None) -> str:
     """A time as well as it is known."""
     if seconds is None:
         return "-"
-    rounded = seconds if seconds < 90 else 60 * round(seconds / 60)
+    rounded = seconds if seconds < 60 else 60 * round(seconds / 60)
     return format_seconds(rounded).removesuffix(" 0 s")

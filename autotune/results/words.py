@@ -39,6 +39,7 @@ from autotune.model import (
     format_seconds,
     format_share,
     plain,
+    retold,
 )
 from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
@@ -169,8 +170,13 @@ def _spreads(floor: NoiseFloor) -> str:
 # ---------------------------------------------------------------------- trials
 
 
-def describe_trial(result: TrialResult) -> str:
-    """A trial's result in words."""
+def describe_trial(result: TrialResult, outlook: str | None) -> str:
+    """A trial's result in words.
+
+    Args:
+        result: Its record.
+        outlook: What its figures promise, see `TrialResult.outlook_at`.
+    """
     if result.failure is not None:
         return _describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -188,7 +194,7 @@ def describe_trial(result: TrialResult) -> str:
         suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
+    return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
 
 
 def _describe_failure(failure: Failure, where: str) -> str:
@@ -265,7 +271,7 @@ def describe_standing(store: Store, state: str) -> str:
     if not store.spec.is_predicted:
         found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
         best = min(found, key=lambda e: e.ratio, default=None)
-        so_far = "nothing beats the default so far"
+        so_far = "nothing is promising so far"
         if best is not None and best.ratio < 1:
             so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials

@@ -35,7 +35,7 @@ NARROWEST = 1.05
 
 
 class Verdict(StrEnum):
-    """What an interval says about a candidate."""
+    """What an interval over fresh processes says about a candidate: the words of proofs, and of nothing else."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -43,12 +43,19 @@ class Verdict(StrEnum):
     UNRESOLVED = "unresolved"
 
 
+class Outlook(StrEnum):
+    """What a trial says about a candidate: its interval is about two processes, so it proves nothing."""
+
+    PROMISING = "promising"
+    NOT_PROMISING = "not promising"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A ratio of step times with its interval.
 
     Attributes:
-        ratio: Candidate / reference step time; below 1 is faster.
+        ratio: Candidate / reference step time; below 1 is a gain.
         low: Lower end of the interval, 0 when the data are too few for the level.
         high: Upper end of the interval, infinite when the data are too few for the level.
         level: Coverage the interval claims; over all looks together for a sequential estimate.
@@ -92,6 +99,12 @@ def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
     if estimate.low > 1.0 - sesoi and estimate.high < 1.0 + sesoi:
         return Verdict.NO_DIFFERENCE
     return Verdict.UNRESOLVED
+
+
+def outlook_of(estimate: Estimate, *, sesoi: float) -> Outlook:
+    """Whether a trial is worth a proof: its ratio is below 1, and its interval leaves room for an effect."""
+    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - sesoi
+    return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
 
 
 # --- one process pair -----------------------------------------------------------------------------------
@@ -232,13 +245,13 @@ def decide(
     if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
         return decision(False, "between two looks")
     if verdict is not Verdict.UNRESOLVED:
-        return decision(True, f"verdict reached: {verdict}")
+        return decision(True, "its interval is narrow enough")
     if incumbent is not None:
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - sesoi:
-                return decision(True, f"surely not faster than {name} by {sesoi:.1%} or more")
+                return decision(True, f"surely no gain of {sesoi:.1%} or more over {name}")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
     if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
@@ -294,26 +307,6 @@ def confirm(
         family=family,
         process_sd=float(np.std(values, ddof=1)),
     )
-
-
-def processes_to_settle(process_log_ratios: Sequence[float], *, sesoi: float, most: int = 100) -> int | None:
-    """Fresh pairs of processes with which an effect like this one would be proven, half of the time.
-
-    Args:
-        process_log_ratios: log of each process pair's own estimate, at least two.
-        sesoi: Smallest effect of interest.
-        most: Largest number that is worth saying.
-
-    Returns:
-        The number; None if the effect is too small, or would need more than `most`.
-    """
-    values = finite(process_log_ratios, least=2)
-    gap = math.log(1.0 - sesoi) - float(np.mean(values))
-    spread = float(np.std(values, ddof=1))
-    for count in range(len(values), most + 1):
-        if student_quantile(1.0 - DEFAULT_LEVEL, count - 1) * spread / math.sqrt(count) < gap:
-            return count
-    return None
 
 
 def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:

@@ -1,9 +1,9 @@
-"""What a study's proofs may err together, and what they can find and cost: the design, worked out before the first pair.
+"""What a study's proofs may err together, what they can find, and what they cost: the design, made beforehand.
 
 A winner takes two hurdles, each over fresh pairs of processes of its own. First the finalists: those that hold at the
 error of `HURDLE`, together, go on. Then what the best of them was minimised to, at the error of `CLAIM`: that alone
-makes a winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names one
-in at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in at most `CLAIM`.
+makes a winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names
+one in at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in `CLAIM`.
 What is said of finalists in words, and the members of a front, rest on intervals at the error of `CLAIM` likewise.
 """
 
@@ -51,7 +51,9 @@ def allot(total: float, used: float, weights: Sequence[float]) -> list[float]:
 
 def candidate_weights(count: int) -> list[float]:
     """How the final proof's error is divided among its candidates, best first."""
-    return [1.0] if count == 1 else [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
+    if count < 2:
+        return [1.0] * count
+    return [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
 
 
 def gain_pairs(used: int) -> int:

@@ -13,7 +13,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,6 +40,12 @@ Simulated (tests/stats/test_proof_plan.py): 1.16 at most, for errors from 0.005 
 
 HOPELESS = 0.05
 """Chance of proving a gain, were the effect better than it looks by a standard error, below which a proof ends."""
+
+OPTIMISM = 1.0
+"""Those standard errors."""
+
+PATIENCE = 6
+"""Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
 _NODES = 240
 _LOWEST = -8.0
@@ -79,9 +85,9 @@ class ProofPlan:
 
     def nominal(self, count: int) -> float:
         """One-sided level of the interval at one look; 0 before the first."""
-        return (
-            _nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK] if count >= FIRST_LOOK else 0.0
-        )
+        if count < FIRST_LOOK:
+            return 0.0
+        return float(_nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK])
 
     def half_widths(self, counts: Sequence[int]) -> Floats:
         """Half width of the interval at some looks, in standard errors of the mean."""
@@ -93,7 +99,8 @@ class ProofPlan:
         """Mean ratio with the interval that holds at all looks together (a repeated confidence interval).
 
         Args:
-            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is excluded.
+            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is
+                excluded.
         """
         values = finite(log_ratios, least=2)
         n, level = len(values), 1.0 - 2.0 * self.error
@@ -123,7 +130,12 @@ class ProofLook:
 
 
 def look(
-    log_ratios: Sequence[float] | Floats, plan: ProofPlan, *, most: int, sesoi: float = DEFAULT_SESOI
+    log_ratios: Sequence[float] | Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    sesoi: float = DEFAULT_SESOI,
+    is_clear: Callable[[int], bool] | None = None,
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
 
@@ -134,12 +146,19 @@ def look(
         plan: How error is spent.
         most: Pairs after which it ends in any case.
         sesoi: Smallest effect of interest.
+        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
+            proof goes on, for more pairs may clear it.
     """
-    values = finite(log_ratios, least=0)
+    values, unclear = finite(log_ratios, least=0), 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
         seen = values[:count]
         estimate = plan.estimate(seen)
         verdict = judge(estimate, sesoi=sesoi)
+        if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
+            unclear += 1
+            if unclear == PATIENCE:
+                return ProofLook(stop=True, holds=False, reason="faster, but something speaks against it", used=count)
+            continue
         if verdict is not Verdict.UNRESOLVED:
             return ProofLook(
                 stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count
@@ -154,14 +173,17 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float) -> Floats:
-    """Chance of a gain proven at the cap, were the true effect a standard error better than it looks, `[...]`.
+def chance_to_prove(
+    log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float, optimism: float = OPTIMISM
+) -> Floats:
+    """Chance of a gain proven at the cap, were the true effect somewhat better than it looks, `[...]`.
 
     Args:
         log_ratios: Of the pairs so far, `[..., n]` with n from 2 to `most` - 1.
         plan: How error is spent.
         most: The cap.
         sesoi: Smallest effect of interest.
+        optimism: How much better, in standard errors.
     """
     from scipy.special import ndtr
 
@@ -169,7 +191,7 @@ def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: fl
     mean, sd = log_ratios.mean(axis=-1), np.maximum(log_ratios.std(axis=-1, ddof=1), 1e-12)
     needed = math.log1p(-sesoi) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
-    expected = (n * mean + rest * (mean - sd / math.sqrt(n))) / most
+    expected = (n * mean + rest * (mean - optimism * sd / math.sqrt(n))) / most
     chance: Floats = ndtr((needed - expected) / (sd * math.sqrt(rest) / most))
     return chance
 

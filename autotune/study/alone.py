@@ -27,7 +27,15 @@ from autotune.model import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
+from autotune.stats import (
+    Estimate,
+    NoiseFloor,
+    Sandwich,
+    SequentialPlan,
+    estimate_pairs,
+    estimate_sandwiches,
+    spread_of,
+)
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
@@ -50,12 +58,18 @@ class Run(NamedTuple):
 
 
 class OneAtATime(Comparer):
-    """Fresh runs, one after the other; nothing else of the bench may be running."""
+    """Fresh runs, one after the other; nothing else of the bench may be running.
+
+    Args:
+        bench: Where.
+        blocks: Length of a run, in blocks of turns, where the program waits for its turns.
+    """
 
     mode = SANDWICH
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, *, blocks: int = 1) -> None:
         super().__init__(bench)
+        self._blocks = blocks
         self._run_steps: int | None = None
 
     def _compare(
@@ -91,7 +105,6 @@ class OneAtATime(Comparer):
         comparison = make_comparison(
             pairs,
             estimate(pairs, work),
-            sesoi=bench.spec.measure.smallest_effect,
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
             warnings=bench.gpus.warnings(),
@@ -125,9 +138,8 @@ class OneAtATime(Comparer):
                 return Compared(reference=reports[0], candidate=reports[1], settled=settled)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), sesoi=bench.spec.measure.smallest_effect,
-            stopped="all pairs run", meter=bench.meter, work=work,
-        )  # fmt: skip
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
+        )
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
@@ -153,7 +165,7 @@ class OneAtATime(Comparer):
         spec, meter = self.bench.spec, self.bench.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = max(steps, self.bench.steps_for(worker))
+            steps = max(steps, self._blocks * self.bench.steps_for(worker))
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         begun = time.monotonic()
         times, joules = meter.measure(lambda: worker.run_block(steps))
@@ -203,9 +215,10 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0)
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
-        process_sd=_run_sd(pairs),
+        process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,
+        spread=spread_of(run_sd**2, 2 * count),
         start_s=start_s,
         pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
     )

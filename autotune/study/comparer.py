@@ -254,7 +254,6 @@ def make_comparison(
     pairs: Sequence[Pair],
     estimate: Estimate,
     *,
-    sesoi: float,
     stopped: str,
     mode: str = TURNS,
     warnings: tuple[str, ...] = (),
@@ -266,7 +265,6 @@ def make_comparison(
     Args:
         pairs: Raw.
         estimate: Of their ratios; per unit of work where that differs.
-        sesoi: Smallest effect of interest.
         stopped: Why no more were measured, in words.
         mode: How they were measured.
         warnings: What makes them doubtful.
@@ -275,7 +273,6 @@ def make_comparison(
     """
     return Comparison(
         estimate=estimate,
-        verdict=judge(estimate, sesoi=sesoi),
         reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
         candidate_step_s=statistics.median(t for p in pairs for t in p.candidate_s),
         pair_count=len(pairs),

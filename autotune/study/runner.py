@@ -25,7 +25,7 @@ from autotune.model import (
     total_of,
 )
 from autotune.rundir import Folders
-from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict
+from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
@@ -186,11 +186,12 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
+        pairs = unit.pairs or DEFAULT_PROOF_SIZE
+        comparer = OneAtATime(self.bench, blocks=pairs) if unit.is_alone else self.comparer
         try:
-            found = self.comparer.fresh_pair(
-                unit.settings, folder, name=name, pairs=unit.pairs or DEFAULT_PROOF_SIZE, against=unit.against,
-                inspect=inspect,
-            )  # fmt: skip
+            found = comparer.fresh_pair(
+                unit.settings, folder, name=name, pairs=pairs, against=unit.against, inspect=inspect
+            )
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -242,8 +243,9 @@ def pays(comparison: Comparison | None, sesoi: float) -> tuple[bool, str]:
     """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
     if comparison is None:
         return False, "the program is the same without it"
-    if comparison.verdict is Verdict.SLOWER:
-        return True, "slower without it"
-    if comparison.verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
-        return True, "not resolved, but the estimate is slower without it"
-    return False, "no slower without it"
+    found = judge(comparison.estimate, sesoi=sesoi)  # of the set without it, in two processes: no proof either
+    if found is Verdict.SLOWER:
+        return True, "it seems to pay"
+    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
+        return True, "not settled, but it pays by its estimate"
+    return False, "no sign that it pays"

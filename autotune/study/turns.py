@@ -103,7 +103,7 @@ class InTurns(Comparer):
             traces=traces,
         )
         comparison = make_comparison(
-            pairs, rule.estimate(ratios), sesoi=bench.spec.measure.smallest_effect, stopped=stopped,
+            pairs, rule.estimate(ratios), stopped=stopped,
             warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
@@ -176,7 +176,7 @@ class InTurns(Comparer):
 
 
 def floor_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of a noise floor: a quarter of the time that it takes to start one.
+    """Pairs of blocks with each process of a noise floor: half of the time that it takes to start one.
 
     Args:
         report: Of the reference.
@@ -184,7 +184,7 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
-    return min(most, max(least, round(report.start_s / 4 / pair_s))) if pair_s > 0 else most
+    return min(most, max(least, round(report.start_s / 2 / pair_s))) if pair_s > 0 else most
 
 
 def measure_pairs(

@@ -72,6 +72,7 @@ class PairUnit(Unit):
     """One fresh pair of processes of a proof; see `ConfirmRun`.
 
     Attributes:
+        is_alone: One arm after the other, each with nothing beside it.
         pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
     """
 
@@ -81,13 +82,14 @@ class PairUnit(Unit):
     settings: Settings
     repeat: int
     against: Settings | None = None
+    is_alone: bool = False
     pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            against=self.against,
+            against=self.against, is_alone=self.is_alone,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:

@@ -69,7 +69,7 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
         "final proof",
         "the default against itself (noise floor)",
         "Search history",
-        "kept: slower without it",
+        "kept: it seems to pay",
         "Importance over all trials",
         "out of memory: ",
         "replayed failure of xla_b=2",
@@ -190,14 +190,14 @@ def test_a_thousand_trials_stay_one_readable_page(finished: Store, tmp_path: Pat
     assert len(set(re.findall(r"<title>trial (\d+):", page))) == 1000
 
 
-def test_verdicts_have_shapes_of_their_own() -> None:
+def test_outlooks_have_shapes_of_their_own() -> None:
     rows = [
         charts.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
-        for i, s in enumerate(("faster", "slower", "unresolved"))
+        for i, s in enumerate(("promising", "unpromising", "same"))
     ]
     svg = charts.forest(rows, band=0.005)
-    assert re.search(r'<circle class="mark faster"', svg)
-    assert re.search(r'<rect class="mark slower"', svg)
+    assert re.search(r'<circle class="mark promising"', svg)
+    assert re.search(r'<rect class="mark unpromising"', svg)
 
 
 def test_forest_axis_is_logarithmic_and_labelled() -> None:
@@ -213,7 +213,7 @@ def test_forest_axis_is_logarithmic_and_labelled() -> None:
 
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
-        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="unresolved"),
+        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),
         charts.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
     ]
     svg = charts.forest(rows, band=0.005)

@@ -93,22 +93,31 @@ def test_a_proof_ends_where_it_is_settled() -> None:
     clear = [math.log(0.9) + 0.0005 * (-1) ** i for i in range(20)]
     assert look(clear[:3], plan, most=20).stop is False
     found = look(clear, plan, most=20)
-    assert found.holds and found.used < 6
+    assert found.holds
+    assert found.used < 6
     same = [0.0005 * (-1) ** i for i in range(20)]
     found = look(same, plan, most=20)
-    assert found.stop and not found.holds and "no difference" in found.reason and found.used < 8
+    assert found.stop
+    assert not found.holds
+    assert "no difference" in found.reason
+    assert found.used < 8
     slower = look([-v for v in clear], plan, most=20)
-    assert slower.stop and not slower.holds and "slower" in slower.reason
+    assert slower.stop
+    assert not slower.holds
+    assert "slower" in slower.reason
     noisy = [0.05 * (-1) ** i for i in range(20)]
     found = look(noisy, plan, most=20)
-    assert found.stop and "hardly" in found.reason and found.used < 20
+    assert found.stop
+    assert "hardly" in found.reason
+    assert found.used < 20
 
 
 def test_going_on_past_a_hopeless_look_is_possible_with_a_larger_cap() -> None:
     plan = ProofPlan(base=8, error=0.025)
     values = [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
     ended = look(values, plan, most=8)
-    assert ended.stop and not ended.holds
+    assert ended.stop
+    assert not ended.holds
     assert not look(values, plan, most=200).stop
 
 
@@ -125,17 +134,20 @@ def test_a_stage_never_gives_away_more_error_than_it_has() -> None:
 @pytest.mark.parametrize(("pair_sd", "effect", "found"), [(0.007, 0.02, 0.99), (0.018, 0.02, 0.7), (0.018, 0.03, 0.98)])
 def test_power_is_at_least_what_the_issue_s_prototype_had(pair_sd: float, effect: float, found: float) -> None:
     power = study_power(effect, pair_sd, most=20)
-    assert power.found >= found and power.pairs < 55
+    assert power.found >= found
+    assert power.pairs < 55
 
 
 def test_what_is_needed_for_a_gain_finds_it() -> None:
     need = pairs_to_find(0.02, 0.018)
-    assert need is not None and 20 < need.most < 40
+    assert need is not None
+    assert 20 < need.most < 40
     assert study_power(0.02, 0.018, most=need.most).found >= 0.9
     assert pairs_to_find(0.004, 0.001) is None  # below the smallest effect of interest
     assert pairs_to_find(0.01, 0.05) is None
     least = smallest_gain(0.018, most=20)
-    assert least is not None and 0.02 < least < 0.03
+    assert least is not None
+    assert 0.02 < least < 0.03
     assert smallest_gain(2.0, most=20) is None
 
 

@@ -21,7 +21,7 @@ from autotune.results.winner import winner_of
 from autotune.results.words import evidence, time_words
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict
+from autotune.stats.estimates import Verdict, judge
 from autotune.study.predicted import Predicting
 from autotune.study.work import refuse_untold_work
 from autotune.workers.base import Progress
@@ -63,7 +63,7 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
         WorkPerStep(reference=4096, candidate=8192),
         WorkPerStep(reference=4096, candidate=2048),
     )
-    assert (big.verdict, small.verdict) == (Verdict.FASTER, Verdict.SLOWER)
+    assert (judge(big.estimate), judge(small.estimate)) == (Verdict.FASTER, Verdict.SLOWER)
     assert big.estimate.ratio == pytest.approx(0.8, rel=0.02)
     assert big.candidate_step_s / big.reference_step_s == pytest.approx(1.6, rel=0.02)  # steps stay steps
     assert small.estimate.ratio == pytest.approx(1.2, rel=0.02)

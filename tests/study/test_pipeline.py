@@ -24,7 +24,7 @@ from autotune.model.records import (
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.stats.simulate import NOISE_MODELS
+from autotune.stats.noise_models import NOISE_MODELS
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
