@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 FLAG = "xla_cpu_enable_fast_min_max=true"
-SIZE, LAYERS, WORK = 128, 4, 24
+SIZE, LAYERS, WORK = 128, 4, 96
 
 
 def build(devices: object, dtype: str = "float32", since: int = 12, share: float = 0.5) -> SimpleNamespace:
