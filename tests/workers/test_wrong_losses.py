@@ -13,7 +13,8 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
-from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult
@@ -100,10 +101,10 @@ def test_where_no_loss_is_told_everything_says_so(tmp_path: Path) -> None:
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.sentence.endswith(f"; {LOSS_NOT_CHECKED}")
     (trial,) = store.of(TrialResult)
-    for record in (trial, *store.of(ConfirmRun)):
-        assert record.loss is not None
-        assert (record.loss.basis, record.loss.is_ok) == (LossBasis.STEPS, None)
-        assert record.loss.words.startswith(LOSS_NOT_CHECKED)
+    for check in (trial.loss, *(r.loss for r in store.of(ConfirmRun))):
+        assert check is not None
+        assert (check.basis, check.is_ok) == (LossBasis.STEPS, None)
+        assert check.words.startswith(LOSS_NOT_CHECKED)
     assert LOSS_NOT_CHECKED in render_markdown(store)
     texts = {form: render_export(store, form) for form in ExportFormat}
     assert all(LOSS_NOT_CHECKED in text for text in texts.values())
@@ -145,6 +146,7 @@ def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[
     assert message.startswith("loss at step ")
     assert int(message.split()[3]) >= least
     (floor,) = store.of(FloorResult)
+    assert floor.loss_spread is not None
     assert floor.loss_spread.is_rounded
     assert max(floor.loss_spread.steps) > 12
 
