@@ -12,9 +12,10 @@ from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    AS_RECORDED, LOSS_NOT_CHECKED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind,
-    LossBasis, LossCheck, Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport,
+    AS_RECORDED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind,
+    Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport,
     WorkloadFacts, WorkPerStep, retold,
 )  # fmt: skip
 from autotune.model.names import (
