@@ -27,9 +27,9 @@ SEGMENTS = 10
 ALPHA = 0.01
 """Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
 
-ALPHA_STALLS = (0.13, 0.0175)
-"""Likewise of the count of stalls in one process: three to none, over as many steps; and of that in two: ten to none in
-one. What does not come so often may be the machine's."""
+ALPHA_STALLS = (0.1, 0.01)
+"""Likewise of the count of stalls in one process: four to none, over as many steps; and of that in two together: twelve
+to none in one of the reference. What does not come so often may be the machine's."""
 
 ALPHA_PROOF = 0.02
 """Likewise over all processes of a proof, of which there is no second look: six to none."""

@@ -83,8 +83,8 @@ def test_stalls_that_cost_over_5_percent_are_found_in_a_soak_that_holds_thirty(
     assert vetoed(first, again, reference, gain, noise) >= 0.99
 
 
-def test_stalls_that_come_like_clockwork_are_found_when_a_soak_holds_five() -> None:
-    first, again, reference = runs("quiet", 0.2, 200, seed=5, cases=200)
+def test_stalls_that_come_like_clockwork_are_found_when_a_soak_holds_six() -> None:
+    first, again, reference = runs("quiet", 0.2, 240, seed=5, cases=200)
     for arm in (first, again):
         arm[:, 39::40] += 18.0
     assert vetoed(first, again, reference, 0.2, "quiet") == 1.0
