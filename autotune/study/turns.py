@@ -143,7 +143,7 @@ class InTurns(Comparer):
             pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
         )
         comparison = make_comparison(
-            pairs, noise.estimate, sesoi=spec.measure.smallest_effect, warnings=bench.gpus.warnings(),
+            pairs, noise.estimate, warnings=bench.gpus.warnings(),
             meter=bench.meter, stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(

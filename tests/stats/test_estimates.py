@@ -28,8 +28,6 @@ from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_val
 from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 
-ROOT = Path(__file__).parents[2]
-
 
 def estimate(ratio: float, low: float, high: float) -> Estimate:
     return Estimate(ratio=ratio, low=low, high=high, level=0.95, pair_count=11)
