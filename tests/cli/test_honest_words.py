@@ -162,7 +162,7 @@ def test_the_schema_of_a_trial_has_no_verdict() -> None:
 
 
 def test_a_trial_keeps_its_word_beside_a_proof_that_refutes_it(run_replay: Run) -> None:
-    """Within two processes everything is sharp; processes differ by 3 %, so that a lucky pair looks 2 % faster or more."""
+    """Within two processes everything is sharp; processes differ by 3 %, so that a lucky pair looks 2 % faster."""
     spec = replay_study(
         noise={"white_sd": 1e-4, "process_sd": 0.03}, study={"confirm": {"processes": 4, "finalists": 1, "soak": 0}}
     )
