@@ -14,9 +14,8 @@ from autotune.model.flags import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    AS_RECORDED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind,
-    Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport,
-    WorkloadFacts, WorkPerStep, retold,
+    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep, Record,
+    SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
@@ -37,6 +36,7 @@ from autotune.model.records import (
     FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
@@ -34,31 +33,12 @@ from autotune.model.numbers import (
     StepJoules,
     StepTime,
 )
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
 """Stands wherever a figure of a model is shown in the place of a measurement."""
-
-
-AS_RECORDED = {"as": "recorded"}
-"""Context of a dump that keeps the words of older records: what a digest goes over."""
-
-_OLD_WORDS = (
-    (re.compile(r"^verdict reached: [a-z ]+$"), "its interval is narrow enough"),
-    (re.compile(r"^surely not faster than (.+) by (.+) or more$"), r"surely no gain of \2 or more over \1"),
-    (re.compile(r"^slower without it$"), "it seems to pay"),
-    (re.compile(r"^not resolved, but the estimate is slower without it$"), "not settled, but it pays by its estimate"),
-    (re.compile(r"^no slower without it$"), "no sign that it pays"),
-)
-"""What older records say of a measurement in two processes, in words of proofs, and how it is said now."""
-
-
-def retold(reason: str) -> str:
-    """A reason as it is said now: that of an older record may use words that belong to proofs."""
-    for old, new in _OLD_WORDS:
-        reason = old.sub(new, reason)
-    return reason
 
 
 def _settings(value: object) -> FlagSet:
