@@ -16,8 +16,8 @@ from autotune.model.objectives import front_estimates, proven_front
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
 from autotune.model.totals import total_of, veto_of
 from autotune.results.audit import disagreements
+from autotune.results.proof_words import describe_finalist
 from autotune.results.report import render_markdown
-from autotune.results.words import describe_finalist
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
