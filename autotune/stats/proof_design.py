@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -76,6 +77,7 @@ class StudyPower:
     pairs: float
 
 
+@lru_cache(maxsize=4096)
 def study_power(
     effect: float, pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI
 ) -> StudyPower:

@@ -80,7 +80,7 @@ class ProofPlan:
         if count < FIRST_LOOK:
             return 0.0
         if count <= self.base:
-            return self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH
+            return float(self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH)
         return self.error * (1.0 - RESERVE * self.base / count)
 
     def nominal(self, count: int) -> float:
@@ -185,14 +185,22 @@ def chance_to_prove(
         sesoi: Smallest effect of interest.
         optimism: How much better, in standard errors.
     """
+    mean, sd = log_ratios.mean(axis=-1), log_ratios.std(axis=-1, ddof=1)
+    return _chance(log_ratios.shape[-1], mean, sd, plan, most=most, sesoi=sesoi, optimism=optimism)
+
+
+def _chance(
+    n: int | npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, sesoi: float,
+    optimism: float = OPTIMISM,
+) -> Floats:  # fmt: skip
+    """The same from number, mean and standard deviation of the pairs so far."""
     from scipy.special import ndtr
 
-    n = log_ratios.shape[-1]
-    mean, sd = log_ratios.mean(axis=-1), np.maximum(log_ratios.std(axis=-1, ddof=1), 1e-12)
+    sd = np.maximum(sd, 1e-12)
     needed = math.log1p(-sesoi) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
-    expected = (n * mean + rest * (mean - optimism * sd / math.sqrt(n))) / most
-    chance: Floats = ndtr((needed - expected) / (sd * math.sqrt(rest) / most))
+    expected = (n * mean + rest * (mean - optimism * sd / np.sqrt(n))) / most
+    chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
     return chance
 
 
@@ -217,20 +225,19 @@ def looks_of(
     log_ratios: Floats, plan: ProofPlan, *, sesoi: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and where it ended."""
-    repeats, most = log_ratios.shape
-    halves = plan.half_widths(range(FIRST_LOOK, most + 1))
-    open_, holds, ended = np.ones(repeats, bool), np.zeros(repeats, bool), np.full(repeats, most)
-    for count, half in zip(range(FIRST_LOOK, most + 1), halves, strict=True):
-        seen = log_ratios[:, :count]
-        mean, width = seen.mean(axis=-1), half * seen.std(axis=-1, ddof=1) / math.sqrt(count)
-        won = mean + width < math.log1p(-sesoi)
-        stop = won | (mean - width > math.log1p(-sesoi))
-        if count < most:
-            stop |= chance_to_prove(seen, plan, most=most, sesoi=sesoi) < HOPELESS
-        now = stop & open_
-        holds |= now & won
-        ended[now] = count
-        open_ &= ~stop
+    most = log_ratios.shape[-1]
+    counts = np.arange(FIRST_LOOK, most + 1)
+    centred = log_ratios - log_ratios.mean()  # sums of squares lose nothing to what all have in common
+    sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
+    sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
+    mean, half = sums / counts + log_ratios.mean(), plan.half_widths(counts.tolist()) * sd / np.sqrt(counts)
+    won = mean + half < math.log1p(-sesoi)
+    stop = won | (mean - half > math.log1p(-sesoi))
+    chance = _chance(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, sesoi=sesoi)
+    stop[:, :-1] |= chance < HOPELESS
+    stop[:, -1] = True
+    first = stop.argmax(axis=-1)
+    holds, ended = won[np.arange(len(won)), first], counts[first]
     return holds, ended
 
 
