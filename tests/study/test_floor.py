@@ -33,12 +33,6 @@ NOISE = {"white_sd": 0.004, "process_sd": 0.004}
 EFFECTS = {"xla_a=1": 0.9}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Working out what can be proven takes seconds; see tests/study/test_promise.py."""
-    monkeypatch.setattr("autotune.study.lanes.promise_of", lambda spec, floor: None)
-
-
 class Counting(ReplayLauncher):
     """Counts the processes of the reference that are started; something may happen at one of them."""
 
