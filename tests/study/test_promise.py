@@ -16,7 +16,7 @@ from autotune.results.words import describe_begin
 from autotune.stats import smallest_gain, study_power
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.study.promise import promise_of
+from autotune.study.promise import HIGHEST, _is_out_of_reach, promise_of
 from tests.runs import Run, replay_study
 
 MOST = 20
@@ -85,6 +85,20 @@ def test_a_promise_follows_from_the_floor() -> None:
         if need.pairs is not None:
             assert study_power(need.gain, found.pair_sd, most=need.pairs).found >= 0.9
             assert (need.proof_s or 0) > 10 * found.pair_s
+
+
+@pytest.mark.slow
+def test_what_is_out_of_reach_is_never_found() -> None:
+    """The short cut may leave nothing out that the rule would find."""
+    reach = 0.0
+    for _ in range(40):  # the smallest spread that is out of reach of 2 %
+        reach += 1e-3
+        if _is_out_of_reach(0.02, reach, sesoi=0.005):
+            break
+    assert 0.02 < reach < 0.04
+    assert study_power(0.02, reach, most=HIGHEST).found < 0.9
+    assert not _is_out_of_reach(0.02, 0.9 * reach, sesoi=0.005)
+    assert _is_out_of_reach(0.004, 1e-6, sesoi=0.005)  # below the smallest effect of interest
 
 
 def test_without_times_or_with_too_few_processes_nothing_is_promised() -> None:
