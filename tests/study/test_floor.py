@@ -209,7 +209,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
     kept = []
     for found in (estimate, widen(estimate, spread)):
         figures = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "mode": "turns", "stopped": ""}
-        comparison = Comparison(estimate=found, **figures)  # type: ignore[arg-type]
+        comparison = Comparison(estimate=found, **figures)
         kept.append(pays(comparison, 0.005)[0])
     assert kept[0] == kept[1]
 
