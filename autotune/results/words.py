@@ -96,10 +96,8 @@ def describe_begin(store: Store) -> list[str]:
     """What was found before the first trial: the noise floor, or what a model says of the reference; the screen."""
     from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
 
-    floor, lines = store.last(FloorResult), []
-    if floor is not None:
-        lines += describe_floor(floor)
-    elif not store.spec.is_predicted:
+    lines = floor_lines(store)
+    if not lines and not store.spec.is_predicted:
         lines.append("the noise floor is not measured yet")
     for record in store.of(ScreenRecord):
         if (step := record.prediction) is not None:
@@ -107,6 +105,13 @@ def describe_begin(store: Store) -> list[str]:
             lines.append(f"{PREDICTED}: every figure is a model's, for {place}; reference {describe_prediction(step)}")
         lines += describe_screen_record(record)
     return list(dict.fromkeys(lines))
+
+
+def floor_lines(store: Store) -> list[str]:
+    """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
+    floors = store.of(FloorResult)
+    promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
+    return list(dict.fromkeys([*(describe_floor(floors[-1]) if floors else []), *promised[:1]]))
 
 
 def describe_floor(result: FloorResult) -> list[str]:
