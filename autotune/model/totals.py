@@ -15,12 +15,12 @@ from autotune.stats import (
     Stalls,
     TotalTime,
     add_stalls,
+    compare_totals,
     find_leak,
     growing_step,
     slower_run,
     slower_total,
     stalled_total,
-    total_time,
 )
 
 PHASE = "soak"
@@ -31,7 +31,7 @@ LEAST_SEGMENTS = 4
 
 def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
     """Total times of both arms over the raw pairs of one pair of processes, nothing trimmed; per unit of work."""
-    return total_time(
+    return compare_totals(
         list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
         list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
         work_ratio=work.ratio if work is not None else 1.0,

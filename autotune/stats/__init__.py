@@ -11,5 +11,5 @@ from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.stats.total_time import (
     Stalls, TotalTime, add_stalls, find_stalls, growing_step, segments, slower_run, slower_total, stalled_total,
-    total_time,
+    compare_totals,
 )  # fmt: skip

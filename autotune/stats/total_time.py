@@ -137,7 +137,7 @@ def add_stalls(parts: Sequence[Stalls]) -> Stalls:
     )
 
 
-def total_time(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
+def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
     """Total times of one pair of processes.
 
     Args:
