@@ -169,9 +169,9 @@ class _Loop:
         self._sync()
         # The wait for the device at the end belongs to the block's last step.
         self._times[-1] = time.perf_counter() - self._last
-        loss = _number(self.reported[0])
+        loss, norm = (_number(x) for x in self.reported)
         told = {"memory": memory_in_use()} if self._tells_memory else {}
-        self._channel.send("block", step_times_s=self._times, loss=loss if loss is not None else 0.0, **told)
+        self._channel.send("block", step_times_s=self._times, loss=loss or 0.0, grad_norm=norm, **told)
 
     def _wait_for_turn(self) -> None:
         message = self._channel.receive()

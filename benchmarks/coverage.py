@@ -12,12 +12,15 @@ import numpy.typing as npt
 from autotune.model import StudySpec, parse_study
 from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.simulate import Machine, NoiseModel, Process, log_ratios, run_pairs
+from autotune.stats.noise_models import NoiseModel
+from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.study import sequential
+from benchmarks.machines import Case
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 BLOCK_STEPS = DEFAULTS.measure.block_steps
-FINALISTS, PROCESSES, CONFIRM_PAIRS = DEFAULTS.confirm.finalists, DEFAULTS.confirm.processes, DEFAULTS.confirm.pairs
+FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20
+"""Of the fixed proof: so many finalists, each in so many pairs of processes of so many pairs of blocks."""
 PLAN = SequentialPlan(cap=DEFAULTS.measure.pairs_cap)
 TRUE_LOG_RATIO = math.log(0.98)
 
@@ -42,14 +45,15 @@ class Coverage:
     sandwiches_5: float
 
 
-def coverage(name: str, model: NoiseModel, samples: int, rng: np.random.Generator) -> Coverage:
+def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> Coverage:
     """Coverage of every interval the tuner reports, on one machine."""
     n, truth = samples, TRUE_LOG_RATIO
-    alone = dataclasses.replace(model, process_sd=0.0)
-    pairs = pair_data(alone, rng, np.full(n, truth), pairs=PLAN.cap)
+    equal = dataclasses.replace(case, model=without_process_effects(case.model))
+    pairs = pair_data(equal.model, rng, np.full(n, truth - equal.shift), pairs=PLAN.cap)
     look_holds = [_holds(hodges_lehmann(pairs[:, :k], level=PLAN.nominal_level), truth) for k in PLAN.looks]
     stopped = [_at_stop(row.tolist()) for row in pairs]
-    centres = process_centres(model, rng, np.full(n, truth), processes=PROCESSES, pairs=CONFIRM_PAIRS)
+    typical = np.full(n, truth - case.shift)
+    centres = process_centres(case.model, rng, typical, processes=PROCESSES, pairs=CONFIRM_PAIRS)
     confirmed = [confirm(row, family=FINALISTS) for row in centres]
     # For a family, every one of its corrected intervals must hold at once.
     corrected = np.asarray([covers(c.corrected, truth) for c in confirmed])
@@ -64,15 +68,28 @@ def coverage(name: str, model: NoiseModel, samples: int, rng: np.random.Generato
         at_stop=float(np.mean([covers(e, truth) for e in stopped])),
         confirmed=float(np.mean([covers(c.ordinary, truth) for c in confirmed])),
         confirmed_family=float(families.mean()),
-        sandwiches_1=_sandwich_coverage(model, rng, few, 1),
-        sandwiches_5=_sandwich_coverage(model, rng, few, 5),
+        sandwiches_1=_sandwich_coverage(case, rng, few, 1),
+        sandwiches_5=_sandwich_coverage(case, rng, few, 5),
     )
 
 
+def without_process_effects(model: NoiseModel) -> NoiseModel:
+    """A machine on which processes of one set are equal."""
+    return dataclasses.replace(model, process_sd=0.0, tail_share=0.0, fault_share=0.0)
+
+
 def pair_data(model: NoiseModel, rng: np.random.Generator, effects: Floats, *, pairs: int) -> Floats:
-    """Log ratios of fresh process pairs, each on its own machine, `[*effects.shape, pairs]`."""
+    """Log ratios of fresh process pairs, each on its own machine, `[*effects.shape, pairs]`.
+
+    Args:
+        model: The machine.
+        rng: Where its noise is drawn from.
+        effects: True log ratios of typical steps.
+        pairs: Pairs of blocks in each process pair.
+    """
     machine = Machine(model, rng, effects.shape)
-    reference_s, candidate_s, _ = run_pairs(Process(machine), Process(machine), pairs=pairs, block_steps=BLOCK_STEPS)
+    reference, candidate = Process(machine), Process(machine, is_candidate=True)
+    reference_s, candidate_s, _ = run_pairs(reference, candidate, pairs=pairs, block_steps=BLOCK_STEPS)
     return log_ratios(reference_s, candidate_s) + effects[..., None]
 
 
@@ -104,15 +121,20 @@ def covers(estimate: Estimate, truth: float) -> bool:
     return estimate.low <= math.exp(truth) <= estimate.high
 
 
-def _sandwich_coverage(model: NoiseModel, rng: np.random.Generator, samples: int, count: int) -> float:
-    machine = Machine(model, rng, (samples,))
-    sequences = [
-        [Process(machine).run_block(40).mean(axis=-1) * scale for scale in (1.0, math.exp(TRUE_LOG_RATIO), 1.0)]
-        for _ in range(count)
-    ]
+def _sandwich_coverage(case: Case, rng: np.random.Generator, samples: int, count: int) -> float:
+    machine = Machine(case.model, rng, (samples,))
+    scale = math.exp(TRUE_LOG_RATIO - case.shift)
+    sequences = [[_run(machine), _run(machine, is_candidate=True) * scale, _run(machine)] for _ in range(count)]
     runs = np.asarray(sequences)  # [count, 3, samples]
     held = []
     for rows in np.moveaxis(runs, -1, 0):
         sandwiches = [Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in rows]
         held.append(covers(estimate_sandwiches(sandwiches), TRUE_LOG_RATIO))
     return float(np.mean(held))
+
+
+def _run(machine: Machine, *, is_candidate: bool = False) -> Floats:
+    """Mean step time of a fresh process that is alone, on each of many machines."""
+    process = Process(machine, is_candidate=is_candidate)
+    process.close()  # it runs once, so that nothing is beside the next
+    return np.asarray(process.run_block(40).mean(axis=-1))

@@ -251,7 +251,7 @@ def begin(text: str, folder: Path, budget_s: float | None, console: Console) -> 
     """A session of the short study, made or gone on with."""
     spec, watch = parse_study(tomllib.loads(text)), Stopwatch()
     spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
-    view = LineView(console, watch)
+    view = LineView(console, watch, sesoi=spec.measure.smallest_effect)
     return new_run(spec, folder / "run", study_dir=folder, view=view, watch=watch, command=sys.argv)
 
 
@@ -331,7 +331,7 @@ def agreement(store: Store, found: Mapping[str, Any]) -> list[dict[str, Any]]:
                     result.worker.fingerprint == floor.reference.fingerprint if result.worker and floor else None
                 ),
                 "ratio": asdict(estimate) if estimate else None,
-                "verdict": str(result.comparison.verdict) if result.comparison else None,
+                "outlook": result.outlook_at(sesoi=store.spec.measure.smallest_effect),
             }
         )
     return rows

@@ -6,7 +6,7 @@ Three questions, each answered by whole studies with real worker processes:
 
 * twelve candidates that are identical to the reference: is a winner named? (None may be.)
 * a reference that does a known share of extra work: is the candidate without it named the winner, and by how much?
-* a candidate that does that extra work: is it found slower?
+* a candidate that does that extra work: is it proven slower?
 
 The extra work is calibrated by paired turns, so that it is that share on this machine now; see `planted.py`.
 """
@@ -86,7 +86,8 @@ def _burn(seed: int) -> None:
 def begin(spec: StudySpec, folder: str, console: Console | None = None) -> StudyRun:
     """A session of a study in a folder, made or gone on with."""
     watch = Stopwatch()
-    view = LineView(console or Console(width=160, no_color=True, stderr=True), watch)
+    console = console or Console(width=160, no_color=True, stderr=True)
+    view = LineView(console, watch, sesoi=spec.measure.smallest_effect)
     return new_run(spec, Path(folder) / "run", study_dir=HERE, view=view, watch=watch)
 
 
@@ -119,7 +120,7 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "trials": [
             {
                 "status": str(r.status),
-                "verdict": str(r.comparison.verdict) if r.comparison else None,
+                "outlook": r.outlook_at(sesoi=store.spec.measure.smallest_effect),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }

@@ -122,7 +122,9 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
     watch = Stopwatch()
     launcher = LocalLauncher(spec, study_dir=str(folder), base=caller_environment())
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
-    session = given_run(spec, folder / "measured", setup, LineView(Console(), watch))
+    session = given_run(
+        spec, folder / "measured", setup, LineView(Console(), watch, sesoi=spec.measure.smallest_effect)
+    )
     probe(session)
     dead = {s.name for s in screen.run(space, {}).of_effect(Effect.DEAD)}
     rows = []
@@ -222,7 +224,8 @@ def _study(spec: StudySpec, screen: Screener, target: Target, folder: Path, *, t
     launcher = CompiledMachine(spec, screen, target)
     spec = spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
     setup = GivenSetup(given_space=space, given_launcher=launcher)
-    session = given_run(spec, folder, setup, LineView(Console(quiet=True), Stopwatch()))
+    view = LineView(Console(quiet=True), Stopwatch(), sesoi=spec.measure.smallest_effect)
+    session = given_run(spec, folder, setup, view)
     started = time.monotonic()
     conclusion = run_study(session)
     results = session.store.of(TrialResult)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from autotune.model import (
     AblationResult,
+    ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     FlagSet,
@@ -26,11 +27,17 @@ from autotune.model import (
     parse_study,
 )
 from autotune.settings import SearchSpace
-from autotune.stats import Estimate, NoiseModel
-from autotune.study import run_study
+from autotune.stats import Estimate
+from autotune.study import StudyRun, run_study
+from benchmarks.costs import Cost, cost_of
+from benchmarks.machines import Case
 from harness.simulated import GivenSetup, given_run, silent
 
 CANDIDATES = 12
+FINAL_STAGES = ("final", "full")
+
+START_S = 20.0
+"""What workers say that they take to start: a study may choose the size of its proofs by that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +45,26 @@ class StudyOutcome:
     """What one simulated study came to.
 
     Attributes:
-        winner: Index of the candidate that is named, or None.
+        winner: Index of the candidate that is named, or None; -1 if what is named has lost what carries its effect.
         is_minimal: Whether what is named has lost the setting that does nothing.
         had_second_chance: Whether the whole set was proven after the minimal one did not hold.
-        search_ratio: The search's own estimate of the candidate that reached the final.
-        truth: True log ratio of that candidate.
-        final: The last proof's interval, from data that chose nothing.
+        proven: Index of the candidate that reached a final proof, whatever came of it.
+        search_ratio: The search's own estimate of that candidate.
+        reported: What the conclusion says of the winner.
         search_pairs: Pairs of blocks that the search used.
-        proof_pairs: Pairs that confirmation, minimisation and final proof used.
+        ablation_pairs: Pairs of blocks that minimisation used.
+        cost: What the proofs used.
     """
 
     winner: int | None
     is_minimal: bool = False
     had_second_chance: bool = False
+    proven: int | None = None
     search_ratio: float | None = None
-    truth: float | None = None
-    final: Estimate | None = None
+    reported: Estimate | None = None
     search_pairs: int
-    proof_pairs: int
+    ablation_pairs: int
+    cost: Cost
 
 
 def candidate(index: int) -> FlagSet:
@@ -63,8 +72,15 @@ def candidate(index: int) -> FlagSet:
     return FlagSet({f"xla_effect_{index}": "1", f"xla_passenger_{index}": "1"})
 
 
-def simulated_study(model: NoiseModel, effects: Sequence[float], *, seed: int) -> StudySpec:
-    """A study of candidates with these true log ratios; all that is not said here is the shipped default."""
+def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processes: int | None = None) -> StudySpec:
+    """A study of candidates with these true log ratios of typical steps; the rest is the shipped default.
+
+    Args:
+        case: The machine, and whether the winner is soaked.
+        effects: Of each candidate.
+        seed: Of the study and of the noise.
+        processes: Pairs of processes that a proof may have at most; default: the shipped number.
+    """
     return parse_study(
         {
             "name": "simulated",
@@ -72,43 +88,53 @@ def simulated_study(model: NoiseModel, effects: Sequence[float], *, seed: int) -
             "workload": {"entry": "llama"},
             "device": {"platform": "cpu"},
             "search": {"trials": len(effects)},
-            "confirm": {"soak": 0},
+            "confirm": ({} if case.soaks else {"soak": 0}) | ({} if processes is None else {"processes": processes}),
             "replay": {
-                "noise": asdict(model),
+                "noise": asdict(case.model),
                 "effects": {f"xla_effect_{i}=1": math.exp(e) for i, e in enumerate(effects)},
+                "start_s": START_S,
             },
         }
     )
 
 
-def run_one(model: NoiseModel, effects: Sequence[float], seed: int) -> StudyOutcome:
+def open_study(spec: StudySpec) -> StudyRun:
+    """A simulated study in memory, to be run by the shipped stages."""
+    first = tuple((f"candidate {i}", candidate(i)) for i in range(spec.search.trials))
+    return given_run(spec, None, GivenSetup(given_space=SearchSpace(()), first=first), silent())
+
+
+def run_one(case: Case, effects: Sequence[float], seed: int, processes: int | None = None) -> StudyOutcome:
     """One study from its noise floor to its conclusion."""
-    first = tuple((f"candidate {i}", candidate(i)) for i in range(len(effects)))
-    setup = GivenSetup(given_space=SearchSpace(()), first=first)
-    run = given_run(simulated_study(model, effects, seed=seed), None, setup, silent())
+    run = open_study(simulated_study(case, effects, seed=seed, processes=processes))
     conclusion = run_study(run)
     store = run.store
     trials = {r.number: r for r in store.of(TrialResult)}
-    finals = [f for f in store.of(FinalistResult) if f.stage != "confirm"]
-    index = finals[-1].trial - 1 if finals else None
+    finals = [f for f in store.of(FinalistResult) if f.stage in FINAL_STAGES]
     searched = trials[finals[-1].trial].comparison if finals else None
     ablated = [a.comparison.pair_count for a in store.of(AblationResult) if a.comparison is not None]
     is_winner = conclusion.outcome is Outcome.WINNER
     return StudyOutcome(
-        winner=index if is_winner else None,
+        winner=_named(conclusion) if is_winner else None,
         is_minimal=is_winner and conclusion.settings is not None and len(conclusion.settings) == 1,
         had_second_chance=any(f.stage == "full" for f in finals),
+        proven=finals[-1].trial - 1 if finals else None,
         search_ratio=searched.estimate.ratio if searched is not None else None,
-        truth=effects[index] if index is not None else None,
-        final=finals[-1].estimate if finals else None,
+        reported=conclusion.estimate if is_winner else None,
         search_pairs=sum(r.comparison.pair_count for r in trials.values() if r.comparison is not None),
-        proof_pairs=sum(r.pair_count for r in store.of(ConfirmRun)) + sum(ablated),
+        ablation_pairs=sum(ablated),
+        cost=cost_of(store.of(ConfirmRun)),
     )
 
 
+def _named(conclusion: ConclusionRecord) -> int:
+    index = (conclusion.trial or 0) - 1
+    return index if f"xla_effect_{index}" in (conclusion.settings or ()) else -1
+
+
 def run_studies(
-    model: NoiseModel, effects: npt.NDArray[np.float64], rng: np.random.Generator, pool: ProcessPoolExecutor
+    case: Case, effects: npt.NDArray[np.float64], rng: np.random.Generator, pool: ProcessPoolExecutor
 ) -> list[StudyOutcome]:
-    """One study for each row of `effects` (true log ratios of its candidates), on fresh machines of one kind."""
+    """One study for each row of `effects` (true log ratios of typical steps), on fresh machines of one kind."""
     seeds = rng.integers(2**31, size=len(effects)).tolist()
-    return list(pool.map(run_one, [model] * len(effects), effects.tolist(), seeds, chunksize=8))
+    return list(pool.map(run_one, [case] * len(effects), effects.tolist(), seeds, chunksize=8))

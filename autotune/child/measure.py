@@ -25,7 +25,7 @@ from autotune.child.packages import installed_versions
 from autotune.child.profile import pack, take_profile
 
 BATCH_RING = 4
-"""Batches kept on the device and used in turn: making them anew would be timed along with the step."""
+"""Batches kept on the device and used in turn through a block: making them anew would be timed with the step."""
 
 
 class Job:
@@ -66,6 +66,7 @@ class Job:
         state = workload.init(job["seed"])
         self._make_batch = workload.batch
         self._batches = [workload.batch(i) for i in range(BATCH_RING)]
+        self.grad_norm: float | None = None
         compile_start = time.perf_counter()
         compiled = step.lower(state, self._batches[0]).compile()
         compile_s = time.perf_counter() - compile_start
@@ -108,10 +109,19 @@ class Job:
         return losses, norms
 
     def _advance(self, *, fresh: bool = False) -> Any:
-        batch = self._make_batch(self._next) if fresh else self._batches[self._next % BATCH_RING]
+        batch = self._make_batch(self._next) if fresh else self._batches[self._next % len(self._batches)]
         self._state, metrics = self._step(self._state, batch)
         self._next += 1
         return metrics
+
+    def renew_batches(self, steps: int) -> None:
+        """Puts new batches into the ring, before a block of so many steps is timed.
+
+        Of few batches that come again and again all is learned by heart: the loss goes to 0 and tells nothing any more.
+        """
+        self._batches.clear()  # the memory of both is not there
+        self._batches += [self._make_batch(self._next + i) for i in range(min(steps, BATCH_RING))]
+        self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
         """Runs steps and gives the seconds between their ends; the next one is queued while one runs.
@@ -122,17 +132,18 @@ class Job:
         times: list[float] = []
         gc.disable()
         last = time.perf_counter()
-        pending = self._advance(fresh=fresh)["loss"]
+        pending = self._advance(fresh=fresh)
         for _ in range(steps - 1):
-            following = self._advance(fresh=fresh)["loss"]
-            pending.block_until_ready()
+            following = self._advance(fresh=fresh)
+            pending["loss"].block_until_ready()
             now = time.perf_counter()
             times.append(now - last)
             last, pending = now, following
-        pending.block_until_ready()
+        pending["loss"].block_until_ready()
         times.append(time.perf_counter() - last)
         gc.enable()
-        self.loss = float(pending)
+        self.loss = float(pending["loss"])
+        self.grad_norm = float(pending["grad_norm"]) if "grad_norm" in pending else None
         return times
 
 
@@ -145,9 +156,11 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         if message["type"] == "profile":
             channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
             continue
-        times = built.run_block(message["steps"], fresh=message.get("fresh", False))
+        if not (fresh := message.get("fresh", False)):
+            built.renew_batches(message["steps"])
+        times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
-        channel.send("block", step_times_s=times, loss=built.loss, **told)
+        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
 
 
 def _seconds_since_exec() -> float:

@@ -151,7 +151,9 @@ class Session:
             times = self._times[self._sent : self._sent + steps]
             self._sent += steps
             told = {"memory": memory_in_use(pid)} if self._tells_memory else {}
-            self._channel.send("block", step_times_s=times, loss=self._losses[-1][1] if self._losses else 0.0, **told)
+            # What was printed of the last step may not be whole yet: the loss is of one before, the same each time.
+            step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
+            self._channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
 
     def _ended(self, program: subprocess.Popen[bytes]) -> int:
         """What to say and how to end when the program ended by itself."""

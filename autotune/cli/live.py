@@ -45,11 +45,13 @@ class LineView:
     Args:
         console: Where to print.
         watch: The study's time.
+        sesoi: Its smallest effect of interest, as a share: by that a trial is promising or not.
     """
 
-    def __init__(self, console: Console, watch: Stopwatch) -> None:
+    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float) -> None:
         self._console = console
         self._watch = watch
+        self._sesoi = sesoi
 
     def line(self, text: str) -> None:
         """Prints one line with the study's time before it."""
@@ -85,7 +87,8 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.View`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        self.line(f"  -> {whose}{describe_trial(result)} ({format_seconds(result.duration_s)})")
+        found = describe_trial(result, result.outlook_at(sesoi=self._sesoi))
+        self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
 
@@ -109,18 +112,19 @@ class LiveView(LineView):
     Args:
         console: A terminal.
         watch: The study's time.
+        sesoi: Its smallest effect of interest, as a share.
         name: Of the study.
         budget_s: Time budget, if there is one.
     """
 
-    def __init__(self, console: Console, watch: Stopwatch, *, name: str, budget_s: float | None) -> None:
-        super().__init__(console, watch)
+    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float, name: str, budget_s: float | None) -> None:
+        super().__init__(console, watch, sesoi=sesoi)
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"
         self._detail = self._what = self._floor = ""
         self._doing: dict[str, str] = {}  # by lane
-        self._best, self._best_ratio = "none yet better than the default", 1.0
+        self._best, self._best_ratio = "none yet below the default's time", 1.0
         self._durations: list[float] = []
         self._left: int | None = None
         self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)

@@ -66,6 +66,10 @@ WorkloadOption = Annotated[
 Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
 Limit = Annotated[float, typer.Option("--limit", min=1, help="Longest seconds for one compilation.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
+RequireLoss = Annotated[
+    bool,
+    typer.Option("--require-loss", help="Refuse a winner whose loss nobody compared with the default's."),
+]
 SameKernels = Annotated[
     bool,
     typer.Option("--same-kernels", help="Load the autotuner's results of its soak: the same kernels run."),

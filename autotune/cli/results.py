@@ -85,6 +85,7 @@ def export(
         typer.Option(min=1, help="A set of the proven front, in a study by several objectives; default: the fastest."),
     ] = None,
     same_kernels: options.SameKernels = False,
+    needs_loss: options.RequireLoss = False,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
     from autotune.model import AutotuneError, close_matches
@@ -102,6 +103,7 @@ def export(
         even_predicted=force,
         folder=None if output is None else output.parent,
         same_kernels=same_kernels,
+        needs_loss=needs_loss,
     )
     _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
@@ -142,6 +144,7 @@ def exec_(
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
     same_kernels: options.SameKernels = False,
+    needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
 
@@ -150,13 +153,17 @@ def exec_(
     """
     from autotune.machine import caller_environment, merge_for_exec
     from autotune.model import AutotuneError
-    from autotune.results import loading_kernels, settings_in_force
+    from autotune.results import loading_kernels, require_loss, settings_in_force
     from autotune.study import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
     winner = _read_checked(file)
+    if needs_loss:
+        require_loss(winner)
+    elif winner.loss is not None and winner.loss.is_silent:
+        _say(winner.loss.words)
     found = verify_winner(winner, file).differences
     if found and not force:
         raise AutotuneError(
@@ -302,7 +309,7 @@ def recheck(
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
-    view = LineView(make_console(stderr=as_json), watch)
+    view = LineView(make_console(stderr=as_json), watch, sesoi=spec.measure.smallest_effect)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
     conclusion = recheck_winner(run, winner, artefacts)
     if as_json:

@@ -86,10 +86,10 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
     from autotune.study import new_run, run_study
 
     console, watch = make_console(stderr=as_json), Stopwatch()
-    budget = spec.search.time_budget
-    live = LiveView(console, watch, name=spec.name, budget_s=budget) if console.is_terminal else None
+    budget, sesoi = spec.search.time_budget, spec.measure.smallest_effect
+    live = LiveView(console, watch, sesoi=sesoi, name=spec.name, budget_s=budget) if console.is_terminal else None
     run = new_run(
-        spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch), watch=watch,
+        spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch, sesoi=sesoi), watch=watch,
         command=sys.argv, **session,
     )  # fmt: skip
     with live or contextlib.nullcontext():
@@ -100,15 +100,17 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """The table, the one sentence, where everything lies, what to type next."""
     from autotune.model import Outcome, SpanRecord, format_seconds, format_share
-    from autotune.study import more_processes
+    from autotune.study import unsettled
 
     print()
     print_study(store)
     lines = []
-    if conclusion.outcome is not Outcome.WINNER and (promising := more_processes(store)) is not None:
+    left = unsettled(store) if conclusion.outcome is not Outcome.WINNER else None
+    if left is not None and left.processes is not None:
         lines.append(
-            f"not settled: {promising[0].settings}; about {promising[1]} fresh pairs of processes may settle it: set "
-            f"`[confirm] processes = {promising[1]}` and use a new --run-dir, for a proof is sized before it is seen"
+            f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: set "
+            f"`[confirm] processes = {left.processes}` and run the same command again, it goes on where it stopped: "
+            "the looks beyond were planned, too"
         )
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)

@@ -23,6 +23,7 @@ from autotune.settings import (
     SettingCheck,
     Symptom,
 )
+from autotune.stats import Outlook
 from autotune.study import Reproduction, StudyStatus, UnreadableRun, Verification
 
 
@@ -101,7 +102,7 @@ SHAPES: dict[str, Any] = {
     "run": _Conclusion,
     "screen": ScreenReport,
     "show": list[AnyRecord],
-    "show TRIAL": _with(TrialResult, pairs=list[Pair]),
+    "show TRIAL": _with(TrialResult, outlook=Outlook | None, pairs=list[Pair]),
     "space": _Space,
     "status": list[StudyStatus | UnreadableRun],
     "symptoms": list[Symptom],

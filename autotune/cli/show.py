@@ -74,13 +74,14 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.results import describe_energy, describe_trial
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
+    outlook = result.outlook_at(sesoi=store.spec.measure.smallest_effect)
     if as_json:
-        print_json({**result.model_dump(mode="json", exclude_none=True), "pairs": pairs})
+        print_json({**result.model_dump(mode="json", exclude_none=True), "outlook": outlook, "pairs": pairs})
         return
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
     loss = f"loss: {result.loss.words}" if result.loss is not None else ""
-    lines += filter(None, (describe_trial(result), describe_energy(result), loss))
+    lines += filter(None, (describe_trial(result, outlook), describe_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "

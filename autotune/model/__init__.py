@@ -12,9 +12,10 @@ from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, LossBasis, LossCheck, Objective, Pair,
-    PredictedStep, Record, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
+    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep, Record,
+    SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
@@ -28,11 +29,14 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, standing
+from autotune.model.promise import Need, Promise
 from autotune.model.records import (
-    RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ScreenRecord, SessionRecord, SoakRecord,
-    SpanRecord,
+    ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
+    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
+    SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import (
     BaseModel,
@@ -13,12 +13,27 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
+    model_serializer,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from autotune.model.flags import FlagSet
-from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Joules, Ratio, StepJoules, StepTime
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Finite,
+    Joules,
+    Ratio,
+    StepJoules,
+    StepTime,
+)
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
@@ -193,6 +208,24 @@ class Arm(StrEnum):
     CANDIDATE = "candidate"
 
 
+class SameStep(Record):
+    """What both arms told of one step: the same for both, if they compute the same.
+
+    Attributes:
+        step: Counted from 0 since a process began.
+        reference: Loss of the reference there, in this pair or, where it has lived longer, in an earlier one.
+        candidate: Loss of the candidate there.
+        reference_norm: Global gradient norm of the reference, where it is told.
+        candidate_norm: Likewise of the candidate.
+    """
+
+    step: Count
+    reference: Finite
+    candidate: Finite
+    reference_norm: Finite | None = None
+    candidate_norm: Finite | None = None
+
+
 class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
@@ -202,6 +235,7 @@ class Pair(Record):
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
         candidate_j: Likewise during the candidate's block.
+        loss: What both told of the step that ended the candidate's block; None where one of them told nothing of it.
     """
 
     index: Count
@@ -211,6 +245,7 @@ class Pair(Record):
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
+    loss: SameStep | None = None
 
 
 class WorkPerStep(Record):
@@ -246,39 +281,14 @@ class EnergyUse(Record):
     estimate: Estimate
 
 
-class LossBasis(StrEnum):
-    """By what a candidate with other options was compared with the reference's loss."""
-
-    ROUNDING = "rounding"
-    WORK = "work"
-    DTYPE = "dtype"
-
-
-class LossCheck(Record):
-    """Whether a candidate whose options differ trains as the reference does. Flags alone need no such record.
-
-    Attributes:
-        basis: ``rounding``: the same work, step by step. ``work``: another batch, at equal work. ``dtype``: another
-            arithmetic, over a long run.
-        is_ok: None where it cannot be told: that is inconclusive, and no proof.
-        difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
-        tolerance: What it is held to.
-        words: What was compared and what came out, for people.
-        is_final: Whether nothing is left to be compared: a long run says more than the first steps.
-    """
-
-    basis: LossBasis
-    is_ok: bool | None = None
-    difference: Change | None = None
-    tolerance: Amount | None = None
-    words: str
-    is_final: bool = True
-
-
 class Comparison(Record):
-    """Candidate against reference: estimate, verdict, and what both arms took.
+    """Candidate against reference in one pair of processes: the estimate, and what both arms took.
+
+    It holds no word of judgement: that follows from the estimate (`autotune.stats.outlook_of`).
 
     Attributes:
+        verdict: Of records that are older than that rule. Nobody writes, shows or reads it, but the digest of a proof
+            that was drawn then goes over it: it is dumped with the context `AS_RECORDED` only.
         reference_step_s: Median step of the reference in these pairs, in seconds.
         candidate_step_s: Median step of the candidate, in seconds.
         mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
@@ -290,7 +300,7 @@ class Comparison(Record):
     """
 
     estimate: Estimate
-    verdict: Verdict
+    verdict: SkipJsonSchema[Verdict | None] = None
     reference_step_s: StepTime
     candidate_step_s: StepTime
     pair_count: Count
@@ -304,6 +314,14 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
+
+    @model_serializer(mode="wrap")
+    def _without_old_words(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if info.context != AS_RECORDED:
+            data.pop("verdict", None)
+            data["stopped"] = retold(self.stopped)
+        return data
 
 
 class PredictedStep(Record):

@@ -39,6 +39,9 @@ AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
 Change = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A relative difference, below 0 for less."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""What a program tells, such as its loss: any number that is one."""
+
 Amount = Annotated[float, Field(ge=0, le=1e30)]
 """What is counted but may be no whole number, such as FLOPs."""
 

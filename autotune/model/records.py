@@ -16,12 +16,12 @@ from pydantic import (
 
 from autotune.model.artefacts import Artefact
 from autotune.model.long_run import SoakArms
+from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
     Failure,
     FailureKind,
-    LossCheck,
     Objective,
     PredictedStep,
     Settings,
@@ -30,8 +30,9 @@ from autotune.model.measurement import (
     WorkPerStep,
 )
 from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
+from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, NoiseFloor, TotalTime, Verdict
+from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
 
 SCHEMA_VERSION = 1
 # 1: first published form (2026-11).
@@ -95,11 +96,14 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against a second process of itself.
+    """The noise floor: the reference against other processes of itself.
 
     Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between the two.
-        rounding: Likewise to the reference compiled without most optimizations; None where options are not searched.
+        loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
+        rounding: Likewise to the reference in another rounding; None where that did not run.
+        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
+            runs have none.
+        promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
     """
 
     kind: Literal["floor"] = "floor"
@@ -109,6 +113,8 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
+    loss_spread: LossSpread | None = None
+    promise: Promise | None = None
     directory: str
 
 
@@ -117,12 +123,14 @@ class ConfirmRun(Stamped):
 
     Attributes:
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
-            ``pgle`` for a set with its profile against the same without.
+            ``pgle`` for a set with its profile against the same without; ``gain`` and ``alone`` for what a proven set
+            is measured by once more.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
         others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
-        loss: How their losses were compared, where options differ.
+        loss: How their losses were compared, or that they were not.
         against: What it was compared with; None is the study's reference.
+        is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
         total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
     """
 
@@ -141,17 +149,46 @@ class ConfirmRun(Stamped):
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
     against: Settings | None = None
+    is_alone: bool = False
     total: TotalTime | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
+
+
+ONCE_MORE = ("gain", "alone")
+"""Stages that measure what is proven once more; they decide nothing but may speak against it."""
+
+
+class ProofRecord(Stamped):
+    """The plan of one proof, made before its first pair of processes: what it may err, over all looks at it.
+
+    Attributes:
+        stage: As in `ConfirmRun`.
+        base: Pairs of processes within which most of the error is spent; see `autotune.stats.ProofPlan`.
+        hurdle: One-sided error at which the set goes on to what comes next.
+        claim: One-sided error of what is said of it.
+        first: Number of the first pair that counts: those before were seen before the plan was made.
+    """
+
+    kind: Literal["proof"] = "proof"
+    stage: str
+    settings: Settings
+    base: Count
+    hurdle: Annotated[float, Field(gt=0, lt=0.5)]
+    claim: Annotated[float, Field(gt=0, lt=0.5)]
+    first: Count = 0
 
 
 class FinalistResult(Stamped):
     """A finalist's verdict over fresh processes.
 
     Attributes:
-        estimate: Ratio with its ordinary 95 % interval over processes.
-        corrected: The same with the interval widened for the number of finalists; this one decides.
+        estimate: Ratio with its ordinary 95 % interval over processes; what stopped the proof has chosen it, too.
+        corrected: The same with the interval that holds over all looks and all sets of the stage; this one decides.
+        goes_on: Whether the set holds at the error of the plan's hurdle; None in older runs, where the verdict decided.
+        most: Pairs of processes after which the proof would have ended in any case; None in older runs.
+        reason: Why it ended, in plain words.
+        veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
         work: As its processes told it, where it differs from the reference's.
         veto: Why a set is no winner although its typical step may be faster; then it is ``unresolved``.
@@ -168,7 +205,22 @@ class FinalistResult(Stamped):
     failure: Failure | None = None
     others: dict[Objective, Estimate] | None = None
     work: WorkPerStep | None = None
+    goes_on: bool | None = None
+    most: Count | None = None
+    reason: str = ""
     veto: str | None = None
+
+    @property
+    def is_vetoed(self) -> bool:
+        """Whether something speaks against the set, whatever its step time."""
+        return self.failure is not None or self.veto is not None
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether it goes on to what comes next."""
+        if self.is_vetoed:
+            return False
+        return self.verdict is Verdict.FASTER if self.goes_on is None else self.goes_on
 
 
 class AblationResult(Stamped):
@@ -307,6 +359,7 @@ AnyRecord = Annotated[
     | LedgerRecord
     | FloorResult
     | ConfirmRun
+    | ProofRecord
     | FinalistResult
     | AblationResult
     | ProfileRecord

@@ -18,7 +18,8 @@ class ReplaySpec(Section):
 
     Attributes:
         step_s: Step time of the reference, seconds.
-        effects: ``"name=value"`` to the factor by which it multiplies the step time.
+        effects: ``"name=value"`` to the factor by which it multiplies the step time. Who has such a setting, with a
+            factor of 1 too, is a candidate: what a noise model says of candidates is its lot.
         memory_effects: Likewise for the peak memory.
         compile_effects: Likewise for the compile time.
         token_effects: Likewise for the tokens of a step; without any, a worker does not tell them.
@@ -28,7 +29,8 @@ class ReplaySpec(Section):
         profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
              same program.
         autotune_results: Recorded results of an autotuner, as text.
-        noise: A named noise model of `autotune.stats.estimates.simulate`, or a table of its parameters.
+        noise: A named noise model of `autotune.stats.noise_models`, or a table of its parameters.
+        start_s: Seconds that a process says it took to start; 0 tells nothing of what starting costs.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
@@ -43,6 +45,7 @@ class ReplaySpec(Section):
     profile_effect: Annotated[float, Field(gt=0)] | None = None
     autotune_results: str = ""
     noise: str | dict[str, float] = "quiet"
+    start_s: Annotated[float, Field(ge=0)] = 0.0
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("noise")

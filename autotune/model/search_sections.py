@@ -43,7 +43,8 @@ class SearchSpec(Section):
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
-        known_failures: Leave out combinations that crashed or hung in earlier studies on this build and device.
+        known_failures: Leave out combinations that crashed or hung with this workload in earlier studies on this build
+            and device, tell those that did with others, and keep what is found for later ones.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
         step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
             measured and nothing proven.

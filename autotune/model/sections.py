@@ -25,6 +25,7 @@ from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.units import parse_duration
+from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
 
@@ -264,7 +265,7 @@ class MeasureSpec(Section):
 
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends unresolved.
+        pairs_cap: Pairs of blocks after which a trial ends in any case.
         block_s: Shortest block, seconds; a block has at least `block_steps` steps.
         warmup_steps: Steps that are run before the first block and never used.
         check_steps: First steps whose loss and gradient norm are compared with the reference's.
@@ -275,6 +276,7 @@ class MeasureSpec(Section):
             runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
         run_steps: Steps that are measured in each fresh run of a sandwich.
         sandwiches: How many sandwiches a trial has.
+        floor_processes: How many processes of the reference the noise floor starts beside the living one, in turns.
     """
 
     smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
@@ -289,6 +291,7 @@ class MeasureSpec(Section):
     mode: Literal["auto", "turns", "sandwich"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
+    floor_processes: Annotated[int, Field(ge=2, le=50)] = 4
 
 
 class ConfirmSpec(Section):
@@ -296,22 +299,33 @@ class ConfirmSpec(Section):
 
     Attributes:
         finalists: How many of the best trials are measured again.
-        processes: Fresh pairs of processes for each finalist, and again for the minimal set.
+        processes: Most fresh pairs of processes for each finalist, and again for the minimal set; a proof ends as soon
+            as it is settled. It may be raised later: the same command then goes on.
         minimise: Drop each setting that does not pay for itself.
-        pairs: Pairs of blocks in each pair of processes.
+        pairs: Pairs of blocks in each pair of processes; ``auto``: as many as the noise floor makes best, see
+            `autotune.stats.proof_size`.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
         soak_steps: Fewest steps of that run.
+        alone: Most runs of each arm with nothing beside it, by which a set that was proven in turns is checked: as many
+            as are needed, at least 4. 0 leaves them out.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
-    processes: Annotated[int, Field(ge=3, le=100)] = 5
-    pairs: Annotated[int, Field(ge=4, le=1000)] = 20
+    processes: Annotated[int, Field(ge=3, le=1000)] = 20
+    pairs: Annotated[int, Field(ge=4, le=1000)] | Literal["auto"] = "auto"
     minimise: bool = True
+    alone: Annotated[int, Field(ge=0, le=1000)] = 12
     soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
+
+    def pairs_after(self, floor: NoiseFloor | None) -> int:
+        """Pairs of blocks in each pair of processes, once the noise floor is known."""
+        if self.pairs != "auto":
+            return self.pairs
+        return proof_size(floor) if floor is not None else DEFAULT_PROOF_SIZE
 
 
 class PgleSpec(Section):

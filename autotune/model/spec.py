@@ -230,6 +230,7 @@ class StudySpec(Section):
             data.pop(key)
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
+        data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         for key in ("workload", "search"):
             data[key] = _used(key, data[key])
@@ -259,6 +260,9 @@ class StudySpec(Section):
             update={
                 "pairs_cap": max(12, round(self.measure.pairs_cap * factor)),
                 "sandwiches": max(2, round(self.measure.sandwiches * factor)),
+                "floor_processes": min(
+                    50, max(min(3, self.measure.floor_processes), round(self.measure.floor_processes * factor))
+                ),
             },
         )
         confirm = self.confirm.model_copy(
@@ -347,6 +351,7 @@ _YOUNG: dict[str, dict[str, Any]] = {
         "profile": "",
         "profile_effect": None,
         "autotune_results": "",
+        "start_s": 0.0,
     },
     "search": {"options": {}, "when": {}},
     "first": {"options": {}},

@@ -15,10 +15,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     Failure,
-    LossCheck,
     PredictedStep,
     Record,
     Settings,
@@ -26,6 +26,7 @@ from autotune.model.measurement import (
     WorkerReport,
 )
 from autotune.model.numbers import Count, Elapsed
+from autotune.stats import Outlook, outlook_of
 
 REFERENCE_NUMBER = 0
 """`same_as` of a trial whose program is the reference's own."""
@@ -97,7 +98,7 @@ class TrialResult(Stamped):
         worker: What the candidate's process said of itself, if it became ready.
         program_key: Names the program that ran and the settings that are read at run time.
         compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
-        loss: How its loss was compared, where its options differ from the reference's.
+        loss: How its loss was compared, or that it was not.
     """
 
     kind: Literal["trial"] = "trial"
@@ -150,6 +151,14 @@ class TrialResult(Stamped):
     def comparison(self) -> Comparison | None:
         """The figures that stand for this set, its own or its twin's."""
         return self.outcome.comparison if isinstance(self.outcome, Measured | Twin) else None
+
+    def outlook_at(self, *, sesoi: float) -> Outlook | None:
+        """Whether its figures promise a gain, which a proof has to show; None where it has none.
+
+        Args:
+            sesoi: The study's smallest effect of interest, as a share.
+        """
+        return outlook_of(self.comparison.estimate, sesoi=sesoi) if self.comparison is not None else None
 
     @property
     def prediction(self) -> PredictedStep | None:

@@ -13,6 +13,7 @@ from autotune.results.library import LibraryQuery, add_to_library, best_known, d
 from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.carried import read_winner
 from autotune.results.soak_words import describe_soak
+from autotune.results.losses import loss_addition, require_loss
 from autotune.results.winner import Winner
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor,

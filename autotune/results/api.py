@@ -117,7 +117,7 @@ class Study:
 
     def _repr_html_(self) -> str:
         ratio = "predicted_ratio" if self.is_predicted else "ratio"
-        figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "verdict"]
+        figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "outlook"]
         columns = ["trial", *figures, "failure", "settings"]
         table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
         return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")

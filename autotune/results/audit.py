@@ -7,7 +7,6 @@ together is not found out.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import statistics
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import astuple
 from pathlib import PurePosixPath
 
 from autotune.model import (
-    RECORD,
+    ONCE_MORE,
     AblationResult,
     AnyRecord,
     ConclusionRecord,
@@ -29,20 +28,24 @@ from autotune.model import (
     Outcome,
     Pair,
     ProfileRecord,
+    ProofRecord,
     RunDirectoryError,
     SoakRecord,
-    Stamped,
     StudySpec,
     TrialResult,
     artefacts_of,
     judge_soak,
     log_ratio,
+    plain_estimate,
+    runs_of,
+    standing,
     total_of,
     veto_of,
 )
+from autotune.results.canonical import canonical
 from autotune.results.words import format_estimate
 from autotune.rundir import Store
-from autotune.stats import Estimate, TotalTime, Verdict, confirm, estimate_pairs, judge
+from autotune.stats import CLAIM, HURDLE, Estimate, TotalTime, Verdict, confirm, estimate_pairs, judge
 
 LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner; the members of a front are proven in stage ``confirm``."""
@@ -50,7 +53,7 @@ LAST_PROOFS = ("final", "full", "recheck")
 ROUNDING = 1e-6
 """Relative difference that another version of NumPy or SciPy may make of the same samples."""
 
-Evidence = FloorResult | ConfirmRun | FinalistResult | AblationResult | ProfileRecord | SoakRecord
+Evidence = FloorResult | ConfirmRun | ProofRecord | FinalistResult | AblationResult | ProfileRecord | SoakRecord
 """Records on which a proof rests."""
 
 
@@ -69,7 +72,7 @@ def proof_digest(store: Store, conclusion: ConclusionRecord) -> str:
         *evidence_of(store, conclusion),
         conclusion.model_copy(update={"at_s": 0.0, "by": None, "digest": None}),
     ):
-        digest.update(f"{_canonical(record)}\n".encode())
+        digest.update(f"{canonical(record)}\n".encode())
         if isinstance(record, FloorResult | ConfirmRun | AblationResult) and record.directory is not None:
             for pair in _pairs(store, record.directory):
                 digest.update(f"{pair.model_dump_json(exclude_none=True)}\n".encode())
@@ -88,8 +91,15 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     runs = [r for r in records if isinstance(r, ConfirmRun)]
     found = [*_of_runs(store, runs), *_of_work(store, runs)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
-    for proof in proofs.values():
-        found += _of_proof(store.spec, proof, runs, _families(store.spec, proof, conclusion, runs))
+    plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
+    found += _of_plans(records)
+    for key, proof in proofs.items():
+        if proof.stage in ONCE_MORE:
+            found += _of_measuring(proof, runs)
+        elif (plan := plans.get(key)) is not None:
+            found += _of_planned(store.spec, proof, plan, runs)
+        else:  # of a version that proved by a number of pairs settled before
+            found += _of_proof(store.spec, proof, runs, _families(store.spec, proof, conclusion, runs))
     if conclusion.outcome is Outcome.FRONT:
         found += _of_front(store.spec, conclusion, list(proofs.values()))
     else:
@@ -119,12 +129,6 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
     if conclusion in records:
         records = records[: records.index(conclusion)]
     return [r for r in records if isinstance(r, Evidence)]
-
-
-def _canonical(record: Stamped) -> str:
-    """A record as one text, the same whether it was just made or read from a file."""
-    again = RECORD.validate_json(record.model_dump_json(exclude_none=True))
-    return json.dumps(json.loads(again.model_dump_json(exclude_none=True)), sort_keys=True)
 
 
 def _pairs(store: Store, directory: str) -> list[Pair]:
@@ -194,6 +198,66 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
         return 0
 
 
+def _of_plans(records: Sequence[Evidence]) -> Iterator[str]:
+    """What in the plans of the proofs would let them err more than a study may."""
+    plans = [r for r in records if isinstance(r, ProofRecord)]
+    for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
+        mine = [p for p in plans if p.stage in family]
+        claim, hurdle = sum(p.claim for p in mine), sum(p.hurdle for p in mine)
+        most = HURDLE if family == {"confirm"} else CLAIM
+        if claim > CLAIM * (1 + ROUNDING) or hurdle > most * (1 + ROUNDING):
+            names = " and ".join(sorted(family))
+            yield f"the proofs of {names} may err in {claim:.3g} of cases, {CLAIM:.3g} are allowed"
+    for plan in plans:
+        before = records[: records.index(plan)]
+        if any(isinstance(r, ConfirmRun) and _is_of(plan, r) and r.repeat >= plan.first for r in before):
+            yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
+
+
+def _is_of(plan: ProofRecord, run: ConfirmRun) -> bool:
+    return (run.stage, run.settings) == (plan.stage, plan.settings)
+
+
+def _of_planned(spec: StudySpec, proof: FinalistResult, plan: ProofRecord, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """What in a verdict does not follow from its pairs of processes, looked at as they were planned."""
+    name = f"the proof of {proof.settings} ({proof.stage})"
+    here = standing(
+        plan, runs, trial=proof.trial, most=proof.most or 0, objectives=spec.search.objectives,
+        sesoi=spec.measure.smallest_effect,
+    ).result  # fmt: skip
+    if proof.process_count != here.process_count:
+        recorded = len(runs_of(plan, runs))
+        yield (
+            f"{name} counts {proof.process_count} pairs of processes, it ended after {here.process_count} of the "
+            f"{recorded} that are recorded"
+        )
+        return
+    if proof.verdict is not here.verdict or proof.is_passed > here.is_passed:
+        yield f"{name}: its figures are {here.verdict}, the record says {proof.verdict}"
+    said, made = (
+        {"ratio": r.estimate, "interval": r.corrected, **{o.words: e for o, e in (r.others or {}).items()}}
+        for r in (proof, here)
+    )
+    for what in dict.fromkeys((*said, *made)):
+        one, other = said.get(what), made.get(what)
+        if (one is None) != (other is None) or (one is not None and other is not None and not _are_close(one, other)):
+            figures = [format_estimate(e) if e is not None else "nothing" for e in (other, one)]
+            yield f"{name}: its processes give the {what} {figures[0]}, the record says {figures[1]}"
+
+
+def _of_measuring(found: FinalistResult, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """What in the figures of the pairs that came after a proof does not follow from them."""
+    name = f"the {found.stage} of {found.settings}"
+    mine = [r for r in runs if (r.stage, r.settings) == (found.stage, found.settings)]
+    here = plain_estimate(sorted(mine, key=lambda r: r.repeat)[: found.process_count])
+    if found.failure is None and any(r.failure is not None for r in mine):
+        yield f"{name} has figures though one of its processes failed"
+    if (here is None) != (found.estimate is None):
+        yield f"{name} has {'no ' if here is not None else ''}figures, its processes differ"
+    elif here is not None and found.estimate is not None and not _are_close(found.estimate, here):
+        yield f"{name}: its processes give {format_estimate(here)}, the record says {format_estimate(found.estimate)}"
+
+
 def _families(
     spec: StudySpec, proof: FinalistResult, conclusion: ConclusionRecord, runs: Sequence[ConfirmRun]
 ) -> list[int]:
@@ -251,7 +315,16 @@ def _of_winner(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[F
     better = proof.verdict is Verdict.FASTER or (proof.stage == "recheck" and _is_better(spec, proof))
     if not better:
         yield f"the proof of {conclusion.settings} says {proof.verdict}, the conclusion that it wins"
-    yield from _of_figures(conclusion, proof.estimate)
+    after = {p.stage: p for p in proofs if p.stage in ONCE_MORE and p.settings == conclusion.settings}
+    for found in after.values():
+        if found.is_vetoed:
+            yield f"the {found.stage} of {conclusion.settings} speaks against it, the conclusion has it as the winner"
+    if proof.veto is not None:
+        yield f"the proof of {conclusion.settings} has a veto, the conclusion has it as the winner"
+    gain = after.get("gain")
+    if proof.goes_on is not None and proof.verdict is Verdict.FASTER and gain is None:
+        yield f"the gain of {conclusion.settings} was never measured in pairs that decide nothing"
+    yield from _of_figures(conclusion, gain.estimate if gain is not None else proof.estimate)
 
 
 def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:

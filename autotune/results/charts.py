@@ -28,7 +28,7 @@ class Mark:
         y_ends: Likewise of `y`.
         label: Shown beside it.
         detail: Shown when pointed at.
-        style: Class of the style sheet: faster, slower, same, unresolved, failed, floor.
+        style: Class of the style sheet: good, same, open, promising, unpromising, failed, floor.
     """
 
     x: float
@@ -121,12 +121,12 @@ def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
         body += _arm(x, row.x_ends, row.style, at_y=y)
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
-    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is faster)", "axis"))
+    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
     return _svg(parts, height, "intervals of all trials")
 
 
 def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
-    """Ratios of step time (upwards is slower) against something else, each with its intervals.
+    """Ratios of step time (upwards is more) against something else, each with its intervals.
 
     Args:
         points: What lies on top comes last.
@@ -244,9 +244,9 @@ def _vertical(x: _Scale, at: float, top: float, bottom: float, text: str) -> str
 
 
 def _mark(x: float, y: float, style: str, radius: float) -> str:
-    """A verdict's own shape: it is told without colour too."""
+    """A shape for each style: it is told without colour too."""
     r = radius
-    if style == "slower":
+    if style == "unpromising":
         return _rect(x - r, y - r, 2 * r, 2 * r, f"mark {style}")
     if style == "failed":
         cross = f"M{x - r:.1f} {y - r:.1f}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}"

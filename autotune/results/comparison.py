@@ -35,7 +35,7 @@ from autotune.results.rows import EffectRow, effect_rows
 from autotune.results.winner import workload_name
 from autotune.results.words import format_figures, spaced
 from autotune.rundir import Store
-from autotune.stats import Estimate, Verdict, judge
+from autotune.stats import Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -43,7 +43,10 @@ FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 """Fields that cannot stay the same when another is the axis."""
 
-_GOOD, _NOTHING, _BAD = ("in the winner", "faster"), ("dead", "no difference"), ("slower", "failed")
+_GOOD = ("in the winner", Verdict.FASTER)
+_NOTHING = ("dead", Verdict.NO_DIFFERENCE)
+_BAD = (Verdict.SLOWER, "failed")
+"""What is known of a setting: by a proof, its program or a failure. What trials promise is no such state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,20 +219,17 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
         elif row.how == "among others":
             figures = f"about {format_ratio(row.ratio)}"
         is_in = winner.get(row.setting) == row.value
-        state = "in the winner" if is_in else _state(row, store.spec.measure.smallest_effect)
+        state = "in the winner" if is_in else _state(row)
         found[f"{row.setting}={row.value}"] = (state, figures)
     return found
 
 
-def _state(row: EffectRow, sesoi: float) -> str:
+def _state(row: EffectRow) -> str:
     if row.is_dead or row.how == "same program":
         return "dead"
     if row.trials and row.failed == row.trials:
         return "failed"
-    if math.isnan(row.low):
-        return "unclear"
-    verdict = judge(Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0), sesoi=sesoi)
-    return "unclear" if verdict is Verdict.UNRESOLVED else str(verdict)
+    return row.finding if row.finding and row.finding != Verdict.UNRESOLVED else "unclear"
 
 
 def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:
@@ -242,9 +242,14 @@ def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.D
     return pd.DataFrame(rows, columns=[*states, "agreement"], index=index)
 
 
+def _kind(state: str) -> int | None:
+    """Whether a setting is good, does nothing or is bad; None if that is not known."""
+    return next((i for i, words in enumerate((_GOOD, _NOTHING, _BAD)) if state in words), None)
+
+
 def _agreement(found: Sequence[str]) -> str:
     """Whether the studies that resolved a setting say the same of it."""
-    kinds = [next((i for i, words in enumerate((_GOOD, _NOTHING, _BAD)) if s in words), None) for s in found]
+    kinds = list(map(_kind, found))
     known = [k for k in kinds if k is not None]
     if len(known) < 2:
         return ""
@@ -262,7 +267,7 @@ def _changes(
         there = ", ".join(facts[i + 1][f] for f in by) or b
         for setting in sorted(states[a].keys() & states[b].keys()):
             before, after = states[a][setting], states[b][setting]
-            if before[0] != after[0] and "unclear" not in (before[0], after[0]):
+            if before[0] != after[0] and None not in (_kind(before[0]), _kind(after[0])):
                 lines.append(
                     f"{setting}: {' '.join(before).strip()} with {here}, {' '.join(after).strip()} with {there}"
                 )
@@ -298,7 +303,7 @@ def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
     return [
         {
             **{str(k): str(v) for k, v in row.items()},
-            "agreement": Styled(row["agreement"], "slower" if row["agreement"] == "differ" else ""),
+            "agreement": Styled(row["agreement"], "bad" if row["agreement"] == "differ" else ""),
         }
         for row in table.settings.reset_index().to_dict("records")
     ]

@@ -41,7 +41,7 @@ _RESOURCES: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
 
 
 def _detail(row: TrialRow) -> str:
-    return f"trial {row.trial}: {row.settings}: {describe_trial(row.result)}"
+    return f"trial {row.trial}: {row.settings}: {describe_trial(row.result, row.outlook)}"
 
 
 def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
@@ -111,7 +111,7 @@ def front_chart(store: Store, front: Sequence[FrontRow], trials: Sequence[TrialR
     for row in front:
         across, up = row.ends[objective], row.ends[Objective.STEP_TIME]
         label, detail = str(row.trial), f"trial {row.trial}: {row.settings}"
-        style = "faster" if row.is_proven else "unresolved"
+        style = "good" if row.is_proven else "open"
         point = Mark(x=across[0], y=up[0], x_ends=across[1:], y_ends=up[1:], label=label, detail=detail, style=style)
         points.append(point)
     svg = charts.scatter(points, x_title=f"{objective.words} over the default's", x_format=format_ratio)

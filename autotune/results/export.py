@@ -17,6 +17,7 @@ from typing import Any
 from autotune.model import PREDICTED, AutotuneError, FlagSet, artefacts_of, dotted, plain
 from autotune.results.artefacts import loading_kernels, put_beside
 from autotune.results.carried import comment_line
+from autotune.results.losses import require_loss
 from autotune.results.winner import Winner, winner_of
 from autotune.results.words import evidence
 from autotune.rundir import Store
@@ -65,6 +66,7 @@ def render_export(
     even_predicted: bool = False,
     folder: Path | None = None,
     same_kernels: bool = False,
+    needs_loss: bool = False,
 ) -> str:
     """The winner of a run, or a set of its front, as text in one format; what it needs is put beside it.
 
@@ -76,11 +78,15 @@ def render_export(
             be judged; the text says so.
         folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
         same_kernels: Let it load the autotuner's results of its soak.
+        needs_loss: Refuse one whose loss was not compared with the default's.
 
     Raises:
-        AutotuneError: If there is no proven winner, or the format cannot carry one of its values.
+        AutotuneError: If there is no proven winner, or none whose loss was compared and that is needed, or the format
+            cannot carry one of its values.
     """
     winner = winner_of(store, trial, even_predicted=even_predicted)
+    if needs_loss:
+        require_loss(winner)
     if same_kernels:
         winner = loading_kernels(winner)
     text = render_winner(winner, form, folder)
@@ -203,6 +209,7 @@ def _k8s(winner: Winner, settings: FlagSet) -> str:
 def _json(winner: Winner, settings: FlagSet) -> str:
     data = {
         "environment": settings.to_environment(),
+        **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
         **({"options": winner.options} if winner.options else {}),
         "evidence": evidence(winner),
         "winner": json.loads(winner.model_dump_json(exclude_none=True)),
@@ -213,6 +220,8 @@ def _json(winner: Winner, settings: FlagSet) -> str:
 def _toml(winner: Winner, settings: FlagSet) -> str:
     """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
     text = _comments(winner)
+    if winner.loss is not None:
+        text += f"\nloss_checked = {json.dumps(bool(winner.loss.is_ok))}\n"
     own = settings.without(*settings.of_kind("option"))
     for title, table in (("baseline", dict(own)), ("environment", settings.to_environment())):
         text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
@@ -243,6 +252,8 @@ def _python(winner: Winner, settings: FlagSet) -> str:
     items = "".join(f"    {name!a}: {value!a},\n" for name, value in settings.to_environment().items())
     head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
     options = f"OPTIONS = {winner.options!a}\n" if winner.options else ""
+    if winner.loss is not None:
+        options = f"LOSS_CHECKED = {bool(winner.loss.is_ok)}\n{options}"
     return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{options}{_PYTHON_TAIL}"
 
 

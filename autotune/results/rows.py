@@ -25,17 +25,20 @@ from autotune.model import (
     front_estimates,
     front_points,
     proven_front,
+    retold,
 )
 from autotune.rundir import Store
-from autotune.stats import Estimate, Verdict
+from autotune.stats import Estimate, Outlook, Verdict, outlook_of
 
-STYLES = {
-    Verdict.FASTER: "faster",
-    Verdict.SLOWER: "slower",
+STYLES: Mapping[str, str] = {
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
     Verdict.NO_DIFFERENCE: "same",
-    Verdict.UNRESOLVED: "unresolved",
+    Verdict.UNRESOLVED: "open",
+    Outlook.PROMISING: "promising",
+    Outlook.NOT_PROMISING: "unpromising",
 }
-"""Classes of the style sheet."""
+"""Classes of the style sheet: of proofs, and of what two processes alone say."""
 
 Ends = tuple[float, float, float]
 """A ratio with the lower and the upper end of its interval, NaN where it has none."""
@@ -55,6 +58,7 @@ class TrialRow:
 
     Attributes:
         result: The record that it is made of; not a column.
+        outlook: Whether it is promising; a trial alone never says more. None without an interval.
         ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
         step_j: Energy of a step of the candidate, joules.
         work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
@@ -66,7 +70,7 @@ class TrialRow:
     trial: int = _at("number", None)
     origin: str = _at("origin")
     status: str = _at("status")
-    verdict: str | None = _at("comparison.verdict", None)
+    outlook: str | None = _at("outlook", None)  # by the study's smallest effect, see `trial_row`
     ratio: float = _at("comparison.estimate.ratio")
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
@@ -112,7 +116,7 @@ class TrialRow:
         """Class of the style sheet."""
         if self.failure is not None:
             return "failed"
-        return STYLES[Verdict(self.verdict)] if self.verdict else "same"
+        return STYLES[self.outlook] if self.outlook else "same"
 
     @property
     def over(self) -> str:
@@ -124,9 +128,11 @@ _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
 TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
-def trial_row(result: TrialResult) -> TrialRow:
-    """The one place where a trial's record becomes columns."""
+def trial_row(result: TrialResult, *, sesoi: float) -> TrialRow:
+    """The one place where a trial's record becomes columns; `sesoi` is the study's smallest effect of interest."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    outlook = result.outlook_at(sesoi=sesoi)
+    columns["outlook"] = str(outlook) if outlook is not None else None
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.comparison is None and result.is_the_default:
         columns["ratio"] = 1.0
@@ -145,7 +151,7 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Every trial, in the order of their ends."""
-    return [trial_row(r) for r in store.of(TrialResult)]
+    return [trial_row(r, sesoi=store.spec.measure.smallest_effect) for r in store.of(TrialResult)]
 
 
 def finalists(store: Store) -> list[FinalistResult]:
@@ -181,6 +187,8 @@ class EffectRow:
             ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
             program: it changes nothing), ``among others`` (median ratio of the trials with it over the median of
             those without: other settings are mixed in, no interval).
+        finding: What that says: the verdict of a proof for ``fresh processes``, else whether its interval promises a
+            gain, which it does not prove; empty without an interval.
         trials: How many had it.
         failed: How many of those have no number.
         is_dead: Whether a trial that had it was the reference's own program.
@@ -192,6 +200,7 @@ class EffectRow:
     low: float = math.nan
     high: float = math.nan
     how: str = ""
+    finding: str = ""
     trials: int
     failed: int
     is_dead: bool
@@ -206,18 +215,27 @@ def effect_rows(store: Store) -> list[EffectRow]:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult)}
-    proven = {f.settings: f.corrected for f in finalists(store) if f.corrected is not None}
-    return [_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs]
+    proven = {f.settings: f for f in finalists(store) if f.corrected is not None}
+    rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
+    return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]
+
+
+def _with_outlook(row: EffectRow, *, sesoi: float) -> EffectRow:
+    """What an interval promises, where no proof says more."""
+    if row.finding or math.isnan(row.low):
+        return row
+    estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
+    return replace(row, finding=str(outlook_of(estimate, sesoi=sesoi)))
 
 
 def _effect(
-    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: Estimate | None
+    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
 ) -> EffectRow:
     having = [r for r in results if r.settings.get(name) == value]
     failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
     row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
     if ablation is not None and ablation.settings.get(name) == value:
-        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
+        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {retold(ablation.reason)}")
         if ablation.comparison is not None:
             e = ablation.comparison.estimate
             high = 1 / e.low if e.low > 0 else math.inf
@@ -225,13 +243,14 @@ def _effect(
         if not ablation.kept:
             return replace(row, ratio=1.0, how="same program")
     alone = next((r for r in having if len(r.settings) == 1), None)
-    how = "fresh processes" if proof is not None else "alone"
-    if proof is None and alone is not None and alone.comparison is not None:
-        proof = alone.comparison.estimate
-    if proof is not None:
-        return replace(row, ratio=proof.ratio, low=proof.low, high=proof.high, how=how)
+    if proof is not None and (p := proof.corrected) is not None:
+        found = str(proof.verdict)
+        return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
+    if alone is not None and alone.comparison is not None:
+        e = alone.comparison.estimate
+        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
     if alone is not None and alone.failure is not None:
-        return replace(row, how=how, reason=f"failed: {alone.failure.kind}")
+        return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
     if row.is_dead:
         return replace(row, ratio=1.0, how="same program")
     mine = [x for r in having if (x := log_ratio_of(r)) is not None]
@@ -280,7 +299,7 @@ def front_rows(store: Store) -> list[FrontRow]:
         rows.append(FrontRow(trial=member.trial, settings=str(member.settings), is_proven=True, ends=proven))
     tried = {f.trial for f in judged}
     for point in front_points(store.of(TrialResult), wanted, floor.reference, tolerance=sesoi):
-        row = trial_row(point.result)
+        row = trial_row(point.result, sesoi=sesoi)
         if row.trial in tried:
             continue
         known = {

@@ -18,7 +18,7 @@ from autotune.model import (
     Objective,
     TrialResult,
     format_bytes,
-    format_change,
+    format_change_of,
     format_interval,
     format_joules,
     format_ratio,
@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 
-_COLOURS = {"faster": "bold green", "slower": "red", "same": "dim", "unresolved": "yellow", "failed": "magenta"}
+_COLOURS = {
+    "good": "bold green",
+    "bad": "red",
+    "same": "dim",
+    "open": "yellow",
+    "promising": "cyan",
+    "unpromising": "dim",
+    "failed": "magenta",
+}
 """Of the classes of the style sheet, on a terminal."""
 
 _LONGEST_SETTINGS = 120
@@ -60,12 +68,10 @@ def _table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
 
 
 def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
-    """Every trial's ratio with interval and verdict, the reference on top; energy where it is known."""
+    """Every trial's ratio with interval and outlook, then proofs with their verdicts; the reference on top."""
     energy = ["energy of a step"] if has_energy(trials) else []
-    columns = ["trial", "settings", "ratio", "95 % interval", "verdict", *energy]
-    table = _table(
-        f"{words.time_words(store)} over the default's (below 1 is faster)", columns, right=("trial", "ratio")
-    )
+    columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict", *energy]
+    table = _table(f"{words.time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
     if (floor := store.last(FloorResult)) is not None:
         found, noise = floor.comparison, floor.floor.estimate
         settings = f"(default), {format_seconds(found.reference_step_s)} a step; against itself:"
@@ -74,7 +80,7 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
         table.add_row("ref", settings, *cells, *joules)
     for r in trials:
         joules = [_energy_cell(r)] if energy else []
-        table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _verdict_cell(r), *joules)
+        table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules)
     for f in finalists(store):
         stage, e, c = words.STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
         ratio, interval, said, style = "-", "", "failed", "failed"
@@ -99,7 +105,7 @@ def _predicted_table(trials: Sequence[TrialRow]) -> Table:
             cells = [format_ratio(p.ratio), *map(format_seconds, (p.step_s, p.exposed_s)), format_bytes(p.peak_bytes)]
         said = Text("predicted", style="cyan")
         if r.failure is not None:
-            said = _verdict_cell(r)
+            said = _outlook_cell(r)
         elif r.same_as is not None:
             twin = "the default" if r.same_as == REFERENCE_NUMBER else f"trial {r.same_as}"
             said = Text(f"same program as {twin}", style="dim")
@@ -122,9 +128,9 @@ def _cut(result: TrialResult | FinalistResult) -> str:
     return words.shorten(result.settings, limit=_LONGEST_SETTINGS)
 
 
-def _verdict_cell(row: TrialRow) -> Text:
-    how = "" if row.verdict is None or row.mode == TURNS else f", {row.over}"
-    return Text(words.spaced(row.failure or row.verdict or row.status) + how, style=_COLOURS[row.style])
+def _outlook_cell(row: TrialRow) -> Text:
+    how = "" if row.outlook is None or row.mode == TURNS else f", {row.over}"
+    return Text(words.spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
 
 
 def _energy_cell(row: TrialRow) -> str:
@@ -148,14 +154,14 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
 
 
 def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
-    verdict = r.verdict if r.verdict and r.failure is None else words.describe_trial(r.result)
+    outlook = r.outlook if r.outlook and r.failure is None else words.describe_trial(r.result, r.outlook)
     row = {
         "trial": str(r.trial),
         "settings": r.settings,
         "by": r.origin,
         "ratio": _ratio_cell(r),
         "interval": _interval_cell(r),
-        "verdict": Styled(verdict, r.style),
+        "outlook": Styled(outlook, r.style),
         "over": r.over,
         "step": format_seconds(r.candidate_step_s),
         "compile": format_seconds(r.compile_s),
@@ -165,7 +171,7 @@ def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
     if (p := r.result.prediction) is not None and r.failure is None:
         row |= {
             "ratio": f"{format_ratio(p.ratio)} (predicted)",
-            "verdict": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
+            "outlook": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
             "step": f"{format_seconds(p.step_s)} (predicted)",
             "compile": format_seconds(p.compile_s),
             "memory": format_bytes(p.peak_bytes),
@@ -206,15 +212,15 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
     """Every value of every setting with the best evidence of what it does."""
     rows = []
     for r in effects:
-        style = "faster" if r.high < 1 else "slower" if r.low > 1 else "same"
         is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
         rows.append(
             {
                 "setting": f"{r.setting}={r.value}",
-                "ratio": Styled(format_ratio(r.ratio), style),
+                "ratio": Styled(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
                 "interval": format_interval(r.low, r.high) if has_interval else "",
-                "change": format_change(r.ratio) if is_known and r.ratio != 1.0 else "",
+                "change": format_change_of(r.ratio - 1.0) if is_known and r.ratio != 1.0 else "",
                 "seen": r.how,
+                "says": r.finding,
                 "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
                 "": r.reason or ("changes nothing in the program" if r.is_dead else ""),
             }
@@ -229,7 +235,7 @@ def front_cells(front: Sequence[FrontRow]) -> list[Row]:
             "trial": str(row.trial),
             **{o.words: words.format_figures(*ends) for o, ends in row.ends.items()},
             "settings": row.settings,
-            "": Styled("proven", "faster") if row.is_proven else Styled("not measured again", "unresolved"),
+            "": Styled("proven", "good") if row.is_proven else Styled("not measured again", "open"),
         }
         for row in front
     ]
@@ -262,7 +268,7 @@ def node_table(store: Store) -> list[Row]:
             "over the median lane's": format_ratio(n.ratio),
             "80 % of its measurements": format_interval(n.low, n.high),
             "trials": str(sum(t.by == n.lane for t in trials)),
-            "": Styled("slow" if n.is_slow else "", "slower"),
+            "": Styled("slow" if n.is_slow else "", "bad"),
         }
         for n in node_effects(store.of(FloorResult), trials)
     ]

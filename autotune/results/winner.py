@@ -47,6 +47,7 @@ from autotune.model import (
 )
 from autotune.results.audit import LAST_PROOFS, Evidence, disagreements, evidence_of, proof_digest
 from autotune.results.conditions import Conditions, conditions_of
+from autotune.results.losses import loss_of
 from autotune.results.soak_words import describe_soak
 from autotune.rundir import Store
 from autotune.stats import Estimate
@@ -112,7 +113,7 @@ class Winner(Record):
         others: Ratios of the objectives other than step time, of a study that had any.
         work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
         unit: What that counts, in one word.
-        loss: How its loss was compared with the default's, where its options differ; None for flags alone.
+        loss: How its loss was compared with the default's, or that it was not; None in files of older versions.
         proof: Of which records it is the winner; None in files of older versions, and where nothing is proven.
         kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
         loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
@@ -289,7 +290,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
             + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
         )
     winner = winner_at(store, recorded, trial)
-    if winner.loss is not None and not winner.loss.is_ok and not even_predicted:
+    if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_predicted):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
             "have it soaked (confirm.soak, run the same command again) with a program that tells its loss, or write it "
@@ -354,7 +355,7 @@ def _make_winner(
         others=next((f.others for f in reversed(proven) if f.others), None),
         work=work,
         unit=spec.workload.unit if work is not None else None,
-        loss=_loss_of(mine),
+        loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
         versions=facts.get("versions", {}),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
@@ -362,18 +363,6 @@ def _make_winner(
         proof=proof,
         kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
-
-
-def _loss_of(evidence: Sequence[Evidence]) -> LossCheck | None:
-    """The last word on the loss of a proven set; what only its first steps say of another batch is none."""
-    soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
-    first_steps = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
-    if soaked or not first_steps:
-        return soaked[-1] if soaked else None
-    found = next((check for check in first_steps if not check.is_ok), first_steps[-1])
-    if found.is_final or not found.is_ok:
-        return found
-    return found.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {found.words}"})
 
 
 def workload_name(spec: StudySpec) -> str:

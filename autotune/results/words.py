@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.model import (
     KERNELS,
+    LOSS_NOT_CHECKED,
     PREDICTED,
     PROFILE,
     TURNS,
@@ -38,9 +39,11 @@ from autotune.model import (
     format_seconds,
     format_share,
     plain,
+    retold,
 )
+from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
-from autotune.stats import Estimate
+from autotune.stats import Estimate, NoiseFloor
 
 if TYPE_CHECKING:
     from autotune.results.winner import Winner
@@ -124,6 +127,8 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
         f"speed-ups from about {format_share(floor.detectable)} can be found in one trial",
     ]
+    if floor.process_sd is not None:
+        lines[1] += f" ({_spreads(floor)})"
     if result.comparison.mode != TURNS:
         lines.append(
             "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
@@ -136,7 +141,11 @@ def describe_floor(result: FloorResult) -> list[str]:
             + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
             + f", of whole devices ({energy.source})"
         )
-    if not floor.is_honest:
+    if result.promise is not None:
+        lines.append(describe_promise(result.promise))
+    if floor.process_sd is not None and not floor.is_honest:
+        lines.append(_DIFFERENT)
+    elif not floor.is_honest:
         lines.append(
             "two equal processes differ here by more than their own interval says: a trial alone can't be believed on "
             "this machine now; the proof in fresh processes can"
@@ -144,11 +153,30 @@ def describe_floor(result: FloorResult) -> list[str]:
     return lines
 
 
+_DIFFERENT = (
+    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a "
+    "trial's interval includes that spread, and only a proof in several fresh processes narrows it"
+)
+
+
+def _spreads(floor: NoiseFloor) -> str:
+    """What a process and a pair of blocks spread by, as standard deviations."""
+    of_process, of_pair = (f"{(sd or 0.0) * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
+    if not floor.within_sd:
+        return f"standard deviation of a fresh run {of_process}"
+    return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
+
+
 # ---------------------------------------------------------------------- trials
 
 
-def describe_trial(result: TrialResult) -> str:
-    """A trial's result in words."""
+def describe_trial(result: TrialResult, outlook: str | None) -> str:
+    """A trial's result in words.
+
+    Args:
+        result: Its record.
+        outlook: What its figures promise, see `TrialResult.outlook_at`.
+    """
     if result.failure is not None:
         return _describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -162,9 +190,11 @@ def describe_trial(result: TrialResult) -> str:
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
+    if result.loss is not None and result.loss.is_ok is None:
+        suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {found.verdict}, {found.stopped}{suffix}"
+    return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
 
 
 def _describe_failure(failure: Failure, where: str) -> str:
@@ -241,7 +271,7 @@ def describe_standing(store: Store, state: str) -> str:
     if not store.spec.is_predicted:
         found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
         best = min(found, key=lambda e: e.ratio, default=None)
-        so_far = "nothing beats the default so far"
+        so_far = "nothing is promising so far"
         if best is not None and best.ratio < 1:
             so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials
@@ -266,7 +296,8 @@ def warning_lines(store: Store) -> list[str]:
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
             )
         if not floor.floor.is_honest:
-            found.append("two equal processes differ here by more than their interval says: believe proofs only")
+            of_old = "two equal processes differ here by more than their interval says: believe proofs only"
+            found.append(of_old if floor.floor.process_sd is None else _DIFFERENT)
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
@@ -304,7 +335,8 @@ def evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok else 'NOT PROVEN: '}{winner.loss.words}")
+        is_told = winner.loss.is_ok or winner.loss.is_silent
+        lines.append(f"loss: {'' if is_told else 'NOT PROVEN: '}{winner.loss.words}")
     for name, digest in artefacts_of(winner.in_force).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
     if winner.kernels is not None and not winner.loads_kernels:

@@ -6,9 +6,10 @@ from autotune.rundir.artefacts import (
     artefacts_for,
     in_force,
     place_artefacts,
+    plain_content,
     read_artefacts,
 )
-from autotune.rundir.files import append_synced, cannot_write, cut_torn_line, is_fault_of_disk, write_atomically
+from autotune.rundir.files import cannot_write, is_fault_of_disk, write_atomically
 from autotune.rundir.folders import Folders
 from autotune.rundir.fsck import RunCheck, check_run, mend_run
 from autotune.rundir.lock import is_held, unlock

@@ -63,13 +63,13 @@ def why_not_whole(path: Path, digest: str) -> str | None:
         digest: SHA-256 of what it should hold.
     """
     try:
-        got = digest_of(_plain_content(path))
+        got = digest_of(plain_content(path))
     except OSError as error:
         return "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror).lower()
     return None if got == digest else f"it holds something else (SHA-256 {got[:12]})"
 
 
-def _plain_content(path: Path) -> bytes:
+def plain_content(path: Path) -> bytes:
     """What a plain file holds; a link is not followed, and nothing that could wait for ever is opened.
 
     Raises:
@@ -122,7 +122,7 @@ def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
     in_force(settings, folder)
     found = []
     for name, digest in artefacts_of(settings).items():
-        artefact = Artefact.of(name, _plain_content(folder / file_name(name, digest)))
+        artefact = Artefact.of(name, plain_content(folder / file_name(name, digest)))
         if artefact.digest != digest:
             raise AutotuneError(f"{folder / artefact.file_name} must stay as it is while it is read but was changed")
         found.append(artefact)

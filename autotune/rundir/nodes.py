@@ -1,6 +1,6 @@
 """Several lanes, each with its own reference: are they alike, and which of them is slow?
 
-A verdict compares a candidate with the reference of its own lane, so that a slow node makes both slow alike and
+A trial compares a candidate with the reference of its own lane, so that a slow node makes both slow alike and
 plays no part. What is found here is only shown.
 """
 

@@ -1,14 +1,24 @@
 """Numbers in, numbers out."""
 
 from autotune.stats.estimates import (
-    REFERENCE, Decision, Estimate, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
-    estimate_sandwiches, judge, processes_to_settle,
+    REFERENCE, Decision, Estimate, Outlook, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
+    estimate_sandwiches, judge, outlook_of, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.leak import find_leak, memory_growth
-from autotune.stats.loss_check import compare_traces, largest_drift, rounding_of
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.stats.simulate import NOISE_MODELS, Machine, NoiseModel, Process
+from autotune.stats.loss_check import (
+    LossSpread, StepLoss, Trace, compare_traces, first_steps, largest_drift, relative_difference,
+    rounding_of, spread_between,
+)  # fmt: skip
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
+from autotune.stats.alone import look_alone
+from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
+from autotune.stats.sizes import DEFAULT_PROOF_SIZE, STARTS, pairs_in_process, proof_size
+from autotune.stats.proof_design import (
+    CLAIM, HURDLE, allot, candidate_weights, gain_pairs, pairs_to_find, smallest_gain, study_power,
+)  # fmt: skip
+from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, look
+from autotune.stats.simulate import Machine, Process
 from autotune.stats.total_time import (
     Stalls, TotalTime, add_stalls, find_stalls, growing_step, segments, slower_run, slower_total, stalled_total,
     compare_totals,

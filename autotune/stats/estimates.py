@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import NormalDist
 
@@ -30,9 +30,12 @@ DEFAULT_SESOI = 0.005
 
 _NORMAL = NormalDist()
 
+NARROWEST = 1.05
+"""A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
+
 
 class Verdict(StrEnum):
-    """What an interval says about a candidate."""
+    """What an interval over fresh processes says about a candidate: the words of proofs, and of nothing else."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -40,12 +43,19 @@ class Verdict(StrEnum):
     UNRESOLVED = "unresolved"
 
 
+class Outlook(StrEnum):
+    """What a trial says about a candidate: its interval is about two processes, so it proves nothing."""
+
+    PROMISING = "promising"
+    NOT_PROMISING = "not promising"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A ratio of step times with its interval.
 
     Attributes:
-        ratio: Candidate / reference step time; below 1 is faster.
+        ratio: Candidate / reference step time; below 1 is a gain.
         low: Lower end of the interval, 0 when the data are too few for the level.
         high: Upper end of the interval, infinite when the data are too few for the level.
         level: Coverage the interval claims; over all looks together for a sequential estimate.
@@ -91,6 +101,12 @@ def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
     return Verdict.UNRESOLVED
 
 
+def outlook_of(estimate: Estimate, *, sesoi: float) -> Outlook:
+    """Whether a trial is worth a proof: its ratio is below 1, and its interval leaves room for an effect."""
+    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - sesoi
+    return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
+
+
 # --- one process pair -----------------------------------------------------------------------------------
 
 
@@ -107,6 +123,20 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAU
     values = finite(log_ratios, least=1)
     ratio, low, high = np.exp(hodges_lehmann(values, level=level))
     return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
+
+
+def widen(estimate: Estimate, spread: float) -> Estimate:
+    """The same ratio with an interval that also holds what one pair of equal processes may differ by.
+
+    Args:
+        estimate: Of one pair of processes.
+        spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it is.
+    """
+    if spread <= 0.0 or estimate.low <= 0.0 or math.isinf(estimate.high):
+        return estimate
+    below, above = math.log(estimate.ratio / estimate.low), math.log(estimate.high / estimate.ratio)
+    low = estimate.ratio * math.exp(-math.hypot(below, spread))
+    return replace(estimate, low=low, high=estimate.ratio * math.exp(math.hypot(above, spread)))
 
 
 # --- looking often --------------------------------------------------------------------------------------
@@ -193,6 +223,7 @@ def decide(
     *,
     sesoi: float = DEFAULT_SESOI,
     incumbent: Estimate | None = None,
+    spread: float = 0.0,
 ) -> Decision:
     """Decides after a look whether a trial goes on.
 
@@ -202,8 +233,10 @@ def decide(
         sesoi: Smallest effect of interest.
         incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while
             there is none. None when the candidate's verdict is wanted whatever it is.
+        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): it is in the interval,
+            and no further pair of blocks takes it out.
     """
-    estimate = plan.estimate(log_ratios)
+    estimate = widen(plan.estimate(log_ratios), spread)
     verdict = judge(estimate, sesoi=sesoi)
 
     def decision(stop: bool, reason: str) -> Decision:
@@ -212,15 +245,17 @@ def decide(
     if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
         return decision(False, "between two looks")
     if verdict is not Verdict.UNRESOLVED:
-        return decision(True, f"verdict reached: {verdict}")
+        return decision(True, "its interval is narrow enough")
     if incumbent is not None:
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - sesoi:
-                return decision(True, f"surely not faster than {name} by {sesoi:.1%} or more")
+                return decision(True, f"surely no gain of {sesoi:.1%} or more over {name}")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
+    if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
+        return decision(True, f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}")
     return decision(False, "not decided yet")
 
 
@@ -272,26 +307,6 @@ def confirm(
         family=family,
         process_sd=float(np.std(values, ddof=1)),
     )
-
-
-def processes_to_settle(process_log_ratios: Sequence[float], *, sesoi: float, most: int = 100) -> int | None:
-    """Fresh pairs of processes with which an effect like this one would be proven, half of the time.
-
-    Args:
-        process_log_ratios: log of each process pair's own estimate, at least two.
-        sesoi: Smallest effect of interest.
-        most: Largest number that is worth saying.
-
-    Returns:
-        The number; None if the effect is too small, or would need more than `most`.
-    """
-    values = finite(process_log_ratios, least=2)
-    gap = math.log(1.0 - sesoi) - float(np.mean(values))
-    spread = float(np.std(values, ddof=1))
-    for count in range(len(values), most + 1):
-        if student_quantile(1.0 - DEFAULT_LEVEL, count - 1) * spread / math.sqrt(count) < gap:
-            return count
-    return None
 
 
 def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:

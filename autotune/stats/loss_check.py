@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+LOSS, GRAD_NORM = "loss", "gradient norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,135 @@ Narrow products are summed in float32 and their errors average out; float32's ow
 later, bfloat16 1.2e-4, 1.1e-3 within 5 steps and 7e-3 within 20; gradient norms 2 to 10 times that.
 """
 _GRAD_NORM_FACTOR = 4.0
-_AA_MARGIN = 4.0
+MARGIN = 4.0
+"""How many times the largest difference seen among references a candidate may be off: they are few."""
+
+AHEAD = 2
+"""References are looked at up to this many times the step: their differences grow, now sooner, now later.
+
+Of simulated sets in another rounding 2 to 11 % were called wrong with references up to the same step, at most 0.2 % so
+(docs/loss.md).
+"""
+
+MOST_TOLERANCE = 0.25
+"""Past this, a difference is no rounding, unless references themselves were seen so far apart."""
+
+_STEEPEST = 2.0
+"""Power of the step with which differences are taken to grow, at most, past the last step that references told."""
+
+
+class StepLoss(NamedTuple):
+    """What one process told of one step: its loss, and the global gradient norm if it is known."""
+
+    loss: float
+    grad_norm: float | None = None
+
+
+Trace = Mapping[int, StepLoss]
+"""What one process told, by step, counted from 0 since it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpread:
+    """How far references that do the same lie apart, by step: several processes, and one in another rounding.
+
+    Attributes:
+        steps: Steps, ascending, at which they were compared.
+        losses: Largest relative difference of their losses at or before each of these steps.
+        norms: Likewise of their gradient norms.
+        is_rounded: Whether one in another rounding was among them, and differed: if not, nothing was seen of what
+            rounding does, and arithmetic alone says what it may.
+    """
+
+    steps: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    norms: tuple[float, ...] = ()
+    is_rounded: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what no references show; a record may have been edited.
+
+        Raises:
+            ValueError: If steps do not ascend, or differences are not finite, below 0, or fall.
+        """
+        if not len(self.steps) == len(self.losses) == len(self.norms):
+            raise ValueError("a spread of losses must have a difference for each step")
+        if list(self.steps) != sorted(set(self.steps)) or any(s < 0 for s in self.steps):
+            raise ValueError(f"steps of a spread of losses must ascend from 0 on but are {self.steps}")
+        for values in (self.losses, self.norms):
+            rises = all(a <= b for a, b in itertools.pairwise((0.0, *values)))
+            if not rises or not all(map(math.isfinite, values)):
+                raise ValueError(f"differences of a spread of losses must be finite and never fall but are {values}")
+
+    def seen(self, step: int, quantity: str = LOSS) -> float:
+        """The largest relative difference among references at or before a step.
+
+        Between two steps that they told it is interpolated. Past the last one it grows on as over the last half of
+        them: at least in proportion to the step, at most with its square.
+        """
+        values = self.losses if quantity == LOSS else self.norms
+        if not values:
+            return 0.0
+        last = self.steps[-1]
+        if step <= last or last == 0:
+            return float(np.interp(step, self.steps, values))
+        middle = float(np.interp(last / 2, self.steps, values))
+        power = math.log2(values[-1] / middle) if middle > 0 else 1.0
+        return values[-1] * math.pow(step / last, min(max(power, 1.0), _STEEPEST))
+
+    def tolerance(self, step: int, *, dtype: str, quantity: str = LOSS) -> float:
+        """How far a candidate may be off at a step, relative to the reference; always finite.
+
+        `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in `dtype` may cause
+        at the first step. Where no reference in another rounding was seen, that is taken to add up step by step.
+        """
+        rounding = rounding_of(dtype) * (_GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0)
+        seen = MARGIN * self.seen(AHEAD * step, quantity)
+        found = max(rounding, seen) if self.is_rounded else seen + (step + 1) * rounding
+        told = MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
+        return min(found, max(MOST_TOLERANCE, told))
+
+    def joined(self, other: LossSpread) -> LossSpread:
+        """Both together."""
+        found = dict.fromkeys((*self.steps, *other.steps), (0.0, 0.0))
+        for spread in (self, other):
+            for step, loss, norm in zip(spread.steps, spread.losses, spread.norms, strict=True):
+                found[step] = (max(found[step][0], loss), max(found[step][1], norm))
+        return _spread(found, is_rounded=self.is_rounded or other.is_rounded)
+
+
+def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> LossSpread:
+    """What two references say of each other.
+
+    Args:
+        first: Of one reference.
+        second: Of another process of it.
+        is_rounded: The second one ran in another rounding; if it never differs, nothing was seen of that.
+
+    Raises:
+        ValueError: If something told is not finite.
+    """
+    found = {}
+    for step in set(first) & set(second):
+        one, other = first[step], second[step]
+        norm = 0.0
+        if one.grad_norm is not None and other.grad_norm is not None:
+            norm = relative_difference(one.grad_norm, other.grad_norm)
+        found[step] = (relative_difference(one.loss, other.loss), norm)
+    return _spread(found, is_rounded=is_rounded and any(loss > 0 for loss, _ in found.values()))
+
+
+def _spread(found: Mapping[int, tuple[float, float]], *, is_rounded: bool) -> LossSpread:
+    """A spread from the differences of loss and gradient norm by step."""
+    steps = sorted(found)
+    losses, norms = (tuple(itertools.accumulate((found[s][i] for s in steps), max)) for i in (0, 1))
+    return LossSpread(steps=tuple(steps), losses=losses, norms=norms, is_rounded=is_rounded)
+
+
+def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[int, StepLoss]:
+    """The trace of a process's first steps."""
+    norms = itertools.chain(grad_norms, itertools.repeat(None))
+    return {step: StepLoss(loss, norm) for step, (loss, norm) in enumerate(zip(losses, norms, strict=False))}
 
 
 def rounding_of(dtype: str) -> float:
@@ -61,57 +195,46 @@ def rounding_of(dtype: str) -> float:
     return _LOSS_TOLERANCE[dtype]
 
 
-def compare_traces(
-    reference_losses: Sequence[float],
-    candidate_losses: Sequence[float],
-    reference_grad_norms: Sequence[float],
-    candidate_grad_norms: Sequence[float],
-    *,
-    aa_tolerance: float,
-    dtype: str,
-) -> TraceCheck:
-    """Compares loss and global gradient norm over the first steps, same seed and data.
-
-    The tolerance at step i is 4 * `aa_tolerance` + (i + 1) * r for the loss, r being what rounding in `dtype`
-    may cause at the first step, and + 4 (i + 1) * r for the gradient norm: rounding differences feed back
-    through the parameters and grow.
+def compare_traces(reference: Trace, candidate: Trace, *, spread: LossSpread, dtype: str) -> TraceCheck:
+    """Compares loss and global gradient norm at every step that the reference tells; same seed and data.
 
     Args:
-        reference_losses: Loss at each step, finite.
-        candidate_losses: The same under the candidate's flags; any NaN or infinity is a failure.
-        reference_grad_norms: Global gradient norm at each step, finite.
-        candidate_grad_norms: The same under the candidate's flags.
-        aa_tolerance: Largest relative difference seen between two runs of the reference (`largest_drift`).
+        reference: Finite at every step.
+        candidate: What it told: it must have told as much, and any NaN or infinity is a failure.
+        spread: How far references are apart.
         dtype: Arithmetic of the matrix products: float32, bfloat16, float16, float64, or tensorfloat32, which is
             what float32 products are by default on NVIDIA GPUs.
+
+    Raises:
+        ValueError: If the reference tells something that is not finite, or `dtype` is not known.
     """
-    rounding = rounding_of(dtype)
-    traces = (
-        ("loss", 1.0, reference_losses, candidate_losses),
-        ("gradient norm", _GRAD_NORM_FACTOR, reference_grad_norms, candidate_grad_norms),
-    )
-    if not all(math.isfinite(value) for _, _, reference, _ in traces for value in reference):
-        raise ValueError("the reference's own loss or gradient norm is not finite: mend the workload first")
+    rounding_of(dtype)
     largest = 0.0
-    for step in range(max(len(reference_losses), len(reference_grad_norms))):
-        for quantity, factor, reference, candidate in traces:
-            if step >= len(reference):
-                continue
-            tolerance = _AA_MARGIN * aa_tolerance + factor * (step + 1) * rounding
-            got = candidate[step] if step < len(candidate) else None
-            difference = math.inf if got is None else relative_difference(reference[step], got)
+    for step in sorted(reference):
+        for quantity, expected, got in _told(reference[step], candidate.get(step)):
+            if not math.isfinite(expected):
+                raise ValueError(f"a reference's {quantity} must be finite but is {expected} at step {step}")
+            tolerance = spread.tolerance(step, dtype=dtype, quantity=quantity)
+            difference = math.inf if got is None else relative_difference(expected, got)
             largest = max(largest, difference)
             if difference > tolerance:
                 return TraceCheck(
                     is_ok=False,
                     step=step,
                     quantity=quantity,
-                    expected=reference[step],
+                    expected=expected,
                     got=got,
                     tolerance=tolerance,
                     largest_difference=largest,
                 )
     return TraceCheck(is_ok=True, largest_difference=largest)
+
+
+def _told(reference: StepLoss, candidate: StepLoss | None) -> Iterator[tuple[str, float, float | None]]:
+    """What is to be compared at one step: the quantity, and what both had there."""
+    yield LOSS, reference.loss, candidate.loss if candidate is not None else None
+    if reference.grad_norm is not None:
+        yield GRAD_NORM, reference.grad_norm, candidate.grad_norm if candidate is not None else None
 
 
 def largest_drift(first: Sequence[float], second: Sequence[float]) -> float:

@@ -2,74 +2,21 @@
 
 Stands in for hardware where the true ratio must be known: tests, `benchmarks/truth.py`, replayed studies.
 All noise is multiplicative. What slows the machine hits whichever process runs at that moment; what belongs
-to a process stays with it. One implementation serves a single machine (`shape=()`) and many at once.
+to a process stays with it; what comes of company depends on who lies idle beside the one that runs, and who ran last.
+One implementation serves a single machine (`shape=()`) and many at once.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from autotune.stats.noise_models import NoiseModel
+
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseModel:
-    """Sizes of the noise, in logs of step time (0.01 is about 1 %), and lengths in steps.
-
-    Attributes:
-        white_sd: Independent noise of every step.
-        drift: Slow-down per 1000 steps of the machine.
-        wander_sd: Stationary spread of the machine's own first-order autoregressive wander.
-        wander_steps: Its correlation length.
-        burst_share: Share of time in which another load holds a core.
-        burst_steps: Mean length of such a burst.
-        burst_cost: Slow-down inside a burst.
-        outlier_share: Share of steps hit by a single hiccup.
-        outlier_cost: Mean size of a hiccup (exponential).
-        process_sd: Constant effect of each process, drawn when it starts.
-        own_wander_sd: Wander that belongs to one process and not to the machine: turns cannot cancel it.
-        own_wander_steps: Its correlation length.
-    """
-
-    white_sd: float = 0.01
-    drift: float = 0.0
-    wander_sd: float = 0.0
-    wander_steps: float = 30.0
-    burst_share: float = 0.0
-    burst_steps: float = 20.0
-    burst_cost: float = 0.0
-    outlier_share: float = 0.0
-    outlier_cost: float = 0.0
-    process_sd: float = 0.0
-    own_wander_sd: float = 0.0
-    own_wander_steps: float = 100.0
-
-
-NOISE_MODELS = {
-    "quiet": NoiseModel(white_sd=0.004, process_sd=0.001),
-    "white": NoiseModel(white_sd=0.06),
-    "drift": NoiseModel(white_sd=0.03, drift=0.5, process_sd=0.003),
-    "bursts": NoiseModel(white_sd=0.03, burst_share=0.3, burst_steps=12.0, burst_cost=0.4, process_sd=0.003),
-    "outliers": NoiseModel(white_sd=0.03, outlier_share=0.05, outlier_cost=0.5, process_sd=0.003),
-    "correlated": NoiseModel(white_sd=0.02, wander_sd=0.10, wander_steps=20.0, process_sd=0.003),
-    "processes": NoiseModel(white_sd=0.03, process_sd=0.01),
-    "everything": NoiseModel(
-        white_sd=0.04,
-        drift=0.1,
-        wander_sd=0.05,
-        burst_share=0.2,
-        burst_cost=0.3,
-        outlier_share=0.02,
-        outlier_cost=0.4,
-        process_sd=0.005,
-    ),
-    "own wander": NoiseModel(white_sd=0.03, own_wander_sd=0.01, process_sd=0.003),
-}
-"""Named machines, at levels like those seen on a shared 2-core host and on a quiet GPU."""
+Bools = npt.NDArray[np.bool_]
 
 
 class _Wander:
@@ -91,28 +38,51 @@ class _Wander:
 
 
 class Machine:
-    """One machine, or `shape` many independent ones, whose time goes on with every step that runs on it."""
+    """One machine, or `shape` many independent ones, whose time goes on with every step that runs on it.
+
+    Attributes:
+        candidates: Processes of candidates that are alive on it.
+        last: Whose block ran last since a process was started.
+    """
 
     def __init__(self, model: NoiseModel, rng: np.random.Generator, shape: tuple[int, ...] = ()) -> None:
         self.model = model
         self.rng = rng
         self.shape = shape
+        self.candidates: list[Process] = []
+        self.last: Process | None = None
         self._done = 0
         self._wander = _Wander(model.wander_sd, model.wander_steps, rng, shape)
         self._in_burst = rng.random(shape) < model.burst_share
+        self.rest()
+
+    def rest(self) -> None:
+        """Nothing runs for a while, as when a process is started: it cools down, and bursts go on elsewhere."""
+        self.last = None
+        self._blocks, self._warm = 0, 0
+        self._phase: Floats | None = None  # drawn with the next block, so that two may be started at once
 
     def slowness(self, count: int) -> Floats:
-        """Logs of the slow-down of the next `count` steps, `[*shape, count]`."""
+        """Logs of the slow-down of a block, the next `count` steps, `[*shape, count]`."""
         model, rng, shape = self.model, self.rng, (*self.shape, count)
         slow = model.white_sd * rng.standard_normal(shape)
-        slow += model.drift / 1000.0 * np.arange(self._done, self._done + count)
-        self._done += count
+        if model.drift:
+            slow += model.drift / 1000.0 * np.arange(self._done, self._done + count)
         if model.wander_sd:
             slow += self._wander.steps(count)
         if model.outlier_share:
             slow += (rng.random(shape) < model.outlier_share) * rng.exponential(model.outlier_cost, shape)
         if model.burst_share:
             slow += model.burst_cost * self._bursts(count)
+        if model.period_steps:
+            slow += model.period_cost * self._regular_bursts(count)
+        if model.ramp_cost:
+            slow += model.ramp_cost * -np.expm1(-np.arange(self._warm, self._warm + count) / model.ramp_steps)
+        if model.position_cost:
+            slow += model.position_cost * (self._blocks % 2)
+        self._done += count
+        self._warm += count
+        self._blocks += 1
         return slow
 
     def _bursts(self, count: int) -> Floats:
@@ -124,33 +94,74 @@ class Machine:
             on[step] = self._in_burst
         return np.moveaxis(on, 0, -1)
 
+    def _regular_bursts(self, count: int) -> Bools:
+        if self._phase is None:
+            self._phase = np.asarray(self.model.period_steps * self.rng.random(self.shape))
+        at = self._phase[..., None] + np.arange(self._warm, self._warm + count)
+        return np.asarray(at % self.model.period_steps < self.model.period_burst_steps)
+
+    def company(self, process: Process) -> float:
+        """Log of the slow-down of a block of `process` that comes of the others here; it is then the last that ran."""
+        model, cost = self.model, 0.0
+        if model.idle_cost and any(other is not process for other in self.candidates):
+            cost += model.idle_cost
+        if model.memory_cost and self.last is not None and self.last is not process and self.last.is_candidate:
+            cost += model.memory_cost
+        self.last = process
+        return cost
+
 
 class Process:
-    """A worker on the machine: its true step time, its constant effect and its own wander.
+    """A worker on the machine: its true step time, its constant effect, its own wander and its stalls.
 
     Args:
-        machine: Where it runs.
+        machine: Where it runs; it rests until the process is there.
         step_s: Its true step time, seconds.
         rng: What is its own is drawn from here; default: the machine's, in the order in which processes are made.
+        is_candidate: Whether what only candidates suffer, and make others suffer, is its lot.
     """
 
-    def __init__(self, machine: Machine, *, step_s: float = 1.0, rng: np.random.Generator | None = None) -> None:
-        model = machine.model
-        rng = rng or machine.rng
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        step_s: float = 1.0,
+        rng: np.random.Generator | None = None,
+        is_candidate: bool = False,
+    ) -> None:
+        model, shape = machine.model, machine.shape
+        self._rng = rng = rng or machine.rng
         self.machine = machine
-        self._log_step = math.log(step_s) + model.process_sd * rng.standard_normal(machine.shape)
-        self._wander = (
-            _Wander(model.own_wander_sd, model.own_wander_steps, rng, machine.shape) if model.own_wander_sd else None
-        )
+        self.is_candidate = is_candidate
+        self._log_step = math.log(step_s) + model.process_sd * rng.standard_normal(shape)
+        self._wander = _Wander(model.own_wander_sd, model.own_wander_steps, rng, shape) if model.own_wander_sd else None
+        if model.tail_share:
+            size = rng.uniform(model.tail_least, model.tail_most, shape)
+            self._log_step = self._log_step + size * (rng.random(shape) < model.tail_share)
+        if model.fault_share and is_candidate:
+            self._log_step = self._log_step + model.fault_cost * (rng.random(shape) < model.fault_share)
+        self._stall_share = model.stall_share + (model.candidate_stall_share if is_candidate else 0.0)
+        machine.rest()
+        if is_candidate:
+            machine.candidates.append(self)
 
     def run_block(self, count: int) -> Floats:
-        """Durations of the next `count` steps when this process runs alone, in seconds, `[*shape, count]`."""
-        return np.exp(self.machine.slowness(count) + self.own(count))
+        """Durations of the next `count` steps while the others here are idle, in seconds, `[*shape, count]`."""
+        return np.exp(self.machine.slowness(count) + self.own(count) + self.machine.company(self))
 
     def own(self, count: int) -> Floats:
         """Logs of what belongs to the process in its next `count` steps, `[*shape, count]`."""
-        mine = np.repeat(np.asarray(self._log_step)[..., None], count, axis=-1)
-        return mine if self._wander is None else mine + self._wander.steps(count)
+        mine = np.asarray(self._log_step)[..., None] + np.zeros(count)
+        if self._wander is not None:
+            mine += self._wander.steps(count)
+        if self._stall_share:
+            mine += math.log1p(self.machine.model.stall_steps) * (self._rng.random(mine.shape) < self._stall_share)
+        return mine
+
+    def close(self) -> None:
+        """Leaves the machine; safe to call twice."""
+        if self in self.machine.candidates:
+            self.machine.candidates.remove(self)
 
 
 def run_pairs(
@@ -163,15 +174,27 @@ def run_pairs(
         and whether the candidate went first, `[*shape, pairs]`.
     """
     machine = reference.machine
-    reference_s, candidate_s, order = [], [], []
+    reference_s, candidate_s = [], []
+    order: list[Bools] = []
     for _ in range(pairs):
         first, second = machine.slowness(block_steps), machine.slowness(block_steps)
-        candidate_first = machine.rng.random(machine.shape) < 0.5
-        swap = np.asarray(candidate_first)[..., None]
-        reference_s.append(np.exp(np.where(swap, second, first) + reference.own(block_steps)))
-        candidate_s.append(np.exp(np.where(swap, first, second) + candidate.own(block_steps)))
+        candidate_first = np.asarray(machine.rng.random(machine.shape) < 0.5)
+        # Who ran last is told of each of many machines: the end of the pair before, or the other one of this pair.
+        candidate_before = candidate_first | (~order[-1] if order else False)
+        reference_before = ~candidate_first | (order[-1] if order else False)
+        swap = candidate_first[..., None]
+        slow = np.where(swap, second, first) + _turn_cost(candidate, candidate_before)[..., None]
+        reference_s.append(np.exp(slow + reference.own(block_steps)))
+        slow = np.where(swap, first, second) + _turn_cost(reference, reference_before)[..., None]
+        candidate_s.append(np.exp(slow + candidate.own(block_steps)))
         order.append(candidate_first)
     return np.stack(reference_s, axis=-2), np.stack(candidate_s, axis=-2), np.stack(order, axis=-1)
+
+
+def _turn_cost(other: Process, was_before: Bools) -> Floats:
+    """Log of the slow-down of a block for the company of `other`, which is idle and may have run just before."""
+    model = other.machine.model
+    return np.asarray(other.is_candidate * (model.idle_cost + model.memory_cost * was_before))
 
 
 def log_ratios(reference_s: Floats, candidate_s: Floats) -> Floats:

@@ -10,15 +10,35 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.model import Arm, FlagSet, LaunchError, Pair, WorkerReport, WorkPerStep, block_step_s, log_ratio
-from autotune.stats import Estimate, NoiseFloor, Sandwich, SequentialPlan, estimate_pairs, estimate_sandwiches
-from autotune.study.bench import ReferenceFailed
-from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, make_comparison
+from autotune.model import (
+    Arm,
+    FailureKind,
+    FlagSet,
+    LaunchError,
+    Pair,
+    WorkerReport,
+    WorkPerStep,
+    block_step_s,
+    log_ratio,
+)
+from autotune.stats import (
+    Estimate,
+    NoiseFloor,
+    Sandwich,
+    SequentialPlan,
+    estimate_pairs,
+    estimate_sandwiches,
+    spread_of,
+)
+from autotune.study.bench import Bench, ReferenceFailed
+from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
@@ -29,17 +49,28 @@ LARGEST_GAP = 0.1
 
 
 class Run(NamedTuple):
-    """One fresh run: its report, the duration of each step in seconds, and the joules drawn if they are known."""
+    """One fresh run: its report, seconds of each step, the joules drawn if they are known, and what it told."""
 
     report: WorkerReport
     times_s: tuple[float, ...]
     joules: float | None
+    trace: LossTrace
 
 
 class OneAtATime(Comparer):
-    """Fresh runs, one after the other; nothing else of the bench may be running."""
+    """Fresh runs, one after the other; nothing else of the bench may be running.
+
+    Args:
+        bench: Where.
+        blocks: Length of a run, in blocks of turns, where the program waits for its turns.
+    """
 
     mode = SANDWICH
+
+    def __init__(self, bench: Bench, *, blocks: int = 1) -> None:
+        super().__init__(bench)
+        self._blocks = blocks
+        self._run_steps: int | None = None
 
     def _compare(
         self,
@@ -59,6 +90,8 @@ class OneAtATime(Comparer):
         def add(first: Arm, reference: Run, middle: Run) -> None:
             pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
             bench.desk.pair(folder, pairs[-1], work)
+            if inspect is not None:
+                bench.hold_to((base, candidate), (reference.report, middle.report), pairs[-1].loss)
 
         for _ in range(bench.spec.measure.sandwiches):
             before = self._run_reference(base, folder)
@@ -72,7 +105,6 @@ class OneAtATime(Comparer):
         comparison = make_comparison(
             pairs,
             estimate(pairs, work),
-            sesoi=bench.spec.measure.smallest_effect,
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
             warnings=bench.gpus.warnings(),
@@ -82,9 +114,9 @@ class OneAtATime(Comparer):
         return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
 
     def _fresh_pair(
-        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+        self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
-        """One fresh run of either; a coin, seeded by `name`, decides which goes first."""
+        """One fresh run of either, whatever `pairs` says; a coin, seeded by `name`, decides which goes first."""
         bench = self.bench
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if random.Random(f"{bench.spec.seed}/{name}").random() < 0.5:
@@ -101,12 +133,13 @@ class OneAtATime(Comparer):
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
         work = work_between((FlagSet(), candidate), reports)
         bench.desk.pair(folder, pair, work)
-        if inspect is not None and (settled := inspect(*reports)) is not None:
-            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+        if inspect is not None:
+            if (settled := inspect(*reports)) is not None:
+                return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+            bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), sesoi=bench.spec.measure.smallest_effect,
-            stopped="all pairs run", meter=bench.meter, work=work,
-        )  # fmt: skip
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
+        )
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
@@ -117,18 +150,23 @@ class OneAtATime(Comparer):
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
                 run = self._measure(worker, beside)
         except WorkerFailed as error:
+            if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
+                raise not_finite(error.failure.message) from error
             if not (bench.has_run or error.infrastructure):
                 raise LaunchError(bench.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
+        if not settings:
+            refuse_not_finite(run.report)
         bench.has_run = True
         return run
 
     def _measure(self, worker: Worker, folder: Path) -> Run:
         """The steps of one run."""
         spec, meter = self.bench.spec, self.bench.meter
-        steps = spec.measure.run_steps
-        if spec.workload.takes_turns:
-            steps = max(steps, self.bench.steps_for(worker))
+        steps = self._run_steps or spec.measure.run_steps
+        if spec.workload.takes_turns and self._run_steps is None:
+            steps = max(steps, self._blocks * self.bench.steps_for(worker))
+        self._run_steps = steps  # all runs are as long: their losses are compared at the end
         begun = time.monotonic()
         times, joules = meter.measure(lambda: worker.run_block(steps))
         if not spec.workload.takes_turns:
@@ -136,19 +174,35 @@ class OneAtATime(Comparer):
             metered_s = time.monotonic() - begun
             joules = joules if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.bench.gpus.look(folder)
-        return Run(worker.report, times, joules)
+        trace = LossTrace(spec, worker.report)
+        trace.take(worker, steps)
+        return Run(worker.report, times, joules, trace)
 
-    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
-        """See `Comparer`; sandwiches are few, whatever a plan of pairs says."""
-        return sandwich_floor(pairs, sesoi=self.bench.spec.measure.smallest_effect)
+    def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
+        """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
+        spec = self.bench.spec
+        rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
+        assert found.comparison is not None
+        reports = (found.reference, found.candidate)
+        noise = sandwich_floor(
+            found.pairs,
+            sesoi=spec.measure.smallest_effect,
+            start_s=statistics.mean(r.start_s for r in reports),
+        )
+        return MeasuredFloor(
+            reference=found.reference, seconds=[found.candidate], pairs=found.pairs, comparison=found.comparison,
+            noise=noise,
+        )  # fmt: skip
 
 
-def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
+def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0) -> NoiseFloor:
     """What sandwiches of the reference with itself say about this machine.
 
     Args:
         pairs: Sandwiches stored as pairs.
         sesoi: Smallest effect of interest.
+        start_s: Seconds until a process is ready.
     """
     found = estimate(pairs)
     count = found.pair_count
@@ -161,7 +215,26 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float) -> NoiseFloor:
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
+        process_sd=(run_sd := _run_sd(pairs)),
+        within_sd=0.0,
+        degrees=2 * count,
+        spread=spread_of(run_sd**2, 2 * count),
+        start_s=start_s,
+        pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
     )
+
+
+def _run_sd(pairs: Sequence[Pair]) -> float:
+    """Standard deviation of one fresh run, in log, all that is in it together.
+
+    With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
+    other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.
+    """
+    total = 0.0
+    for before, after in zip(pairs[::2], pairs[1::2], strict=True):
+        total += ((log_ratio(before) + log_ratio(after)) / 2) ** 2 / 1.5
+        total += (log_ratio(before) - log_ratio(after)) ** 2 / 2
+    return math.sqrt(total / len(pairs))
 
 
 def estimate(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> Estimate:
@@ -188,4 +261,5 @@ def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        loss=candidate.trace.beside(reference.trace),
     )

@@ -20,14 +20,17 @@ from autotune.model import (
     LossCheck,
     NodeLostError,
     Pair,
+    SameStep,
     StudySpec,
     WorkerReport,
     WorkPerStep,
     artefacts_of,
 )
 from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
+from autotune.stats import LossSpread
 from autotune.study.limits import refuse_over_limit
-from autotune.study.loss_gate import check_loss
+from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import with_declared_work
 from autotune.workers import Launcher, Worker, WorkerFailed
 
@@ -76,8 +79,10 @@ class Bench:
         runtime: Names of settings that are read when the program runs, not when it is compiled: programs that are
             equal but for those must both be measured.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
-        loss_tolerance: What the noise floor of this bench allows losses to differ.
-        rounding: How far the reference in another rounding was off; None where that was not measured.
+        loss_tolerance: What the noise floor of this bench allows first losses to differ.
+        loss_spread: How far references were apart there, by step.
+        reference_trace: What the living reference told of its loss.
+        spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
@@ -93,7 +98,9 @@ class Bench:
         self.runtime: frozenset[str] = frozenset()
         self.programs: dict[str, int] = {}
         self.loss_tolerance = 0.0
-        self.rounding: float | None = None
+        self.loss_spread = LossSpread()
+        self.reference_trace: LossTrace | None = None
+        self.spread = 0.0
         self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0
@@ -190,6 +197,8 @@ class Bench:
                 self.close()
                 raise
         if of_first is None and of_second is None:
+            if not reference:
+                refuse_not_finite(first.result().report)
             return first.result(), second.result()
         for future in (first, second):
             if future.exception() is None:
@@ -212,6 +221,8 @@ class Bench:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
                 raise LaunchError(self.reference_cannot_run(error.failure)) from error
+            refuse_not_finite(self._reference.report)
+            self.reference_trace = LossTrace(self.spec, self._reference.report)
         return self._reference
 
     def lose_reference(self, error: WorkerFailed) -> None:
@@ -219,8 +230,11 @@ class Bench:
 
         Raises:
             ReferenceFailed: If that happened too often over the unit in hand: it is not tried again, but others are.
+            LaunchError: If it told a loss that is no number.
         """
         self.release_reference()
+        if error.failure.kind is FailureKind.WRONG_LOSS:
+            raise not_finite(error.failure.message) from error
         self.restarts += 1
         self.desk.incident(f"reference lost: {error}")
         if self.restarts > REFERENCE_RESTARTS:
@@ -256,13 +270,22 @@ class Bench:
         step_s = sorted(times)[len(times) // 2]
         return block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
 
-    def check_loss(
-        self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport
-    ) -> LossCheck | Failure | None:
+    def check_loss(self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """What is wrong with a candidate's loss or gradients, or how they were compared; see `loss_gate.check_loss`."""
         return check_loss(
-            self.spec, settings, reference, candidate, aa_tolerance=self.loss_tolerance, rounding=self.rounding
+            self.spec, settings, reference, candidate, aa_tolerance=self.loss_tolerance, spread=self.loss_spread
         )
+
+    def hold_to(
+        self, sets: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport], told: SameStep | None
+    ) -> None:
+        """Holds what a candidate told after a block against the reference; see `loss_gate.check_block`.
+
+        Raises:
+            WorkerFailed: If it does not train as the reference does.
+        """
+        if (failure := check_block(self.spec, sets, reports, told, self.loss_spread)) is not None:
+            raise WorkerFailed(failure)
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""

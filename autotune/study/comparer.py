@@ -24,11 +24,13 @@ from autotune.stats import (
     estimate_pairs,
     judge,
     largest_drift,
+    widen,
 )
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.workers import WorkerFailed
 
 S = TypeVar("S")
+R = TypeVar("R")
 
 CANDIDATE_RETRIES = 2
 """How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
@@ -65,6 +67,30 @@ class Compared(Generic[S]):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredFloor:
+    """The reference against other processes of itself.
+
+    Attributes:
+        reference: The living one.
+        seconds: The others, in order.
+        pairs: Raw pairs of blocks with all of them, in order.
+        comparison: All pairs together.
+        noise: What they say about this machine.
+    """
+
+    reference: WorkerReport
+    seconds: Sequence[WorkerReport]
+    pairs: Sequence[Pair]
+    comparison: Comparison
+    noise: NoiseFloor
+
+    @property
+    def drift(self) -> float:
+        """Largest relative difference of the traces of loss and gradient norm of any of them to the living one's."""
+        return max(Compared(reference=self.reference, candidate=second).drift for second in self.seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
     """When a comparison in turns ends, and the estimate that is honest under that rule.
@@ -78,19 +104,26 @@ class StoppingRule:
     estimate: Callable[[list[float]], Estimate]
 
 
-def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None) -> StoppingRule:
-    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks."""
+def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None, spread: float = 0.0) -> StoppingRule:
+    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
+
+    Args:
+        plan: The looks.
+        sesoi: Smallest effect of interest.
+        incumbent: See `autotune.stats.decide`.
+        spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
+    """
 
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) not in plan.looks and len(ratios) < plan.cap:
             return None
-        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent)
+        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
 
-    return StoppingRule(stop, plan.estimate)
+    return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
 
 
 def fixed(count: int, *, sesoi: float) -> StoppingRule:
-    """The rule of noise floor and proof: a number of pairs settled beforehand."""
+    """The rule of a proof, and of each process of a noise floor: a number of pairs settled beforehand."""
 
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) < count:
@@ -151,20 +184,28 @@ class Comparer(ABC):
         folder: Path,
         *,
         name: str,
+        pairs: int,
         against: FlagSet | None = None,
         inspect: Inspect[S] | None = None,
     ) -> Compared[S]:
-        """Measures a set in one fresh pair of processes, as proofs need several of; see `compare`."""
+        """Measures a set in one fresh pair of processes, with so many pairs of blocks; see `compare`."""
         other = against if against is not None else FlagSet()
 
         def once(comparer: Comparer) -> Compared[S]:
-            return comparer._fresh_pair(candidate, folder, name=name, against=other, inspect=inspect)
+            return comparer._fresh_pair(candidate, folder, name=name, pairs=pairs, against=other, inspect=inspect)
 
         return self._until_reference_holds(once, is_reference_ours=True)
 
-    def _until_reference_holds(
-        self, once: Callable[[Comparer], Compared[S]], *, is_reference_ours: bool
-    ) -> Compared[S]:
+    def floor(self, folder: Path, *, plan: SequentialPlan) -> MeasuredFloor:
+        """Measures the reference against other processes of itself; see `compare`.
+
+        Args:
+            folder: Where raw samples and logs go.
+            plan: Of the trials, of which the noise floor tells what they can find.
+        """
+        return self._until_reference_holds(lambda comparer: comparer._floor(folder, plan), is_reference_ours=True)
+
+    def _until_reference_holds(self, once: Callable[[Comparer], R], *, is_reference_ours: bool) -> R:
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
         comparer, retries = self, 0
         while True:
@@ -200,20 +241,19 @@ class Comparer(ABC):
 
     @abstractmethod
     def _fresh_pair(
-        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+        self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
         """One try of `fresh_pair`."""
 
     @abstractmethod
-    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
-        """What pairs of the reference with itself say about this machine."""
+    def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
+        """One try of `floor`."""
 
 
 def make_comparison(
     pairs: Sequence[Pair],
     estimate: Estimate,
     *,
-    sesoi: float,
     stopped: str,
     mode: str = TURNS,
     warnings: tuple[str, ...] = (),
@@ -225,7 +265,6 @@ def make_comparison(
     Args:
         pairs: Raw.
         estimate: Of their ratios; per unit of work where that differs.
-        sesoi: Smallest effect of interest.
         stopped: Why no more were measured, in words.
         mode: How they were measured.
         warnings: What makes them doubtful.
@@ -234,7 +273,6 @@ def make_comparison(
     """
     return Comparison(
         estimate=estimate,
-        verdict=judge(estimate, sesoi=sesoi),
         reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
         candidate_step_s=statistics.median(t for p in pairs for t in p.candidate_s),
         pair_count=len(pairs),

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
+    ONCE_MORE,
     PREDICTED,
     ConclusionRecord,
+    ConfirmRun,
     FinalistResult,
+    FlagSet,
     Objective,
     Outcome,
     ScreenRecord,
@@ -20,8 +23,18 @@ from autotune.model import (
     format_share,
     front_estimates,
 )
-from autotune.results import describe_soak, format_estimate, keep_in_run, proof_digest, time_of
+from autotune.results import (
+    describe_finalist,
+    describe_soak,
+    format_estimate,
+    keep_in_run,
+    loss_addition,
+    proof_digest,
+    time_of,
+)
+from autotune.rundir import Store
 from autotune.stats import Verdict
+from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
 
 
@@ -41,20 +54,23 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """What a measured study found."""
-    spec, proven = run.spec, run.proven
+    spec, proven, gain = run.spec, run.proven, run.gain
     soaks = run.store.of(SoakRecord)
     if run.members:
         return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
     if proven is not None and proven.estimate is not None:
-        ratio = proven.estimate
+        is_measured = gain is not None and gain.estimate is not None
+        ratio = gain.estimate if gain is not None and gain.estimate is not None else proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        loss = f"; {mine[-1].loss.words}" if mine and mine[-1].loss is not None else ""
+        after = f", after a proof of {proven.process_count}" if is_measured else ""
+        proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
+        loss = loss_addition([*proofs, *mine])
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
             f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
-            f"{proven.process_count} fresh pairs of processes{loss}",
+            f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -70,13 +86,22 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(spec.measure.smallest_effect)})"
         )
-    if vetoed := [f for f in run.store.of(FinalistResult) if f.veto is not None]:
-        least_vetoed = min(vetoed, key=lambda f: len(f.settings))
-        sentence += f"; {least_vetoed.settings} is faster by its typical step but {least_vetoed.veto}"
+    sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in _objections(run.store).items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {describe_soak(least)}"
+    if (left := unsettled(run.store)) is not None:
+        sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}
+
+
+def _objections(store: Store) -> dict[FlagSet, str]:
+    """What spoke against sets that were faster by their typical step, the newest of each."""
+    found = {}
+    for result in store.of(FinalistResult):
+        if result.veto is not None or (result.stage in ONCE_MORE and result.failure is not None):
+            found[result.settings] = result.veto or describe_finalist(result)
+    return found
 
 
 def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float) -> dict[str, object]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Sequence
-from pathlib import Path
 
-from autotune.machine import data_dir, utc_now
-from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus, WorkerReport
-from autotune.rundir import append_synced, cut_torn_line
+from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus
 from autotune.study.units import BlameUnit
 
 BLAMED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
@@ -54,44 +50,3 @@ def _holds(settings: FlagSet, part: FlagSet) -> bool:
 def walks_into(settings: FlagSet, bad: Sequence[FlagSet]) -> bool:
     """Whether a set holds a combination that is known to fail."""
     return any(_holds(settings, part) for part in bad)
-
-
-# ---------------------------------------------------------------------- what other studies learned
-
-
-def remember(record: BlameRecord, reference: WorkerReport) -> None:
-    """Keeps a combination for later studies with the same build on the same device, if it is of settings alone.
-
-    What an option does is known of this study's program only.
-
-    Raises:
-        RunDirectoryError: If it cannot be written.
-    """
-    if record.smallest.of_kind("option"):
-        return
-    file = _file(reference)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    cut_torn_line(file)
-    entry = {"settings": dict(record.smallest), "failure": str(record.failure_kind), "date": utc_now()}
-    append_synced(file, json.dumps(entry) + "\n")
-
-
-def remembered(reference: WorkerReport) -> list[FlagSet]:
-    """Combinations that failed in earlier studies with this build on this kind of device."""
-    file = _file(reference)
-    if not file.exists():
-        return []
-    found = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(FlagSet(json.loads(line)["settings"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # torn by a crash; what it held is found again
-    return found
-
-
-def _file(reference: WorkerReport) -> Path:
-    """Where they are kept: one file for each build and kind of device."""
-    name = f"{reference.versions.get('jaxlib', 'unknown')}-{reference.platform}-{reference.device_kind}"
-    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
-    return data_dir() / "failures" / f"{plain}.jsonl"

@@ -3,10 +3,10 @@
 A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known, and a worker
 on a GPU cannot settle it by naming its program, for XLA:GPU serializes executables in a form that says nothing (see
 `autotune.child.fingerprint`). So the settings that the screen leaves out are tried like any other set: all at their
-first values, and all at their last. If neither is found faster or slower, and neither fails, they stay out, for
-whatever they might do is below what this study resolves. If one is, the screen was wrong here: they return to the
-space, and no two sets share a measurement because the screen calls them equal. What this cannot see are two settings
-whose effects cancel, and values between the first and the last.
+first values, and all at their last. If the interval of neither is clear of the reference's time, and neither fails,
+they stay out, for whatever they might do is below what this study resolves. If one is, the screen was wrong here: they
+return to the space, and no two sets share a measurement because the screen calls them equal. What this cannot see are
+two settings whose effects cancel, and values between the first and the last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from autotune.compiler import Effect, ScreenReport, narrowed
 from autotune.model import FlagSet, TrialResult
 from autotune.settings import SearchSpace
-from autotune.stats import Verdict
+from autotune.stats import Verdict, judge
 
 DEAD_TOGETHER = "dead together"
 """The origin of trials of all dead settings at once."""
@@ -46,10 +46,11 @@ def doubt_of(space: SearchSpace, report: ScreenReport) -> Doubt | None:
     return Doubt(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
 
 
-def contradicts(results: Iterable[TrialResult]) -> bool:
+def contradicts(results: Iterable[TrialResult], *, sesoi: float) -> bool:
     """Whether a trial of dead settings did what no set of dead settings can do."""
-    return any(
-        r.failure is not None or (r.comparison is not None and r.comparison.verdict in (Verdict.FASTER, Verdict.SLOWER))
-        for r in results
-        if r.origin == DEAD_TOGETHER
-    )
+
+    def is_off(r: TrialResult) -> bool:
+        found = judge(r.comparison.estimate, sesoi=sesoi) if r.comparison is not None else None
+        return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
+
+    return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)

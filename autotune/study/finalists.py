@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.model import FinalistResult, Measured, TrialResult, choose_members, front_points, proven_front
+from autotune.stats import Outlook
 from autotune.study.run import StudyRun
 
 
@@ -18,13 +19,11 @@ def choose_finalists(run: StudyRun) -> list[TrialResult]:
 
 
 def promising(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
-    """The most promising measured trials: those whose interval leaves room for an effect, best first."""
+    """The measured trials that are promising, and of these the best few, best first."""
     hopeful = [
         (r.outcome.comparison.estimate.ratio, r)
         for r in results
-        if isinstance(r.outcome, Measured)
-        and r.outcome.comparison.estimate.low < 1 - sesoi
-        and r.outcome.comparison.estimate.ratio < 1
+        if isinstance(r.outcome, Measured) and r.outlook_at(sesoi=sesoi) is Outlook.PROMISING
     ]
     return [r for _, r in sorted(hopeful, key=lambda found: found[0])[:count]]
 

@@ -34,7 +34,8 @@ from autotune.model import (
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
-from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, TrialUnit, node_lost
+from autotune.study.promise import promise_of
+from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, PairUnit, TrialUnit, node_lost
 
 MOST_LOST = 3
 """A unit over which so many lanes were lost is not given to another: perhaps it kills them."""
@@ -184,13 +185,14 @@ class Lanes:
         lane.job, lane.heard_s = job, self._store.watch.total_s
         self._learn_programs()
         assignment = Assignment(
-            unit=job.unit,
+            unit=self._sized(job.unit),
             lane=lane.name,
             folder=job.own_folder,
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
-            rounding=lane.floor.rounding if lane.floor else None,
+            loss_spread=lane.floor.loss_spread if lane.floor else None,
+            spread=lane.floor.floor.spread if lane.floor else 0.0,
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
@@ -199,6 +201,14 @@ class Lanes:
         if isinstance(job.unit, TrialUnit):
             lane.told_programs = len(self._programs)
         self.engine.begin(lane.name, {"type": "unit", "assignment": assignment.model_dump(mode="json")})
+
+    def _sized(self, unit: AnyUnit) -> AnyUnit:
+        """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
+        if not isinstance(unit, PairUnit) or unit.pairs is not None:
+            return unit
+        floors = self._store.of(FloorResult)
+        pairs = self._store.spec.confirm.pairs_after(floors[0].floor if floors else None)
+        return unit.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:
         """All settings that a unit may run under."""
@@ -331,6 +341,8 @@ class Lanes:
             return
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
+        if not self._store.of(FloorResult):
+            floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):

@@ -6,43 +6,67 @@ equal work, and another dtype only roughly in its first steps: of both a long ru
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.model import (
+    LOSS_NOT_CHECKED,
     Failure,
     FailureKind,
     FlagSet,
     LossBasis,
     LossCheck,
+    Pair,
+    SameStep,
     StudySpec,
     WorkerReport,
     format_change_of,
     options_in,
 )
-from autotune.stats import Comparability, compare_first_steps, compare_traces, rounding_of
-
-OTHER_ROUNDING = FlagSet({"jax_disable_most_optimizations": "true"})
-"""Under it the reference computes the same in another order: what that does to its loss is measured at the floor."""
+from autotune.stats import (
+    Comparability,
+    LossSpread,
+    StepLoss,
+    Trace,
+    compare_first_steps,
+    compare_long_runs,
+    compare_traces,
+    first_steps,
+    relative_difference,
+    rounding_of,
+)
+from autotune.workers import first_step
 
 DTYPE_MARGIN = 4.0
 """How many times the coarser arithmetic's rounding the first loss may be off when the arithmetic changes."""
+
+STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
+"""Sets that do the same work in the same arithmetic: every step of theirs is to be the reference's."""
+
+COLLAPSED = 0.05
+"""Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
+
+HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
 _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
 _DATA_OPTION = re.compile(r"(^|_)(?<!micro_)(batch|seq|sequence|length|context)")
 
 
-def changed_options(spec: StudySpec, settings: FlagSet) -> list[str]:
-    """Options of a set that have another value than the reference's."""
-    reference = spec.reference_options
-    return [n for n, value in options_in(settings).items() if n not in reference or reference[n] != value]
+def changed_options(spec: StudySpec, settings: FlagSet, base: FlagSet) -> list[str]:
+    """Options of a set that have another value than those of the set that it is compared with."""
+    before = {**spec.reference_options, **options_in(base)}
+    after = {**spec.reference_options, **options_in(settings)}
+    return [n for n, value in after.items() if n not in before or before[n] != value]
 
 
-def basis_of(spec: StudySpec, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport) -> LossBasis | None:
-    """By what a set's loss can be compared; None for flags alone: step by step, as ever."""
-    changed = changed_options(spec, settings)
+def basis_of(
+    spec: StudySpec, sets: tuple[FlagSet, FlagSet], reference: WorkerReport, candidate: WorkerReport
+) -> LossBasis:
+    """By what the loss of a candidate, the second set, can be compared with that of the first."""
+    changed = changed_options(spec, sets[1], sets[0])
     if not changed:
-        return None
+        return LossBasis.STEPS
     if reference.dtype != candidate.dtype or any(_DTYPE_OPTION.search(n) for n in changed):
         return LossBasis.DTYPE
     is_other_work = reference.tokens_per_step != candidate.tokens_per_step
@@ -56,8 +80,8 @@ def check_loss(
     candidate: WorkerReport,
     *,
     aa_tolerance: float,
-    rounding: float | None,
-) -> LossCheck | Failure | None:
+    spread: LossSpread,
+) -> LossCheck | Failure:
     """Compares the first steps.
 
     Args:
@@ -65,59 +89,110 @@ def check_loss(
         settings: Of the candidate.
         reference: What the reference's process said of itself.
         candidate: What the candidate's said.
-        aa_tolerance: Largest relative difference seen between two runs of the reference.
-        rounding: Likewise to one in `OTHER_ROUNDING`; None where that is not known.
+        aa_tolerance: Largest relative difference seen between the first steps of two runs of the reference.
+        spread: How far references are apart by step, one in another rounding among them where that ran.
 
     Returns:
-        What is wrong; or what was compared, where options differ; or None, where nothing is worth a record.
+        What is wrong; or what was compared, and where nothing could be, that.
     """
-    basis = basis_of(spec, settings, reference, candidate)
-    if basis is None:
-        return _step_by_step(reference, candidate, aa_tolerance=aa_tolerance)
-    if not reference.losses or not candidate.losses:
-        silent = "the reference" if not reference.losses else "the candidate"
-        words = f"inconclusive: {silent} tells no loss, so nothing says that the set trains as it should"
-        return LossCheck(basis=basis, is_ok=None, words=words)
-    if basis is LossBasis.ROUNDING or _is_as_much(basis, reference, candidate):
-        found = _rounded(reference, candidate, aa_tolerance=aa_tolerance, rounding=rounding)
-        if basis is LossBasis.ROUNDING or isinstance(found, LossCheck):
+    basis = basis_of(spec, (FlagSet(), settings), reference, candidate)
+    if not reference.losses:
+        return _silent(basis, "the reference")
+    if not candidate.losses and basis is not LossBasis.STEPS:
+        return _silent(basis, "the candidate")
+    if basis in STEP_BY_STEP or _is_as_much(basis, reference, candidate):
+        found = _step_by_step(basis, reference, candidate, spread)
+        if basis in STEP_BY_STEP or isinstance(found, LossCheck):
             return found
     return _at_equal_work(reference, candidate, basis, aa_tolerance=aa_tolerance)
 
 
-def _step_by_step(reference: WorkerReport, candidate: WorkerReport, *, aa_tolerance: float) -> Failure | None:
-    check = compare_traces(
-        reference_losses=reference.losses,
-        candidate_losses=candidate.losses,
-        reference_grad_norms=reference.grad_norms,
-        candidate_grad_norms=candidate.grad_norms,
-        aa_tolerance=aa_tolerance,
-        dtype=_arithmetic(reference),
+def check_block(
+    spec: StudySpec,
+    sets: tuple[FlagSet, FlagSet],
+    reports: tuple[WorkerReport, WorkerReport],
+    told: SameStep | None,
+    spread: LossSpread,
+) -> Failure | None:
+    """Compares what both arms told after a pair of blocks; what is wrong, if anything is.
+
+    Args:
+        spec: The study.
+        sets: What is compared with, and the candidate.
+        reports: Of both.
+        told: Of the same step; None where one told nothing.
+        spread: How far references are apart by step.
+    """
+    if told is None or basis_of(spec, sets, *reports) not in STEP_BY_STEP:
+        return None
+    base = {told.step: StepLoss(told.reference, told.reference_norm)}
+    mine = {told.step: StepLoss(told.candidate, told.candidate_norm)}
+    return _wrong_at(base, mine, reports[0], spread, phase="step")
+
+
+def with_blocks(
+    check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport, spread: LossSpread
+) -> LossCheck | None:
+    """A check of first steps, with what the blocks after them added: none of them was wrong.
+
+    Args:
+        check: Of the first steps.
+        pairs: All pairs of blocks.
+        reference: What the reference's process said of itself.
+        spread: How far references are apart by step.
+    """
+    told = [p.loss for p in pairs if p.loss is not None]
+    if check is None or not check.is_ok or check.basis not in STEP_BY_STEP or not told:
+        return check
+    largest = max(check.difference or 0.0, *(relative_difference(t.reference, t.candidate) for t in told))
+    last = max(t.step for t in told)
+    allowed = spread.tolerance(last, dtype=_arithmetic(reference))
+    count = len({t.step for t in told}) + (check.steps or 0)
+    words = _agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed, spread)
+    return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
+
+
+def _silent(basis: LossBasis, who: str) -> LossCheck:
+    said = "" if basis is LossBasis.STEPS else "inconclusive: "
+    words = f"{LOSS_NOT_CHECKED}: {said}{who} tells no loss, so nothing says that the set trains as it should"
+    return LossCheck(basis=basis, is_ok=None, words=f"{words} ({HOW_TO_TELL})")
+
+
+def _step_by_step(
+    basis: LossBasis, reference: WorkerReport, candidate: WorkerReport, spread: LossSpread
+) -> LossCheck | Failure:
+    """The same work, every step held to the reference's with the tolerance that references themselves showed."""
+    base, mine = (first_steps(r.losses, r.grad_norms) for r in (reference, candidate))
+    if (failure := _wrong_at(base, mine, reference, spread, phase="check")) is not None:
+        return failure
+    largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
+    allowed = spread.tolerance(len(base) - 1, dtype=_arithmetic(reference))
+    return LossCheck(
+        basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=len(base),
+        words=_agrees(basis, f"{len(base)} steps", largest, allowed, spread),
+    )  # fmt: skip
+
+
+def _agrees(basis: LossBasis, over: str, largest: float, allowed: float, spread: LossSpread) -> str:
+    what = "options that change rounding only: " if basis is LossBasis.ROUNDING else ""
+    measured = "measured on the reference in another rounding"
+    if not spread.is_rounded:
+        measured = "that of its arithmetic: no reference ran in another rounding, or it did not differ"
+    return (
+        f"{what}loss step by step over {over}, difference at most {largest:.1e}, tolerance {allowed:.1e} at the last "
+        f"({measured})"
     )
+
+
+def _wrong_at(base: Trace, mine: Trace, reference: WorkerReport, spread: LossSpread, *, phase: str) -> Failure | None:
+    check = compare_traces(base, mine, spread=spread, dtype=_arithmetic(reference))
     if check.is_ok:
         return None
     return wrong_loss(
         f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
         f"(relative) but is {check.got!r}",
-        phase="check",
+        phase=phase,
     )
-
-
-def _rounded(
-    reference: WorkerReport, candidate: WorkerReport, *, aa_tolerance: float, rounding: float | None
-) -> LossCheck | Failure:
-    """The same work in another order: as for flags, with the tolerance that the reference itself showed."""
-    allowed = max(aa_tolerance, rounding or 0.0)
-    if (failure := _step_by_step(reference, candidate, aa_tolerance=allowed)) is not None:
-        return failure
-    steps, tolerance = len(reference.losses), 4.0 * allowed + rounding_of(_arithmetic(reference))
-    largest = max(abs(c - r) / max(abs(r), 1e-12) for r, c in zip(reference.losses, candidate.losses, strict=False))
-    measured = "that of its arithmetic" if rounding is None else "measured on the reference in another rounding"
-    words = (
-        f"options that change rounding only: loss step by step over {steps} steps, difference at most {largest:.1e}, "
-        f"tolerance from {tolerance:.1e} at the first ({measured})"
-    )
-    return LossCheck(basis=LossBasis.ROUNDING, is_ok=True, difference=largest, tolerance=tolerance, words=words)
 
 
 def _at_equal_work(
@@ -133,14 +208,14 @@ def _at_equal_work(
     )
     if found.is_ok is False:
         return wrong_loss(
-            f"{_of(basis)}: {found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
+            f"{_of(basis)}{found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
             "steps)",
             phase="check",
         )
-    words = f"{_of(basis)}: inconclusive: {found.reason}"
+    words = f"{_of(basis)}inconclusive: {found.reason}"
     if found.is_ok:
         words = (
-            f"{_of(basis)}: first steps agree at {found.points} points of equal work, difference "
+            f"{_of(basis)}first steps agree at {found.points} points of equal work, difference "
             f"{format_change_of(found.difference)}, tolerance {found.tolerance:.1e}; a long run has to say the rest"
         )
     return LossCheck(
@@ -149,15 +224,68 @@ def _at_equal_work(
     )  # fmt: skip
 
 
-def judge_long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
-    """What a soak says: the last word on a set with another dtype or batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongLosses:
+    """What one arm of a soak told.
+
+    Attributes:
+        report: Of its first process.
+        losses: Steps of that process since it was ready, and the loss there, in order.
+        steps: Steps of all its processes.
+    """
+
+    report: WorkerReport
+    losses: Sequence[tuple[int, float]]
+    steps: int
+
+    @property
+    def by_work(self) -> list[tuple[float, float]]:
+        """Work done so far, and the loss there."""
+        each = self.report.tokens_per_step or 1
+        return [(n * each, loss) for n, loss in self.losses]
+
+
+def judge_soak_loss(
+    spec: StudySpec, basis: LossBasis, reference: LongLosses, candidate: LongLosses, *, spread: LossSpread
+) -> LossCheck | Failure:
+    """What a soak says of a loss: the last word on a set with another dtype or batch.
+
+    Sets that do the same work are held to the reference step by step, as far as references told how far they may be
+    apart, and after that by their mean loss.
 
     Args:
-        basis: Why its loss was compared at all.
-        found: What came out.
-        steps: Steps that the candidate ran.
+        spec: The study.
+        basis: By what the set's loss can be compared.
+        reference: What the reference told, which ran alone as long.
+        candidate: What the set told.
+        spread: How far references are apart by step.
     """
-    over = f"{_of(basis)}: judged by loss over {steps} steps"
+    if basis in STEP_BY_STEP:
+        if not reference.losses or not candidate.losses:
+            return _silent(basis, "the reference" if not reference.losses else "the candidate")
+        if (failure := _wrong_in_soak(spec, reference, candidate, spread)) is not None:
+            return failure
+    found = compare_long_runs(
+        reference.by_work,
+        candidate.by_work,
+        tolerance=spec.confirm.loss_tolerance,
+        is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
+        least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
+    )
+    return _long_run(basis, found, steps=candidate.steps)
+
+
+def _wrong_in_soak(spec: StudySpec, reference: LongLosses, candidate: LongLosses, spread: LossSpread) -> Failure | None:
+    """What is wrong at a step of both for which references told how far they may be apart."""
+    told, mine = dict(reference.losses), dict(candidate.losses)
+    begin, last = first_step(spec) - 1, max(spread.steps, default=0)
+    common = [n for n in told if n in mine and begin + n <= last]
+    base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
+    return _wrong_at(base, own, reference.report, spread, phase="soak")
+
+
+def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
+    over = f"{_of(basis)}judged by loss over {steps} steps"
     if found.is_ok is None:
         return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
     difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
@@ -177,20 +305,14 @@ def wrong_loss(message: str, *, phase: str) -> Failure:
     return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase)
 
 
-def drift_between(first: WorkerReport, second: WorkerReport) -> float | None:
-    """Largest relative difference of two reports' losses and gradient norms; None if it is not finite."""
-    traces = ((first.losses, second.losses), (first.grad_norms, second.grad_norms))
-    found = [abs(b - a) / max(abs(a), 1e-12) for one, other in traces for a, b in zip(one, other, strict=False)]
-    return max(found, default=0.0) if all(map(math.isfinite, found)) else None
-
-
 def _is_as_much(basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> bool:
     """Whether a step does as much although its rows may be cut otherwise: it may still be the very same step."""
     return basis is LossBasis.WORK and reference.tokens_per_step == candidate.tokens_per_step
 
 
 def _of(basis: LossBasis) -> str:
-    return "dtype changes" if basis is LossBasis.DTYPE else "the work of a step changes"
+    """Why a loss is not compared step by step, to begin a sentence with; empty where it is."""
+    return {LossBasis.DTYPE: "dtype changes: ", LossBasis.WORK: "the work of a step changes: "}.get(basis, "")
 
 
 def _arithmetic(report: WorkerReport) -> str:

@@ -23,6 +23,7 @@ from autotune.stats import SequentialPlan
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, sequential
+from autotune.study.loss_gate import with_blocks
 from autotune.study.units import TrialUnit
 from autotune.workers import WorkerFailed
 
@@ -61,7 +62,7 @@ def measure_trial(
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
         return Twin(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
 
-    rule = sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent)
+    rule = sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread)
     outcome: TrialOutcome
     try:
         found: Compared[TrialOutcome] = comparer.compare(config.settings, folder, name=name, rule=rule, inspect=inspect)
@@ -74,6 +75,7 @@ def measure_trial(
             outcome = found.settled
         else:
             assert found.comparison is not None
+            loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
             outcome = Measured(comparison=found.comparison)
     return TrialResult(
         **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss

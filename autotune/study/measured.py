@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.model import (
     Failed,
@@ -49,9 +49,13 @@ class Measuring:
             self.doubt = doubt_of(space, self._screen.report)
         return left
 
+    def _is_refuted(self, results: Sequence[TrialResult]) -> bool:
+        """Whether what the screen calls dead turned out to act."""
+        return contradicts(results, sesoi=self._run.spec.measure.smallest_effect)
+
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
         """Whether the screen knows, without starting anything, that one measurement serves two sets."""
-        if self._screen is None or contradicts(self._run.store.of(TrialResult)):
+        if self._screen is None or self._is_refuted(self._run.store.of(TrialResult)):
             return False
         return self._screen.is_same_program(one, other)
 
@@ -60,7 +64,7 @@ class Measuring:
         precheck, outcome = Precheck(), known.same_set(config.settings)  # type: Precheck, TrialOutcome | None
         if outcome is None and self._screen is not None:
             precheck = self._screen.precheck(config.settings)
-            if config.origin == DEAD_TOGETHER or contradicts(known.results):
+            if config.origin == DEAD_TOGETHER or self._is_refuted(known.results):
                 precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is in doubt
             outcome = self._without_launch(precheck, known)
         if outcome is not None:

@@ -79,6 +79,7 @@ class Proposer:
         self._spec = spec
         self._space = space
         self._doubt = doubt
+        self._sesoi = spec.measure.smallest_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
         doubted = doubt.sets if doubt else ()
@@ -106,7 +107,7 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         self._see(result.settings)
-        if self._doubt is not None and contradicts([result]):
+        if self._doubt is not None and contradicts([result], sesoi=self._sesoi):
             self._widen(self._doubt.whole)
         found = [self._log_ratio(objective, result) for objective in self._objectives]
         self._worst = [max(w, v) if v is not None else w for w, v in zip(self._worst, found, strict=True)]
@@ -187,6 +188,12 @@ class Proposer:
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
+
+    def may_hold(self, part: FlagSet) -> bool:
+        """Whether a set that is tried may hold a combination: a point of the space, or one of the first sets."""
+        values = {p.name: p for p in self._space.parameters}
+        is_of_space = all(n in values and values[n].match(v) is not None for n, v in part.items())
+        return is_of_space or any(walks_into(settings, [part]) for _, settings in self._first)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
         """Whether a set keeps the study's own rules."""

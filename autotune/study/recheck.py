@@ -27,8 +27,9 @@ from autotune.results import Winner, describe_finalist, format_estimate, keep_in
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
+from autotune.study.gain import measure_once_more
 from autotune.study.preflight import make_launcher, refuse_missing_secrets
-from autotune.study.proof import prove
+from autotune.study.proof import most_processes, prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
 from autotune.workers import Launcher
@@ -76,9 +77,12 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
         for artefact in artefacts:
             without = winner.settings.without(artefact.setting)
             run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
-        run.view.stage(STAGE, f"{winner.settings} in {run.spec.confirm.processes} fresh pairs of processes")
+        run.view.stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        conclusion = _conclusion(winner, result, sesoi=run.spec.measure.smallest_effect)
+        gain, objection = None, result.veto
+        if result.verdict is Verdict.FASTER:
+            gain, objection = measure_once_more(run, result)
+        conclusion = _conclusion(winner, result, gain, objection, sesoi=run.spec.measure.smallest_effect)
         if conclusion.outcome is Outcome.WINNER:
             conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
@@ -86,11 +90,15 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
     return conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, *, sesoi: float) -> ConclusionRecord:
-    holds = _holds(winner, result, sesoi=sesoi)
+def _conclusion(
+    winner: Winner, result: FinalistResult, gain: FinalistResult | None, objection: str | None, *, sesoi: float
+) -> ConclusionRecord:
+    holds = _holds(winner, result, sesoi=sesoi) and objection is None
+    if gain is not None and gain.estimate is not None:
+        result = result.model_copy(update={"estimate": gain.estimate, "process_count": gain.process_count})
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, holds=holds),
+        sentence=_sentence(winner, result, holds=holds, objection=objection),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         trial_count=0,
@@ -109,7 +117,7 @@ def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
     return bool(better) and all((e := now.get(o)) is not None and e.high < 1 - sesoi for o in better)
 
 
-def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
+def _sentence(winner: Winner, result: FinalistResult, *, holds: bool, objection: str | None) -> str:
     """What became of a winner, with both figures."""
     before = _figures(winner.estimate, winner.others)
     if result.failure is not None:
@@ -117,8 +125,8 @@ def _sentence(winner: Winner, result: FinalistResult, *, holds: bool) -> str:
     figures = _figures(result.estimate, result.others)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work, winner.unit or "token")
-    if result.veto is not None:
-        return f"{winner.settings} does not hold any more: {result.veto}; {of} ratio {figures}"
+    if objection is not None:
+        return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
     if winner.others is not None:
         words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
         return f"{winner.settings} {words}: {of} ratio {figures}"

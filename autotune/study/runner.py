@@ -14,7 +14,7 @@ from autotune.model import (
     Comparison,
     EnergyUse,
     Failure,
-    FlagSet,
+    FailureKind,
     FloorResult,
     LaunchError,
     LossCheck,
@@ -25,20 +25,20 @@ from autotune.model import (
     total_of,
 )
 from autotune.rundir import Folders
-from autotune.stats import SequentialPlan, Verdict
+from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
 from autotune.study.blame import minimise_failure
-from autotune.study.comparer import Compared, Comparer, fixed, sequential
-from autotune.study.loss_gate import OTHER_ROUNDING, drift_between
+from autotune.study.comparer import Comparer, MeasuredFloor, sequential
+from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
+from autotune.study.traces import OTHER_ROUNDING, known_at_start, not_finite, spread_of_floor, spread_of_rounding
 from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
 
-FLOOR_PAIRS_LEAST = 16
 MOST_LOST_IN_A_ROW = 3
 """Units in a row over which the reference did not stay alive, after which the lane is of no use."""
 
@@ -84,8 +84,9 @@ class Runner:
         bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
-        bench.loss_tolerance, bench.rounding = assignment.loss_tolerance, assignment.rounding
-        bench.artefacts = assignment.artefacts
+        bench.loss_tolerance = assignment.loss_tolerance
+        bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
+        bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
@@ -131,48 +132,50 @@ class Runner:
     # ------------------------------------------------------------------ units
 
     def _floor(self, folder: Path) -> FloorResult:
-        """The reference against a second process of itself."""
-        bench, spec = self.bench, self._spec
-        rule = fixed(max(FLOOR_PAIRS_LEAST, self._plan.cap // 2), sesoi=spec.measure.smallest_effect)
-        found: Compared[None] | None = None
+        """The reference against other processes of itself."""
+        bench = self.bench
+        found: MeasuredFloor | None = None
         while found is None:
             try:
-                found = self.comparer.compare(FlagSet(), folder, name="floor", rule=rule)
+                found = self.comparer.floor(folder, plan=self._plan)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
+                if error.failure.kind is FailureKind.WRONG_LOSS:
+                    raise not_finite(error.failure.message) from error
                 if error.failure.phase != "step":
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
                         f"{error.failure.log}. If both do not fit in memory together, make the workload smaller"
                     ) from error
                 bench.lose_reference(error)
-        assert found.comparison is not None
         if found.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(found.comparison.mode)
+        spread = spread_of_floor([found.reference, *found.seconds], found.pairs)
+        rounding = self._rounding(found, folder)
         return FloorResult(
-            floor=self.comparer.noise_floor(found.pairs, plan=self._plan),
+            floor=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
             loss_tolerance=found.drift,
-            rounding=self._rounding(found.reference, folder),
+            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
+            loss_spread=spread.joined(rounding),
             directory=self._folders.relative(folder),
         )
 
-    def _rounding(self, reference: WorkerReport, folder: Path) -> float | None:
-        """How far the reference in another rounding is off, where a study has options that only change rounding."""
+    def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
+        """How far the reference in another rounding is off, over the steps that the floor's reference told."""
         bench = self.bench
-        if not self._spec.search.options:
-            return None
         beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
         try:
-            alone = self.comparer.mode == SANDWICH
-            with contextlib.closing(bench.start(OTHER_ROUNDING, beside, alone=alone)) as worker:
-                return drift_between(reference, worker.report)
+            with contextlib.closing(
+                bench.start(OTHER_ROUNDING, beside, alone=self.comparer.mode == SANDWICH)
+            ) as worker:
+                return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
         except WorkerFailed as error:
             bench.desk.incident(f"how rounding changes the loss is not measured: {error}"[:300])
-            return None
+            return LossSpread()
 
     def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""
@@ -184,8 +187,12 @@ class Runner:
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
+        pairs = unit.pairs or DEFAULT_PROOF_SIZE
+        comparer = OneAtATime(self.bench, blocks=pairs) if unit.is_alone else self.comparer
         try:
-            found = self.comparer.fresh_pair(unit.settings, folder, name=name, against=unit.against, inspect=inspect)
+            found = comparer.fresh_pair(
+                unit.settings, folder, name=name, pairs=pairs, against=unit.against, inspect=inspect
+            )
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -201,7 +208,7 @@ class Runner:
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
                 "work": figures.work,
-                "loss": loss,
+                "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
                 "total": total_of(found.pairs, figures.work),
                 "others": self._others(found.reference, found.candidate, figures.energy),
             }
@@ -223,7 +230,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)
@@ -237,8 +244,9 @@ def pays(comparison: Comparison | None, sesoi: float) -> tuple[bool, str]:
     """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
     if comparison is None:
         return False, "the program is the same without it"
-    if comparison.verdict is Verdict.SLOWER:
-        return True, "slower without it"
-    if comparison.verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
-        return True, "not resolved, but the estimate is slower without it"
-    return False, "no slower without it"
+    found = judge(comparison.estimate, sesoi=sesoi)  # of the set without it, in two processes: no proof either
+    if found is Verdict.SLOWER:
+        return True, "it seems to pay"
+    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
+        return True, "not settled, but it pays by its estimate"
+    return False, "no sign that it pays"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from autotune.model import BlameRecord, FlagSet, TrialConfig, TrialResult
-from autotune.study.culprit import blame_unit, next_case, remember, remembered
+from autotune.model import BlameRecord, FlagSet, FloorResult, RunDirectoryError, TrialConfig, TrialResult
+from autotune.stats import STARTS
+from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import choose_finalists, promising
+from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
 from autotune.study.trial import Known
 from autotune.study.units import Job
@@ -51,16 +53,31 @@ class Search:
         self._tell_news()
 
     def _recall_failures(self) -> None:
-        """Keeps the sampler from what crashed or hung in earlier studies on this build and device."""
-        reference = self._run.reference
-        if reference is None or not self._run.spec.search.known_failures or self._run.spec.replay is not None:
+        """Keeps the sampler from what crashed or hung with this workload before; tells what did with others."""
+        if not self._keeps_failures or (reference := self._run.reference) is None:
             return
-        self._proposer.bad = remembered(reference)
-        if self._proposer.bad:
+        known = known_failures(reference, workload=self._workload)
+        self._proposer.bad = [k.settings for k in known.facts]
+        hints = tuple(k for k in known.hints if self._proposer.may_hold(k.settings))
+        if known.facts:
             self._run.view.note(
-                f"left out: {len(self._proposer.bad)} combinations that crashed or hung in earlier studies on this "
-                "build and device (search.known_failures = false tries them again)"
+                "left out, for it crashed or hung in earlier studies of this workload on this build and device "
+                f"(search.known_failures = false tries it again): {name_failures(known.facts)}"
             )
+        if hints:
+            self._run.view.note(
+                "a hint, left in: in studies of other workloads on this build and device it crashed or hung: "
+                f"{name_failures(hints)}"
+            )
+
+    @property
+    def _keeps_failures(self) -> bool:
+        """Whether what crashes here is of use to other studies, and theirs to this one."""
+        return self._run.spec.search.known_failures and self._run.spec.replay is None
+
+    @property
+    def _workload(self) -> str:
+        return name_of_workload(self._run.spec, self._store.study_dir)
 
     def _tell_news(self) -> None:
         for text in self._proposer.news():
@@ -120,7 +137,8 @@ class Search:
         starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
         steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
-        one_s = 1.5 * statistics.median(starts) + 2 * spec.confirm.pairs * block_s
+        floor = self._store.of(FloorResult)[0].floor if self._store.of(FloorResult) else None
+        one_s = STARTS * statistics.median(starts) + 2 * spec.confirm.pairs_after(floor) * block_s
         pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
         return pairs * one_s
 
@@ -184,5 +202,9 @@ class Search:
         self._store.append(record)
         what = "cause" if record.is_minimal else "smallest failing part found"
         self._run.view.note(f"trial {record.trial}: the {what} of the {record.failure_kind} is {record.smallest}")
-        if self._run.spec.replay is None and self._run.reference is not None:
-            remember(record, self._run.reference)
+        if not self._keeps_failures or (reference := self._run.reference) is None:
+            return
+        try:
+            keep_failure(record, reference, workload=self._workload)
+        except RunDirectoryError as error:  # it is in the records of this study, which goes on
+            self._run.view.note(f"not kept for later studies: {error}")

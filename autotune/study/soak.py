@@ -29,9 +29,9 @@ from autotune.model import (
     WorkerReport,
     judge_soak,
 )
-from autotune.stats import compare_long_runs, find_stalls, segments
+from autotune.stats import find_stalls, segments
 from autotune.study.bench import Bench
-from autotune.study.loss_gate import judge_long_run
+from autotune.study.loss_gate import STEP_BY_STEP, LongLosses, judge_soak_loss
 from autotune.study.units import SoakUnit
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -58,12 +58,15 @@ class _Asked:
     Attributes:
         least_s: Seconds of steps, about.
         least_steps: Steps, at least.
-        is_compared: Its losses are compared: every step gets a batch of its own, where a worker makes its batches.
+        is_compared: Its losses are compared by work done: every step gets a batch of its own, where a worker makes its
+            batches.
+        block: Steps of a block, so that both arms train on the same batches; None leaves that to its own speed.
     """
 
     least_s: float
     least_steps: int
     is_compared: bool
+    block: int | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class LongRun:
     losses: list[tuple[int, float]] = field(default_factory=list)
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)
     starts: int = 0
+    block: int | None = None
     report: WorkerReport | None = None
     failure: Failure | None = None
 
@@ -108,7 +112,7 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
     dump = told_to_dump(bench.spec, settings, folder)
     (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
-    is_compared = unit.basis is not None
+    is_compared = unit.basis not in STEP_BY_STEP
 
     def is_enough(times: list[float]) -> bool:
         return sum(times) >= least_s and len(times) >= least_steps
@@ -120,18 +124,19 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
 
     run = run_set(folder, dump)
     loss, arms, failure = None, None, run.failure
-    if failure is None:
+    if failure is None and run.report is not None:
         reference = _run_reference(bench, run, folder, is_compared=is_compared)
 
         def look_again() -> tuple[LongRun, LongRun]:
-            again = run_set(_beside(bench, folder, "again"))
+            into = _beside(bench, folder, "again")
+            again = run_set(into)
             beside = LongRun(failure=again.failure)
             if again.failure is None:
-                beside = _run_reference(bench, again, folder, is_compared=is_compared)
+                beside = _run_reference(bench, again, into, is_compared=is_compared)
             return again, beside
 
         arms, failure = _judge_arms(unit, run, reference, look_again)
-        if unit.basis is not None and failure is None:
+        if failure is None:
             judged = _judge_loss(bench, unit.basis, run, reference)
             loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
     times, quarter = run.times, max(1, len(run.times) // 4)
@@ -199,7 +204,8 @@ def _run_process(
     end = None if bench.spec.workload.takes_turns else len(run.times) + longest
     step_s = statistics.median(worker.report.warmup_step_times_s)
     in_all = longest if end is not None else max(asked.least_steps, round(asked.least_s / step_s) if step_s > 0 else 0)
-    steps = max(1, min(longest, in_all // SAMPLES))
+    steps = asked.block or max(1, min(longest, in_all // SAMPLES))
+    run.block = run.block or steps
     while not is_enough(run.times) and (end is None or len(run.times) < end):
         run.times += worker.run_block(steps if end is None else min(steps, end - len(run.times)))
         if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
@@ -213,7 +219,8 @@ def _run_reference(bench: Bench, run: LongRun, folder: Path, *, is_compared: boo
     """The reference alone for as many steps, and, where losses are compared, for as much work; tried twice."""
     assert run.report is not None
     mine, steps = run.report.tokens_per_step or 1, len(run.times)
-    asked = _Asked(least_s=sum(run.times), least_steps=steps, is_compared=is_compared)
+    block = None if is_compared else run.block
+    asked = _Asked(least_s=sum(run.times), least_steps=steps, is_compared=is_compared, block=block)
     for _ in range(REFERENCE_TRIES):
         reference = LongRun()
 
@@ -253,18 +260,20 @@ def _look(run: LongRun, reference: LongRun) -> SoakLook:
     return SoakLook(candidate=run.arm(beside), reference=beside.arm(run) if beside is not None else None)
 
 
-def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | Failure:
-    """Holds the losses of a long run against those of the reference after as much work."""
+def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | Failure | None:
+    """Holds the losses of a long run against those of the reference; None where that adds nothing to its blocks."""
     if reference.failure is not None:
         said = reference.failure.message
-        return LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
-    found = compare_long_runs(
-        [(n * reference.work, loss) for n, loss in reference.losses],
-        [(n * run.work, loss) for n, loss in run.losses],
-        tolerance=bench.spec.confirm.loss_tolerance,
-        is_same_work=run.work == reference.work,
-    )
-    return judge_long_run(basis, found, steps=len(run.times))
+        found = LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
+        return found if basis not in STEP_BY_STEP else None
+    arms = [
+        LongLosses(report=r.report, losses=r.losses, steps=len(r.times))
+        for r in (reference, run)
+        if r.report is not None
+    ]
+    judged = judge_soak_loss(bench.spec, basis, *arms, spread=bench.loss_spread)
+    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not arms[0].losses
+    return judged if is_news or basis not in STEP_BY_STEP else None
 
 
 def _beside(bench: Bench, folder: Path, name: str) -> Path:

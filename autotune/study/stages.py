@@ -25,6 +25,7 @@ from autotune.model import (
     LossBasis,
     NodeLostError,
     ProfileRecord,
+    ProofRecord,
     ScreenRecord,
     SessionRecord,
     SoakRecord,
@@ -33,12 +34,13 @@ from autotune.model import (
     format_seconds,
 )
 from autotune.results import describe_soak
-from autotune.stats import Verdict
+from autotune.stats import Verdict, candidate_weights
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
+from autotune.study.gain import measure_once_more
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
-from autotune.study.proof import prove
+from autotune.study.proof import most_processes, plan_proofs, prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
@@ -103,12 +105,12 @@ def confirm(run: StudyRun) -> None:
     chosen = choose_finalists(run)
     if not chosen:
         return
-    objectives, processes = run.spec.search.objectives, run.spec.confirm.processes
+    objectives, most = run.spec.search.objectives, f"up to {most_processes(run)}"
     if len(objectives) > 1:
         what = ", ".join(o.words for o in objectives)
-        run.view.stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {processes} fresh pairs")
+        run.view.stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {most} fresh pairs")
     else:
-        run.view.stage("confirm", f"{len(chosen)} finalists, each in {processes} fresh pairs of processes")
+        run.view.stage("confirm", f"{len(chosen)} finalists, each in {most} fresh pairs of processes")
     run.finalists = prove(run, [(f.number, f.settings) for f in chosen], stage="confirm")
     if len(objectives) > 1:
         run.members = proven_members(run)
@@ -121,8 +123,9 @@ def minimise(run: StudyRun) -> None:
     """
     if len(run.spec.search.objectives) > 1:
         return
-    faster = [f for f in run.finalists if f.verdict is Verdict.FASTER]
-    best = min(faster, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
+    best = min(
+        (f for f in run.finalists if f.is_passed), key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None
+    )
     if best is None:
         return
     run.candidates = [("final", best.trial, best.settings)]
@@ -135,14 +138,18 @@ def minimise(run: StudyRun) -> None:
 
 def final_proof(run: StudyRun) -> None:
     """Needs candidates; the first that holds in processes of its own is proven: by figures that selected nothing."""
+    plan_proofs(run, [(stage, s) for stage, _, s in run.candidates], candidate_weights(len(run.candidates)))
     while run.candidates and run.proven is None:
         stage, trial, settings = run.candidates.pop(0)
         what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
         what += " with its profile" if PROFILE in settings else ""
-        processes = run.spec.confirm.processes
-        run.view.stage("final proof", f"{what}, proven once more in {processes} fresh pairs of processes")
+        most = most_processes(run)
+        run.view.stage("final proof", f"{what}, proven once more in up to {most} fresh pairs of processes")
         result = prove(run, [(trial, settings)], stage=stage)[0]
-        run.proven = result if result.verdict is Verdict.FASTER else None
+        if result.verdict is not Verdict.FASTER:
+            continue
+        run.gain, objection = measure_once_more(run, result)
+        run.proven = result if objection is None else None
 
 
 def soak(run: StudyRun) -> None:
@@ -172,7 +179,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
             return record
     name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
-    basis = judged[-1] if judged and judged[-1] is not LossBasis.ROUNDING else None
+    basis = judged[-1] if judged else LossBasis.STEPS
     unit = SoakUnit(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=basis,
         typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
@@ -192,10 +199,10 @@ STAGES = (
     Stage("noise floor", noise_floor, (FloorResult,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord)),
-    Stage("confirm", confirm, (ConfirmRun, FinalistResult)),
+    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ConfirmRun, FinalistResult)),
-    Stage("final proof", final_proof, (ConfirmRun, FinalistResult)),
+    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ProofRecord, ConfirmRun, FinalistResult)),
+    Stage("final proof", final_proof, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),
 )

@@ -31,7 +31,7 @@ class LaneStatus:
         ratio: Median step time of its reference over the median of all lanes; None before that is known.
         low: Lower decile of the ratios seen.
         high: Upper decile of them.
-        is_slow: Whether it is clearly slower than the others. It plays no part in a verdict.
+        is_slow: Whether it is clearly slower than the others. It plays no part in a finding.
     """
 
     lane: str

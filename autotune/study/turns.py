@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.machine import NO_METER, EnergyMeter
-from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkPerStep, log_ratio
-from autotune.stats import Decision, NoiseFloor, SequentialPlan, read_noise_floor
+from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkerReport, WorkPerStep, log_ratio
+from autotune.stats import Decision, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
-from autotune.study.comparer import Compared, Comparer, Inspect, S, StoppingRule, fixed, make_comparison
+from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.limits import PHASE as LIMIT
+from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
+
+FLOOR_PAIRS = (8, 20)
+"""Fewest and most pairs of blocks with each process of a noise floor."""
 
 
 class InTurns(Comparer):
@@ -42,14 +47,13 @@ class InTurns(Comparer):
                 return self._run((against, candidate), first, second, folder, name=name, rule=rule, inspect=inspect)
         reference = self.bench.reference()
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
-            sets = (FlagSet(), candidate)
-            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
+            sets, trace = (FlagSet(), candidate), self.bench.reference_trace
+            return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect, trace=trace)
 
     def _fresh_pair(
-        self, candidate: FlagSet, folder: Path, *, name: str, against: FlagSet, inspect: Inspect[S] | None
+        self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
-        spec = self.bench.spec
-        rule = fixed(spec.confirm.pairs, sesoi=spec.measure.smallest_effect)
+        rule = fixed(pairs, sesoi=self.bench.spec.measure.smallest_effect)
         with self._fresh(against, candidate, folder) as (reference, worker):
             sets = (against, candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
@@ -70,8 +74,10 @@ class InTurns(Comparer):
         name: str,
         rule: StoppingRule,
         inspect: Inspect[S] | None,
+        trace: LossTrace | None = None,
     ) -> Compared[S]:
         bench, reports = self.bench, (reference.report, candidate.report)
+        traces = (trace or LossTrace(bench.spec, reports[0]), LossTrace(bench.spec, reports[1]))
         work = work_between(sets, reports)
         if inspect is not None and (settled := inspect(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
@@ -79,6 +85,8 @@ class InTurns(Comparer):
 
         def on_pair(pair: Pair) -> None:
             bench.desk.pair(folder, pair, work)
+            if inspect is not None:
+                bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
             bench.gpus.look(folder)  # between two pairs, when nothing is timed
 
@@ -92,9 +100,10 @@ class InTurns(Comparer):
             clock=lambda: bench.now_s,
             meter=bench.meter,
             work=work,
+            traces=traces,
         )
         comparison = make_comparison(
-            pairs, rule.estimate(ratios), sesoi=bench.spec.measure.smallest_effect, stopped=stopped,
+            pairs, rule.estimate(ratios), stopped=stopped,
             warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
@@ -112,10 +121,70 @@ class InTurns(Comparer):
         self.bench.release_reference()
         return OneAtATime(self.bench)
 
-    def noise_floor(self, pairs: Sequence[Pair], *, plan: SequentialPlan) -> NoiseFloor:
-        """See `Comparer`."""
-        ratios = [log_ratio(p) for p in pairs]
-        return read_noise_floor(ratios, plan=plan, sesoi=self.bench.spec.measure.smallest_effect)
+    def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
+        """One process after the other beside the living reference; raw pairs of all in one file, in order."""
+        bench, spec = self.bench, self.bench.spec
+        reference, parts = bench.reference(), Path(bench.folders.relative(folder)).parts
+        pairs: list[Pair] = []
+        reports: list[WorkerReport] = []
+        groups: list[list[float]] = []
+        for number in range(spec.measure.floor_processes):
+            beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
+            with contextlib.closing(bench.start(FlagSet(), beside)) as worker:
+                reports.append(worker.report)
+                found = self._floor_pairs(reference, worker, folder, begin=len(pairs))
+            pairs += found
+            groups.append([log_ratio(p) for p in found])
+        noise = read_noise_floor(
+            groups,
+            plan=plan,
+            sesoi=spec.measure.smallest_effect,
+            start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
+            pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
+        )
+        comparison = make_comparison(
+            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
+        )  # fmt: skip
+        return MeasuredFloor(
+            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
+        )
+
+    def _floor_pairs(self, reference: Worker, second: Worker, folder: Path, *, begin: int) -> list[Pair]:
+        """The pairs of one second process; the first of them has the number `begin`."""
+        bench = self.bench
+        steps = bench.steps_for(reference)
+        count, trace = floor_pairs(reference.report, steps), LossTrace(bench.spec, second.report)
+
+        def on_pair(pair: Pair) -> None:
+            bench.desk.pair(folder, pair)
+            bench.gpus.look(folder)
+
+        pairs, _ = measure_pairs(
+            reference,
+            second,
+            steps=steps,
+            rng=random.Random(f"{bench.spec.seed}/floor/{begin}" if begin else f"{bench.spec.seed}/floor"),
+            stop=fixed(count, sesoi=bench.spec.measure.smallest_effect).stop,
+            on_pair=on_pair,
+            clock=lambda: bench.now_s,
+            meter=bench.meter,
+            traces=(bench.reference_trace or LossTrace(bench.spec, reference.report), trace),
+            begin=begin,
+        )
+        return pairs
+
+
+def floor_pairs(report: WorkerReport, steps: int) -> int:
+    """Pairs of blocks with each process of a noise floor: a third of the time that it takes to start one.
+
+    Args:
+        report: Of the reference.
+        steps: Steps in a block.
+    """
+    pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
+    least, most = FLOOR_PAIRS
+    return min(most, max(least, round(report.start_s / 3 / pair_s))) if pair_s > 0 else most
 
 
 def measure_pairs(
@@ -129,6 +198,8 @@ def measure_pairs(
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
+    traces: tuple[LossTrace, LossTrace] | None = None,
+    begin: int = 0,
 ) -> tuple[list[Pair], str]:
     """Runs pairs of blocks until `stop` gives a decision that says so.
 
@@ -142,6 +213,8 @@ def measure_pairs(
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
         work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
+        traces: What reference and candidate tell of their losses, to be gone on with.
+        begin: Number of the first pair.
 
     Returns:
         All pairs, and the reason for stopping in words.
@@ -159,6 +232,7 @@ def measure_pairs(
             order.reverse()
         at_s = clock()
         blocks = {}
+        told = None
         for arm in order:
             try:
                 blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
@@ -166,15 +240,20 @@ def measure_pairs(
                 if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error
                 raise
+        if traces is not None:
+            for trace, worker in zip(traces, (reference, candidate), strict=True):
+                trace.take(worker, steps)
+            told = traces[1].beside(traces[0])
         (reference_s, reference_j), (candidate_s, candidate_j) = blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE]
         pair = Pair(
-            index=len(pairs),
+            index=begin + len(pairs),
             first=order[0],
             reference_s=reference_s,
             candidate_s=candidate_s,
             at_s=round(at_s, 3),
             reference_j=reference_j,
             candidate_j=candidate_j,
+            loss=told,
         )
         on_pair(pair)
         pairs.append(pair)

@@ -30,7 +30,7 @@ from autotune.model import (
     TrialConfig,
     TrialResult,
 )
-from autotune.stats import Estimate
+from autotune.stats import Estimate, LossSpread
 
 
 class Unit(Record):
@@ -42,7 +42,7 @@ class Unit(Record):
 
 
 class FloorUnit(Record):
-    """The reference against a second process of itself: each lane's first unit.
+    """The reference against other processes of itself: each lane's first unit.
 
     It has no record of a failure: a lane on which the reference does not run is none.
     """
@@ -69,7 +69,12 @@ class TrialUnit(Unit):
 
 
 class PairUnit(Unit):
-    """One fresh pair of processes of a proof; see `ConfirmRun`."""
+    """One fresh pair of processes of a proof; see `ConfirmRun`.
+
+    Attributes:
+        is_alone: One arm after the other, each with nothing beside it.
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
+    """
 
     kind: Literal["pair"] = "pair"
     stage: str
@@ -77,12 +82,14 @@ class PairUnit(Unit):
     settings: Settings
     repeat: int
     against: Settings | None = None
+    is_alone: bool = False
+    pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            against=self.against,
+            against=self.against, is_alone=self.is_alone,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
@@ -112,7 +119,7 @@ class SoakUnit(Unit):
     """The winner alone for a while.
 
     Attributes:
-        basis: Why its loss has to be judged by this run; None where step by step it was judged before.
+        basis: By what its loss can be compared with the reference's.
         typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
         process_sd: Standard deviation of that from one pair of processes to the next.
     """
@@ -121,7 +128,7 @@ class SoakUnit(Unit):
     settings: Settings
     least_s: float
     least_steps: int
-    basis: LossBasis | None = None
+    basis: LossBasis = LossBasis.STEPS
     typical: float | None = None
     process_sd: float = 0.0
 
@@ -179,8 +186,9 @@ class Assignment(Record):
         folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its noise floor has told.
-        loss_tolerance: What the lane's noise floor allows losses to differ.
-        rounding: How far its reference in another rounding was off.
+        loss_tolerance: What the lane's noise floor allows first losses to differ.
+        loss_spread: How far references were apart there, by step.
+        spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
@@ -193,7 +201,8 @@ class Assignment(Record):
     name: str
     mode: str | None = None
     loss_tolerance: float = 0.0
-    rounding: float | None = None
+    loss_spread: LossSpread | None = None
+    spread: float = 0.0
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)

@@ -52,7 +52,9 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     found, notes = differences(winner.conditions, here), list[str]()
     if winner.is_predicted:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
-    if winner.loss is not None and not winner.loss.is_ok:
+    if winner.loss is not None and winner.loss.is_silent:
+        notes.append(winner.loss.words)
+    elif winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
     found += artefact_differences(winner, file)
     if file.is_file():

@@ -6,7 +6,7 @@ from autotune.workers.describe import describe_workload
 from autotune.workers.failures import classify_failure
 from autotune.workers.gang import GANG_VARIABLE, GangLauncher
 from autotune.workers.guarded import GuardedProcess
-from autotune.workers.local import LocalLauncher
+from autotune.workers.local import LocalLauncher, first_step
 from autotune.workers.replay import ReplayLauncher
 from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher
 from autotune.workers.settings_check import check_options

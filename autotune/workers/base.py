@@ -29,6 +29,10 @@ class Worker(Protocol):
     report: WorkerReport
     last_loss: float | None
     """Of the last step of the last block; None before the first one, and where no loss is known."""
+    last_norm: float | None
+    """Global gradient norm of the same step; None where it is not known."""
+    loss_lag: int
+    """Steps by which the one that they are of lies before the end of the block."""
     fresh_batches: bool
     """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
     watches_memory: bool

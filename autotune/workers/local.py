@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -145,7 +146,10 @@ class LocalWorker:
         self._phase = "launch"
         self.closed = False
         self.last_loss: float | None = None
+        self.last_norm: float | None = None
+        self.loss_lag = 0
         self.fresh_batches = False
+        self._trained = first_step(spec)
         self.watches_memory = False
         self.last_memory: MemoryUse | None = None
 
@@ -192,13 +196,25 @@ class LocalWorker:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self._block_limit_s(steps), None)
-        loss = float(blocks[0]["loss"])
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise self._failed(FailureKind.WRONG_LOSS, f"the loss became {loss} while it was measured")
-        self.last_loss = loss if self.report.losses else None  # who told none before has none, and sends 0
+        self._trained += steps
+        self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
         return tuple(float(t) for t in slowest["step_times_s"])
+
+    def _take_loss(self, block: Mapping[str, Any]) -> None:
+        """Keeps what a block tells of its loss and gradient norm.
+
+        Raises:
+            WorkerFailed: If that is not finite.
+        """
+        loss, norm, lag = float(block["loss"]), block.get("grad_norm"), int(block.get("loss_lag", 0))
+        for quantity, value in (("loss", loss), ("gradient norm", norm)):
+            if value is not None and not math.isfinite(value):
+                step = self._trained - 1 - lag
+                raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
+        if self.report.losses:  # who told none before has none, and sends 0
+            self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
 
     def profile(self, steps: int) -> bytes:
         """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
@@ -296,6 +312,11 @@ class LocalWorker:
                 last_lines=tuple(end["last_lines"]) if end else (),
             )
         )
+
+
+def first_step(spec: StudySpec) -> int:
+    """Number of the first step of a worker's first block, counted from 0 since it began to train."""
+    return spec.measure.warmup_steps + (spec.measure.check_steps if spec.workload.takes_turns else 0)
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:

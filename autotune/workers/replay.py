@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ class ReplayLauncher:
         self._platform = platform
         self._device_count = device_count
         self._seed = seed
+        self._starts: Counter[str] = Counter()
         self._machine = Machine(model, np.random.default_rng(seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
@@ -60,16 +62,23 @@ class ReplayLauncher:
             step_s *= self._replay.profile_effect
             seen.append(PROFILE)
         # Two are started at once by two threads: what each draws must not depend on which comes first.
-        own = np.random.default_rng(list(f"{self._seed}/{'/'.join(folder.parts[-2:])}".encode()))
+        own = np.random.default_rng(list(self._name_of_start("/".join(folder.parts[-2:])).encode()))
+        is_candidate = any(e in self._replay.effects for e in entries)
         work = math.prod(self._replay.token_effects.get(e, 1.0) for e in entries)
         if work != 1.0:
             losses = _losses_of(losses, work)
         return ReplayWorker(
-            Process(self._machine, step_s=step_s, rng=own),
+            Process(self._machine, step_s=step_s, rng=own, is_candidate=is_candidate),
             self._report(entries, seen, losses),
             delay_s=self._replay.delay_s,
             profile=self._replay.profile.encode(),
         )
+
+    def _name_of_start(self, folder: str) -> str:
+        """What seeds a process: its folder, and for a fresh process in the same folder how many were there before."""
+        before = self._starts[folder]
+        self._starts[folder] += 1
+        return f"{self._seed}/{folder}" + (f"/{before}" if before else "")
 
     def _read_profile(self, settings: FlagSet) -> bool:
         """Whether a program is compiled with the recorded profile: as XLA, it goes on without a word if not."""
@@ -93,7 +102,8 @@ class ReplayLauncher:
         return log
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Takes the workers that are left off the machine."""
+        self._machine.candidates.clear()
 
     def _report(self, entries: list[str], seen: list[str], losses: tuple[float, ...]) -> WorkerReport:
         replay = self._replay
@@ -110,7 +120,7 @@ class ReplayLauncher:
             tokens_per_step=round(TOKENS * math.prod(replay.token_effects.get(e, 1.0) for e in entries))
             if replay.token_effects
             else None,
-            start_s=0.0,
+            start_s=replay.start_s,
             losses=losses,
             grad_norms=losses,
             warmup_step_times_s=(self._replay.step_s,) * 3,
@@ -134,6 +144,8 @@ class ReplayWorker:
         self._profile = profile
         self._process = process
         self.last_loss: float | None = None
+        self.last_norm: float | None = None
+        self.loss_lag = 0
         self.fresh_batches = False
         self._delay_s = delay_s
 
@@ -148,7 +160,8 @@ class ReplayWorker:
         return self._profile
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Leaves the machine: it is nobody's idle neighbour any more."""
+        self._process.close()
 
 
 def _wait(delay_s: float) -> None:

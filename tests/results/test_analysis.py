@@ -14,7 +14,7 @@ from autotune.model.records import FinalistResult
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results import analysis
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import Estimate
 from tests.runs import EFFECTS, replay_study
 
 
@@ -26,7 +26,6 @@ def comparison(ratio: float) -> Comparison:
     estimate = Estimate(ratio=ratio, low=ratio - 0.01, high=ratio + 0.01, level=0.95, pair_count=7)
     return Comparison(
         estimate=estimate,
-        verdict=Verdict.UNRESOLVED,
         reference_step_s=1.0,
         candidate_step_s=ratio,
         pair_count=7,
@@ -96,7 +95,7 @@ def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
         assert row["how"] == "left out"
         assert row["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
         assert row["low"] < row["ratio"] < row["high"]
-        assert row["reason"] == "kept: slower without it"
+        assert (row["reason"], row["finding"]) == ("kept: it seems to pay", "promising")
 
 
 def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
         ),
     ]
     rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting")
-    assert tuple(rows.loc["xla_a", ["how", "ratio"]]) == ("alone", 0.9)
+    assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("alone", 0.9, "promising")
     assert tuple(rows.loc["xla_b", ["how", "ratio", "is_dead"]]) == ("same program", 1.0, True)
     # With xla_c: median of log 0.81 and log 1; without: of log 0.9 and log 1.
     assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("among others", 2)
@@ -130,6 +129,7 @@ def test_a_finalist_of_one_setting_is_judged_by_its_fresh_processes(tmp_path: Pa
     store.append(FinalistResult.model_validate({**fields, "estimate": proof, "corrected": proof}))
     row = analysis.effects_frame(store).iloc[0]
     assert tuple(row[["how", "ratio", "low", "high"]]) == ("fresh processes", 1.14, 0.66, 1.98)
+    assert row["finding"] == "unresolved"  # the proof's own word, not what its interval would promise
 
 
 def test_importance_is_the_share_of_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,12 +64,11 @@ def checked(store: Store) -> Checker:
 def test_a_finished_study_says_everything(finished: Store) -> None:
     text = checked(finished).text
     for expected in (
-        "xla_a=1 xla_d=2 is 7.8 % faster than the default",
         "Finalists, in fresh processes",
         "final proof",
         "the default against itself (noise floor)",
         "Search history",
-        "kept: slower without it",
+        "kept: it seems to pay",
         "Importance over all trials",
         "out of memory: ",
         "replayed failure of xla_b=2",
@@ -80,12 +79,13 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
         "a <b>study</b>",
     ):
         assert expected in text
+    assert re.search(r"xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)  # 7.85 %: 0.95 * 0.97
 
 
 def test_markdown_says_the_same(finished: Store) -> None:
     text = render_markdown(finished)
     assert text.startswith("# replayed\n")
-    assert "**xla_a=1 xla_d=2 is 7.8 % faster than the default" in text
+    assert re.search(r"\*\*xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)
     tables = re.findall(r"^\|.*\|$", text, re.MULTILINE)
     assert len(tables) > 40
     assert "## Failures" in text
@@ -190,14 +190,14 @@ def test_a_thousand_trials_stay_one_readable_page(finished: Store, tmp_path: Pat
     assert len(set(re.findall(r"<title>trial (\d+):", page))) == 1000
 
 
-def test_verdicts_have_shapes_of_their_own() -> None:
+def test_outlooks_have_shapes_of_their_own() -> None:
     rows = [
         charts.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
-        for i, s in enumerate(("faster", "slower", "unresolved"))
+        for i, s in enumerate(("promising", "unpromising", "same"))
     ]
     svg = charts.forest(rows, band=0.005)
-    assert re.search(r'<circle class="mark faster"', svg)
-    assert re.search(r'<rect class="mark slower"', svg)
+    assert re.search(r'<circle class="mark promising"', svg)
+    assert re.search(r'<rect class="mark unpromising"', svg)
 
 
 def test_forest_axis_is_logarithmic_and_labelled() -> None:
@@ -213,7 +213,7 @@ def test_forest_axis_is_logarithmic_and_labelled() -> None:
 
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
-        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="unresolved"),
+        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),
         charts.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
     ]
     svg = charts.forest(rows, band=0.005)

@@ -13,7 +13,7 @@ from autotune.results.rows import TRIAL_COLUMNS, TrialRow, trial_row
 ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}
 ENERGY = {"source": "x", "reference_step_j": 6.0, "candidate_step_j": 3.0, "estimate": {**ESTIMATE, "ratio": 0.5}}
 COMPARISON = {
-    "estimate": ESTIMATE, "verdict": "faster", "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
+    "estimate": ESTIMATE, "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
     "mode": "turns", "stopped": "settled", "energy": ENERGY,
 }  # fmt: skip
 WORKER = {
@@ -28,7 +28,7 @@ PREDICTION = {
 
 def row(**outcome: Any) -> TrialRow:
     fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
-    return trial_row(TrialResult.model_validate({**fields, **outcome}))
+    return trial_row(TrialResult.model_validate({**fields, **outcome}), sesoi=0.005)
 
 
 def is_known(value: object) -> bool:
@@ -39,12 +39,12 @@ def test_a_measured_trial_fills_every_column_that_is_its() -> None:
     found = row(status="measured", comparison=COMPARISON, worker=WORKER)
     unknown = {c for c in TRIAL_COLUMNS if not is_known(getattr(found, c))}
     assert unknown == {"failure", "message", "same_as", "predicted_ratio", "predicted_step_s"}
-    assert (found.trial, found.settings, found.status, found.verdict) == (3, "xla_a=1", "measured", "faster")
+    assert (found.trial, found.settings, found.status, found.outlook) == (3, "xla_a=1", "measured", "promising")
     assert (found.ratio, found.low, found.high, found.pair_count) == (0.9, 0.8, 0.95, 7)
     assert found.tokens_per_s == pytest.approx(50.0)
     assert found.tokens_per_j == 30.0
     assert (found.step_j, found.energy_ratio, found.peak_bytes) == (3.0, 0.5, 1024.0)
-    assert (found.style, found.over, found.rank) == ("faster", "7 pairs", (0, 0.9))
+    assert (found.style, found.over, found.rank) == ("promising", "7 pairs", (0, 0.9))
 
 
 def test_a_twin_has_its_twins_figures_and_the_default_has_ratio_one() -> None:

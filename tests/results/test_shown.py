@@ -89,7 +89,7 @@ def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
     floor = alone.last(FloorResult)
     assert floor is not None
     assert any("in sandwiches of fresh runs" in line for line in describe_floor(floor))
-    assert "faster, 3 sandwiches" in terminal(alone)
+    assert "promising, 3 sandwiches" in terminal(alone)
     assert "sandwich" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}
     assert "3 sandwiches" in measured

@@ -54,6 +54,8 @@ class OneOf(ReplayWorker):
     """A worker that leaves the device when it is closed."""
 
     last_loss: float | None = None
+    last_norm: float | None = None
+    loss_lag = 0
     fresh_batches = False
 
     def __init__(self, worker: ReplayWorker, device: Narrow) -> None:

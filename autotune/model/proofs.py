@@ -1,0 +1,115 @@
+"""What the pairs of processes of one proof come to: one rule, for whoever proves and for whoever checks a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autotune.model.measurement import Objective
+from autotune.model.records import ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.totals import veto_of
+from autotune.stats import Estimate, ProofPlan, Verdict, confirm, judge, look
+
+
+class Standing(NamedTuple):
+    """How a proof stands: what it says now, and whether it has ended."""
+
+    result: FinalistResult
+    is_over: bool
+
+
+def standing(
+    proof: ProofRecord,
+    runs: Sequence[ConfirmRun],
+    *,
+    trial: int,
+    most: int,
+    objectives: Sequence[Objective] = (Objective.STEP_TIME,),
+    sesoi: float,
+) -> Standing:
+    """What a proof says, and whether more pairs of processes are to be run.
+
+    The pairs count in the order of their numbers, up to the first that is missing and to the look at which the proof
+    ended: what ran beside that or after it can change nothing.
+
+    Args:
+        proof: Its plan.
+        runs: Pairs of processes, those of other proofs included.
+        trial: Number of the trial that had the set first.
+        most: Pairs after which it ends in any case.
+        objectives: Those of the study; a proof ends when nothing more can be learnt of any of them.
+        sesoi: Smallest effect of interest.
+    """
+    mine = runs_of(proof, runs)
+    base = FinalistResult(
+        stage=proof.stage, trial=trial, settings=proof.settings, verdict=Verdict.UNRESOLVED, process_count=len(mine),
+        goes_on=False, most=most, work=next((r.work for r in mine if r.work is not None), None),
+    )  # fmt: skip
+    if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
+        able = sum(r.log_ratio is not None for r in mine)
+        update = {"failure": failure, "process_count": able, "reason": "a process failed"}
+        return Standing(base.model_copy(update=update), is_over=True)
+    values = _values(mine, objectives)
+    share = len(objectives)
+    hurdle, claim = (ProofPlan(base=proof.base, error=e / share) for e in (proof.hurdle, proof.claim))
+
+    def is_clear(count: int) -> bool:
+        return veto_of(mine[:count], hurdle.estimate(values[Objective.STEP_TIME][:count])) is None
+
+    clear = {Objective.STEP_TIME: is_clear}
+    looks = {o: look(v, hurdle, most=most, sesoi=sesoi, is_clear=clear.get(o)) for o, v in values.items()}
+    is_over = bool(looks) and all(found.stop for found in looks.values())
+    used = max(found.used for found in looks.values()) if is_over else len(mine)
+    if used < 2:
+        return Standing(base, is_over=False)
+    estimates = {o: claim.estimate(v[:used]) for o, v in values.items()}
+    step_time = Objective.STEP_TIME
+    verdict, veto = judge(estimates[step_time], sesoi=sesoi), None
+    if is_over and verdict is Verdict.FASTER:
+        veto = veto_of(mine[:used], estimates[step_time])
+    return Standing(
+        base.model_copy(
+            update={
+                "estimate": confirm(values[step_time][:used]).ordinary,
+                "corrected": estimates[step_time],
+                "verdict": verdict if veto is None else Verdict.UNRESOLVED,
+                "veto": veto,
+                "process_count": used,
+                "others": {o: e for o, e in estimates.items() if o is not step_time} or None,
+                "goes_on": any(found.holds for found in looks.values()),
+                "reason": looks[step_time].reason,
+            }
+        ),
+        is_over=is_over,
+    )
+
+
+def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
+    """The pairs of processes of one proof, in the order of their numbers, up to the first that is missing."""
+    by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
+    found: list[ConfirmRun] = []
+    while (following := by_repeat.get(proof.first + len(found))) is not None:
+        found.append(following)
+    return found
+
+
+def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
+    """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
+    ratios = ratios_of(runs)
+    return confirm(ratios).ordinary if len(ratios) >= 2 else None
+
+
+def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:
+    """The log ratios of some pairs of processes, of those that have one."""
+    return [r.log_ratio for r in runs if r.log_ratio is not None]
+
+
+def _values(runs: Sequence[ConfirmRun], objectives: Sequence[Objective]) -> dict[Objective, list[float]]:
+    """Log ratios by objective; of those that all pairs of processes tell."""
+    found = {Objective.STEP_TIME: ratios_of(runs)}
+    for objective in objectives:
+        if objective is not Objective.STEP_TIME:
+            told = [r.others[objective] for r in runs if r.others is not None and objective in r.others]
+            if runs and len(told) == len(runs):
+                found[objective] = told
+    return found

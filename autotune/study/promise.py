@@ -1,0 +1,49 @@
+"""What a study's proofs can find on this machine in which time, worked out once its noise floor is known."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.model import TURNS, FloorResult, Need, Promise, StudySpec
+from autotune.stats import FIRST_LOOK, STARTS, pairs_to_find, smallest_gain, study_power
+
+GAINS = (0.01, 0.02, 0.03)
+"""Gains of which it is told what they would need."""
+
+HIGHEST = 60
+"""Pairs of processes in each proof beyond which nothing is worked out."""
+
+
+def _round_up(sd: float) -> float:
+    """Up by 2 % at most, to one of few figures: thousands of simulated studies share what is worked out for each."""
+    return 1.02 ** math.ceil(math.log(sd) / math.log(1.02)) if sd > 0.0 else 0.0
+
+
+def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
+    """What can be proven 9 times in 10, and what it costs; None where the noise floor does not tell times or spreads.
+
+    Spreads from few processes are often too small, so it rests on an upper limit: `NoiseFloor.cautious_process_sd`.
+
+    Args:
+        spec: The study.
+        result: Its noise floor.
+    """
+    floor, most = result.floor, spec.confirm.processes
+    if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
+        return None
+    if most < FIRST_LOOK:
+        return None
+    pairs, starts = (spec.confirm.pairs_after(floor), STARTS) if result.comparison.mode == TURNS else (1, 2.0)
+    pair_s = starts * floor.start_s + pairs * floor.pair_s
+    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
+    finalists, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
+    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, sesoi=sesoi)
+    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, sesoi=sesoi) if smallest else None
+    needs = []
+    for gain in GAINS:
+        found = pairs_to_find(gain, pair_sd, finalists=finalists, sesoi=sesoi, highest=HIGHEST)
+        needs.append(Need(gain=gain, **({"pairs": found.most, "proof_s": found.pairs * pair_s} if found else {})))
+    return Promise(
+        pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
+        proof_s=cost.pairs * pair_s if cost else None, needs=tuple(needs), highest=HIGHEST,
+    )  # fmt: skip

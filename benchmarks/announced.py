@@ -1,0 +1,119 @@
+"""Is what the noise floor announces kept: a gain of 2 % found 9 times in 10, with so many processes, in that time?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.model import FloorResult
+from autotune.study.stages import noise_floor, probe
+from benchmarks.machines import Case
+from benchmarks.proportions import binomial_lower_bound
+from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
+
+GAIN = 0.02
+FINALISTS_ALONE = 3
+"""So few candidates that all of them are proven: then the search, of which nothing is announced, decides nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """Studies with one candidate that is 2 % faster, as their own noise floor says that they must be run.
+
+    Mappings are by the number of candidates. `announced`: share of studies whose noise floor says what it takes;
+    `pairs`: the cap of process pairs that it says; `found`: of those, the share that names the candidate, with the
+    lower 95 % bound; `in_time`: the share that does so within the announced mean time. Then that time and the time
+    that the proofs took, means in minutes.
+    """
+
+    machine: str
+    studies: int
+    announced: Mapping[str, float]
+    pairs: Mapping[str, float]
+    found: Mapping[str, float]
+    lower_bound: Mapping[str, float]
+    in_time: Mapping[str, float]
+    announced_minutes: Mapping[str, float]
+    minutes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """One study, and what was announced in it."""
+
+    place: int
+    pairs: int
+    minutes: float
+    outcome: StudyOutcome
+
+    @property
+    def is_found(self) -> bool:
+        return self.outcome.winner == self.place
+
+
+def announced(name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor) -> Announced:
+    """Runs studies with what their noise floors announce."""
+    tried = {str(n): _run(case, n, studies, rng, pool) for n in (CANDIDATES, FINALISTS_ALONE)}
+    told = {key: [k for k in kept if k is not None] for key, kept in tried.items()}
+    return Announced(
+        machine=name,
+        studies=studies,
+        announced={key: len(kept) / studies for key, kept in told.items()},
+        pairs={key: _mean([k.pairs for k in kept]) for key, kept in told.items()},
+        found={key: _mean([k.is_found for k in kept]) for key, kept in told.items()},
+        lower_bound={key: binomial_lower_bound(sum(k.is_found for k in kept), len(kept)) for key, kept in told.items()},
+        in_time={key: _mean([k.is_found and _minutes(k) <= k.minutes for k in kept]) for key, kept in told.items()},
+        announced_minutes={key: _mean([k.minutes for k in kept]) for key, kept in told.items()},
+        minutes={key: _mean([_minutes(k) for k in kept]) for key, kept in told.items()},
+    )
+
+
+def _run(
+    case: Case, candidates: int, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor
+) -> list[_Kept | None]:
+    places = rng.integers(candidates, size=studies).tolist()
+    seeds = rng.integers(2**31, size=studies).tolist()
+    return list(pool.map(_run_as_announced, [case] * studies, [candidates] * studies, places, seeds, chunksize=4))
+
+
+def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Kept | None:
+    """The noise floor first, then the whole study with the cap that it says; None where it says none."""
+    effects = [case.none_typical] * candidates
+    effects[place] = math.log1p(-GAIN) - case.shift
+    said = what_it_takes(_floor_of(case, effects, seed))
+    if said is None:
+        return None
+    pairs, proof_s = said
+    return _Kept(place=place, pairs=pairs, minutes=proof_s / 60.0, outcome=run_one(case, effects, seed, pairs))
+
+
+def _floor_of(case: Case, effects: Sequence[float], seed: int) -> FloorResult:
+    """The noise floor of the study with this seed, and nothing more: run whole, it has the same."""
+    run = open_study(simulated_study(case, effects, seed=seed))
+    with contextlib.closing(run):
+        probe(run)
+        noise_floor(run)
+        return run.store.of(FloorResult)[0]
+
+
+def what_it_takes(floor: FloorResult) -> tuple[int, float] | None:
+    """The cap of process pairs with which a noise floor says that the gain is proven, and the seconds; None if none."""
+    promise = getattr(floor, "promise", None)
+    for need in promise.needs if promise is not None else ():
+        if math.isclose(need.gain, GAIN) and need.pairs is not None and need.proof_s is not None:
+            return need.pairs, need.proof_s
+    return None
+
+
+def _minutes(kept: _Kept) -> float:
+    """What the proofs of a study took."""
+    return kept.outcome.cost.minutes(START_S)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

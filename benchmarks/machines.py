@@ -1,0 +1,59 @@
+"""The machines of the truth tests: named noise models, and what is true of a candidate there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One machine.
+
+    A candidate's true ratio is that of the time that a long training takes: over many processes, stalls included. Its
+    typical step in a typical process is faster than that where `shift` is above 0.
+
+    Attributes:
+        model: Its noise.
+        none_typical: Log ratio of the typical steps of candidates that are no winners.
+        soaks: Whether studies run the winner for long before they name it.
+        is_even: Whether the machine hits both arms alike.
+    """
+
+    model: NoiseModel
+    none_typical: float = 0.0
+    soaks: bool = False
+    is_even: bool = True
+
+    @property
+    def shift(self) -> float:
+        """What faults and stalls of its own add to a candidate's log ratio."""
+        model = self.model
+        stalls = model.stall_share * model.stall_steps
+        more = model.candidate_stall_share * model.stall_steps
+        return model.fault_share * model.fault_cost + math.log1p(stalls + more) - math.log1p(stalls)
+
+
+def _pairs_of_processes(sd: float) -> Case:
+    """A machine on which one pair of processes has this standard deviation of its log ratio."""
+    white_sd, blocks = sd / 2.0, 20
+    within = white_sd * math.sqrt(2.0 / (3 * blocks))
+    return Case(model=NoiseModel(white_sd=white_sd, process_sd=math.sqrt((sd**2 - within**2) / 2.0)))
+
+
+STALLING = Case(model=NOISE_MODELS["stalls"], none_typical=math.log(0.95), is_even=False)
+"""Candidates whose typical step is 5 % faster and which are 4.5 % slower in total."""
+
+CASES: dict[str, Case] = {
+    **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in NOISE_MODELS.items()},
+    "stalls": STALLING,
+    "stalls, soaked": Case(model=STALLING.model, none_typical=STALLING.none_typical, soaks=True, is_even=False),
+    "pair sd 0.7 %": _pairs_of_processes(0.007),
+    "pair sd 1.8 %": _pairs_of_processes(0.018),
+}
+"""All machines by name; equal candidates are planted where nothing else is said."""
+
+ANNOUNCED = ("pair sd 0.7 %", "pair sd 1.8 %")
+"""Machines on which the gain that the noise floor announces is tried."""

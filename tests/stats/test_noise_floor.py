@@ -1,0 +1,211 @@
+"""The noise floor over several processes: spreads that are right on average, and a trial's interval that holds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune.model.measurement import Record
+from autotune.stats.estimates import REFERENCE, Estimate, SequentialPlan, decide, widen
+from autotune.stats.intervals import Floats
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
+from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
+from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
+
+PLAN = SequentialPlan(cap=40)
+PROCESSES, PAIRS = 4, 8
+
+
+def floors(
+    rng: np.random.Generator, *, process_sd: float, within_sd: float, repeats: int, pairs: int = PAIRS
+) -> list[tuple[NoiseFloor, float]]:
+    """Noise floors of many machines, each with the deviation of its living process."""
+    found = []
+    for _ in range(repeats):
+        living = process_sd * rng.standard_normal()
+        seconds = process_sd * rng.standard_normal((PROCESSES, 1)) - living
+        blocks = seconds + within_sd * rng.standard_normal((PROCESSES, pairs))
+        found.append((read_noise_floor(list(blocks), plan=PLAN), living))
+    return found
+
+
+@pytest.mark.parametrize(("process_sd", "within_sd"), [(0.013, 0.006), (0.005, 0.004), (0.0025, 0.0025)])
+def test_both_spreads_are_right_on_average(process_sd: float, within_sd: float) -> None:
+    found = [f for f, _ in floors(np.random.default_rng(3), process_sd=process_sd, within_sd=within_sd, repeats=300)]
+    variances = np.asarray([(f.process_sd or 0.0) ** 2 for f in found])
+    # With 4 degrees of freedom a variance has the standard deviation sqrt(2 / 4) of itself; 4 sigma of the mean.
+    allowed = 4 * math.sqrt(2 / PROCESSES / len(found)) * (process_sd**2 + within_sd**2 / PAIRS)
+    assert variances.mean() == pytest.approx(process_sd**2, abs=allowed)
+    assert np.mean([f.within_sd for f in found]) == pytest.approx(within_sd, rel=0.1)
+
+
+def test_noise_of_blocks_is_not_taken_for_processes() -> None:
+    """Were it, every machine with noisy blocks would seem to have processes that differ."""
+    found = [f for f, _ in floors(np.random.default_rng(5), process_sd=0.0, within_sd=0.05, repeats=300)]
+    each = 0.05 / math.sqrt(PAIRS)
+    assert np.mean([f.process_sd == 0.0 for f in found]) > 0.4
+    assert np.mean([(f.process_sd or 0.0) ** 2 for f in found]) < 0.4 * each**2
+    raw = [np.var([0.0, *np.random.default_rng(i).normal(0, each, PROCESSES)], ddof=1) for i in range(300)]
+    assert np.mean(raw) > 0.7 * each**2  # what it would be if the noise were not taken off
+
+
+def hold(process_sd: float, *, within_sd: float, is_widened: bool, repeats: int = 400) -> tuple[float, float]:
+    """Share of trials of an equal candidate whose interval holds 1, and how many pairs they took on average."""
+    rng = np.random.default_rng(7)
+    held, used = 0, 0
+    for floor, living in floors(rng, process_sd=process_sd, within_sd=within_sd, repeats=repeats):
+        centre = process_sd * rng.standard_normal() - living  # the same living process as in the floor
+        blocks = centre + within_sd * rng.standard_normal(PLAN.cap)
+        spread = floor.spread if is_widened else 0.0
+        for count in PLAN.looks:
+            decision = decide(blocks[:count], PLAN, incumbent=REFERENCE, spread=spread)
+            if decision.stop:
+                break
+        held += decision.estimate.low <= 1.0 <= decision.estimate.high
+        used += decision.estimate.pair_count
+    return held / repeats, used / repeats
+
+
+@pytest.mark.parametrize("process_sd", [0.0025, 0.005, 0.013])
+@pytest.mark.parametrize("within_sd", [0.003, 0.01])
+def test_a_trial_s_interval_holds_the_settings_ratio(process_sd: float, within_sd: float) -> None:
+    share, _ = hold(process_sd, within_sd=within_sd, is_widened=True)
+    assert share >= 0.93
+
+
+def test_without_the_spread_of_processes_it_does_not() -> None:
+    """What the interval was before: about its two processes only."""
+    assert hold(0.005, within_sd=0.003, is_widened=False)[0] < 0.5
+
+
+def test_a_machine_whose_processes_differ_saves_pairs() -> None:
+    _, plain = hold(0.013, within_sd=0.003, is_widened=False)
+    _, widened = hold(0.013, within_sd=0.003, is_widened=True)
+    assert widened <= plain
+    assert widened < 12
+    _, noisy = hold(0.001, within_sd=0.03, is_widened=True)
+    assert noisy > 30  # blocks are what is noisy here, and more of them help
+
+
+def test_the_reason_for_an_early_end_is_named() -> None:
+    blocks = [0.001 * (-1) ** i for i in range(8)]
+    found = decide(blocks, PLAN, incumbent=REFERENCE, spread=0.04)
+    assert found.stop
+    assert found.reason == "more pairs cannot narrow it: equal processes differ by up to 4.0%"
+    wide = [0.05 * (-1) ** i for i in range(8)]
+    assert not decide(wide, PLAN, incumbent=REFERENCE, spread=0.04).stop  # here they can
+
+
+def test_widening_adds_in_squares_and_leaves_what_is_unknown() -> None:
+    plain = Estimate(ratio=0.9, low=0.9 * math.exp(-0.03), high=0.9 * math.exp(0.03), level=0.95, pair_count=8)
+    wide = widen(plain, 0.04)
+    assert (wide.ratio, wide.level, wide.pair_count) == (0.9, 0.95, 8)
+    assert math.log(wide.high / 0.9) == pytest.approx(0.05)
+    assert math.log(wide.low / 0.9) == pytest.approx(-0.05)
+    assert widen(plain, 0.0) is plain
+    unknown = Estimate(ratio=0.9, low=0.0, high=math.inf, level=0.95, pair_count=3)
+    assert widen(unknown, 0.04) == unknown
+
+
+def test_spread_is_of_two_processes_and_knows_how_few_it_is_from() -> None:
+    assert spread_of(1e-4, 4) == pytest.approx(2.77645 * math.sqrt(2) * 0.01, rel=1e-4)
+    assert spread_of(1e-4, 3) > spread_of(1e-4, 4)
+    assert spread_of(1e-4, 4, noise=1e-4) == pytest.approx(math.sqrt(2 * (2.77645**2 - 1.64485**2)) * 0.01, rel=1e-4)
+    assert spread_of(3e-5, 4, noise=1e-4) == 0.0
+    old = NoiseFloor(estimate=REFERENCE, is_honest=True, pair_sd=0.01, detectable=0.02)
+    assert old.spread == 0.0
+    with pytest.raises(ValueError, match="older run"):
+        old.cautious_process_sd()
+
+
+def test_a_cautious_spread_is_an_upper_limit() -> None:
+    """At 80 %: above the truth in four cases of five, whether processes or blocks make the noise."""
+    for process_sd, within_sd in ((0.01, 0.005), (0.003, 0.003), (0.001, 0.01)):
+        found = floors(np.random.default_rng(11), process_sd=process_sd, within_sd=within_sd, repeats=400)
+        assert np.mean([f.cautious_process_sd() >= process_sd for f, _ in found]) > 0.8 - 4 * math.sqrt(0.16 / 400)
+
+
+def same_centres(values: Floats, count: int) -> list[Floats]:
+    """Pairs shared out to processes whose centres are all 0."""
+    return [part - np.median([(a + b) / 2 for a in part for b in part]) for part in np.array_split(values, count)]
+
+
+def test_noise_floor_scales_with_the_pairs() -> None:
+    machine = Machine(NoiseModel(white_sd=0.06), np.random.default_rng(3), (1,))
+    reference_s, candidate_s, _ = run_pairs(Process(machine), Process(machine), pairs=400, block_steps=3)
+    groups = same_centres(log_ratios(reference_s, candidate_s)[0], 5)
+    small, large = (read_noise_floor(groups, plan=SequentialPlan(cap=c)) for c in (40, 160))
+    # Blocks of 3 steps of 6 %: a pair spreads by 6 % * sqrt(2 / 3).
+    assert small.pair_sd == pytest.approx(0.049, rel=0.15)
+    assert small.within_sd == pytest.approx(0.049, rel=0.15)
+    assert small.process_sd == 0.0
+    # A true effect is found 9 times in 10 (1.2816 sigma) if it lies that far beyond the half interval and the sesoi.
+    assert small.detectable == pytest.approx(0.005 + (2.4227 + 1.2816) * 0.049 / math.sqrt(40), rel=0.15)
+    powers = [SequentialPlan(cap=c).critical_value + 1.2816 for c in (40, 160)]
+    assert (large.detectable - 0.005) / (small.detectable - 0.005) == pytest.approx(
+        0.5 * powers[1] / powers[0], rel=1e-4
+    )
+
+
+def test_what_a_trial_can_find_has_the_processes_in_it() -> None:
+    quiet = same_centres(np.random.default_rng(1).normal(0, 0.002, 32), 4)
+    apart = [q + d for q, d in zip(quiet, (0.01, -0.01, 0.01, -0.01), strict=True)]
+    alike, differing = read_noise_floor(quiet, plan=PLAN), read_noise_floor(apart, plan=PLAN)
+    assert differing.process_sd == pytest.approx(0.01, rel=0.02)  # the root of 4 (1 %)^2 / 4 degrees
+    assert alike.detectable < 0.01
+    expected = 0.005 + spread_of(1e-4, 4) + 1.2816 * math.sqrt(2) * 0.01
+    assert differing.detectable == pytest.approx(expected, rel=0.03)
+
+
+def test_a_recorded_noise_floor_may_hold_figures_of_earlier_versions() -> None:
+    class Holder(Record):
+        floor: NoiseFloor
+
+    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]], plan=PLAN)
+    data = Holder(floor=floor).model_dump(mode="json")
+    data["floor"] |= {"autocorrelation": 0.1, "half_width": 0.02, "pairs_for_sesoi": 7, "order_effect": {"ratio": 1.0}}
+    assert Holder.model_validate(data).floor == floor
+    for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
+        del data["floor"][young]
+    old = Holder.model_validate(data).floor
+    assert (old.process_sd, old.spread, old.estimate) == (None, 0.0, floor.estimate)
+
+
+def test_noise_floor_admits_when_equal_processes_differ() -> None:
+    rng = np.random.default_rng(5)
+    quiet = rng.normal(0, 0.008, (4, 10))
+    assert read_noise_floor(list(quiet), plan=PLAN).is_honest
+    assert not read_noise_floor(list(quiet + 0.02), plan=PLAN).is_honest  # the living process is the odd one
+    assert not read_noise_floor([*quiet[:3], quiet[3] + 0.03], plan=PLAN).is_honest
+    swinging = (quiet.ravel() + 0.05 * np.sin(np.arange(40) / 6.4)).reshape(2, 20)
+    centred = [part - np.median(part) for part in swinging]
+    assert not read_noise_floor(centred, plan=PLAN).is_honest  # pairs remember each other
+
+
+def test_an_honest_machine_is_seldom_called_otherwise() -> None:
+    found = floors(np.random.default_rng(13), process_sd=0.0, within_sd=0.01, repeats=300)
+    assert np.mean([f.is_honest for f, _ in found]) > 0.88
+
+
+@pytest.mark.parametrize("groups", [[], [[0.1] * 7], [[0.0] * 8, [math.nan] * 8]])
+def test_too_little_is_refused(groups: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        read_noise_floor(groups, plan=PLAN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quiet", "processes", "everything", "bursts"])
+def test_it_holds_on_machines_with_drift_and_bursts(name: str) -> None:
+    """The same as above on the machines of the benchmarks, blocks of 3 steps."""
+    model, rng, held = NOISE_MODELS[name], np.random.default_rng(17), []
+    for _ in range(600):
+        machine = Machine(model, rng)
+        living = Process(machine)
+        groups = [log_ratios(*run_pairs(living, Process(machine), pairs=8, block_steps=3)[:2]) for _ in range(4)]
+        spread = read_noise_floor(groups, plan=PLAN).spread
+        blocks = log_ratios(*run_pairs(living, Process(machine), pairs=40, block_steps=3)[:2])
+        found = widen(PLAN.estimate(blocks), spread)
+        held.append(found.low <= 1.0 <= found.high)
+    assert np.mean(held) >= 0.93

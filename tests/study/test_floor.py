@@ -1,0 +1,249 @@
+"""The noise floor in several fresh processes: what is measured, kept, handed to trials and proofs, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.model.blocks import log_ratio
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Comparison, Failure, FailureKind
+from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord
+from autotune.model.spec import Effort, StudySpec
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate, SequentialPlan, judge, widen
+from autotune.stats.noise_floor import read_noise_floor, spread_of
+from autotune.study.alone import sandwich_floor
+from autotune.study.runner import pays
+from autotune.study.turns import floor_pairs
+from autotune.workers.base import WorkerFailed
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import Run, replay_study
+from tests.study.test_alone import pairs_of
+
+NOISE = {"white_sd": 0.004, "process_sd": 0.004}
+EFFECTS = {"xla_a=1": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Working out what can be proven takes seconds; see tests/study/test_promise.py."""
+    monkeypatch.setattr("autotune.study.lanes.promise_of", lambda spec, floor: None)
+
+
+class Counting(ReplayLauncher):
+    """Counts the processes of the reference that are started; something may happen at one of them."""
+
+    def __init__(self, spec: StudySpec, *, at: int = 0, error: BaseException | None = None) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform="cpu")
+        self.started: list[Path] = []
+        self._at, self._error = at, error
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+        if not settings:
+            self.started.append(folder)
+            if len(self.started) == self._at and self._error is not None:
+                raise self._error
+        return super().start(settings, folder, progress=progress)
+
+
+def raw(store: Store) -> list[float]:
+    return [log_ratio(p) for p in store.pairs("floor")]
+
+
+def test_one_living_reference_and_several_others(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE)
+    launcher = Counting(spec)
+    _, store, _ = run_replay(spec, trials=0, launcher=launcher)
+    floor = store.of(FloorResult)[0]
+    names = ["reference", "floor", "second-2", "second-3", "second-4"]
+    assert [f.relative_to(store.path / "floor").parts or ("floor",) for f in launcher.started] == [
+        (n,) if n != "floor" else ("floor",) for n in names
+    ]
+    assert floor.comparison.pair_count == 32
+    assert [p.index for p in store.pairs("floor")] == list(range(32))
+    groups = [raw(store)[i : i + 8] for i in range(0, 32, 8)]
+    again = read_noise_floor(groups, plan=SequentialPlan(cap=40), pair_s=floor.floor.pair_s)
+    assert again == floor.floor  # all of it follows from the raw pairs
+    assert floor.floor.degrees == 4
+    centres = [np.mean(g) for g in groups]
+    assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
+
+
+def test_the_number_of_processes_is_a_key_and_scales_with_effort(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE, study={"measure": {"floor_processes": 2}})
+    launcher = Counting(spec)
+    run_replay(spec, trials=0, launcher=launcher)
+    assert len(launcher.started) == 3
+    standard = replay_study()
+    counts = [standard.at_effort(e).measure.floor_processes for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
+    assert counts == [3, 4, 8]
+    assert spec.at_effort(Effort.QUICK).measure.floor_processes == 2
+
+
+def test_younger_keys_leave_the_identity_of_a_run_as_it_was() -> None:
+    """Else nobody could go on with a run of yesterday; this one is what the study had before the keys were there."""
+    spec = replay_study()
+    assert "floor_processes" not in spec.lasting()["measure"]
+    assert "start_s" not in spec.lasting()["replay"]
+    assert spec.identity == replay_study(study={"measure": {"floor_processes": 7}}).identity
+    assert spec.identity == replay_study(study={"confirm": {"pairs": 20}}).identity
+    assert spec.identity != replay_study(start_s=3.0).identity
+
+
+@pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
+def test_pairs_of_the_floor_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
+    spec = replay_study(start_s=start_s, step_s=step_s)
+    assert spec.replay is not None
+    launcher = ReplayLauncher(spec.replay, seed=0, platform="cpu")
+    assert floor_pairs(launcher._report([], [], ()), 6) == pairs
+
+
+def test_a_stop_in_the_middle_of_the_floor_begins_it_anew(run_replay: Run, tmp_path: Path) -> None:
+    spec = replay_study(noise=NOISE)
+    with pytest.raises(KeyboardInterrupt):
+        run_replay(spec, trials=1, launcher=Counting(spec, at=4, error=KeyboardInterrupt()))
+    half = (tmp_path / "run" / "floor" / "pairs.jsonl").read_text().splitlines()
+    assert len(half) == 16  # two processes were done
+    _, store, _ = run_replay(spec, trials=1)
+    _, untouched, _ = run_replay(spec, trials=1, folder="other")
+    assert [p.index for p in store.pairs("floor")] == list(range(32))
+    whole, anew = (s.of(FloorResult)[0].floor for s in (untouched, store))
+    assert (anew.degrees, anew.estimate.pair_count) == (whole.degrees, whole.estimate.pair_count) == (4, 32)
+    run_replay(spec, trials=2)
+    assert len(store.of(FloorResult)) == 1  # once it is there, it stays
+
+
+def test_a_second_process_that_dies_does_not_end_the_study(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE)
+    crash = WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log="w"))
+    _, store, _ = run_replay(spec, trials=0, launcher=Counting(spec, at=3, error=crash))
+    assert len(store.of(IncidentRecord)) == 1
+    assert [p.index for p in store.pairs("floor")] == list(range(32))
+    assert store.of(FloorResult)[0].comparison.pair_count == 32
+
+
+def test_the_losses_of_all_processes_make_the_tolerance(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE)
+
+    class Drifting(Counting):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+            worker = super().start(settings, folder, progress=progress)
+            if len(self.started) == 4:  # neither the first nor the last
+                losses = tuple(1.001 * x for x in worker.report.losses)
+                worker.report = worker.report.model_copy(update={"losses": losses})
+            return worker
+
+    _, store, _ = run_replay(spec, trials=0, launcher=Drifting(spec))
+    assert store.of(FloorResult)[0].loss_tolerance == pytest.approx(0.001, rel=0.01)
+
+
+def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_a=1": 0.9, "xla_b=1": 0.95}, noise=NOISE)
+    first = (("both", FlagSet({"xla_a": 1, "xla_b": 1})),)
+    _, store, _ = run_replay(spec, trials=8, first=first)
+    spread = store.of(FloorResult)[0].floor.spread
+    assert spread > 0.004
+    measured = [r for r in store.of(TrialResult) if r.status is TrialStatus.MEASURED]
+    measured += [r for r in store.of(AblationResult) if r.comparison is not None]  # type: ignore[misc]
+    assert len(measured) > 4
+    for result in measured:
+        assert result.directory is not None
+        assert result.comparison is not None
+        ratios = [log_ratio(p) for p in store.pairs(result.directory)]
+        assert result.comparison.estimate == widen(SequentialPlan(cap=40).estimate(ratios), spread)
+
+
+def counted(store: Store) -> set[int]:
+    return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_alone}
+
+
+def test_a_proof_s_pairs_follow_from_the_floor_unless_the_study_says(run_replay: Run) -> None:
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise=NOISE), trials=6)
+    assert counted(store) == {20}  # a formula does not say what starting costs
+    told = {"start_s": 4.0, "step_s": 0.1}
+    auto = replay_study(effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1}})
+    _, store, _ = run_replay(auto, trials=6, folder="auto")
+    assert counted(store) == {auto.confirm.pairs_after(store.of(FloorResult)[0].floor)}
+    assert 4 <= counted(store).pop() < 20
+    fixed = replay_study(
+        effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1, "pairs": 11}}
+    )
+    _, store, _ = run_replay(fixed, trials=6, folder="fixed")
+    assert counted(store) == {11}
+
+
+def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> None:
+    """Its noise floor knows no processes: intervals are not widened, and proofs have their 20 pairs."""
+    spec = replay_study(effects=EFFECTS, noise=NOISE, start_s=4.0)
+    run_replay(spec, trials=1)
+    file = tmp_path / "run" / "records.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in (x for x in lines if x["kind"] == "floor"):
+        line.pop("promise", None)
+        for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
+            line["floor"].pop(young)
+    lines = [x for x in lines if x["kind"] not in ("conclusion", "trial", "confirm_run", "finalist")]
+    file.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    _, store, _ = run_replay(spec, trials=6)
+    assert len(store.of(FloorResult)) == 1
+    assert counted(store) == {20}
+    trial = next(r for r in store.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    assert trial.directory is not None
+    assert trial.comparison is not None
+    ratios = [log_ratio(p) for p in store.pairs(trial.directory)]
+    assert trial.comparison.estimate == SequentialPlan(cap=40).estimate(ratios)
+
+
+@given(ratio=st.floats(0.9, 1.1), below=st.floats(0, 0.1), above=st.floats(0, 0.1), spread=st.floats(0, 0.1))
+def test_a_wider_interval_keeps_no_setting_that_was_dropped(
+    ratio: float, below: float, above: float, spread: float
+) -> None:
+    """Nor drops one that was kept: of equal pairs the estimate decides, so what does nothing is kept as often."""
+    estimate = Estimate(
+        ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40
+    )
+    kept = []
+    for found in (estimate, widen(estimate, spread)):
+        figures = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "mode": "turns", "stopped": ""}
+        comparison = Comparison(estimate=found, verdict=judge(found), **figures)  # type: ignore[arg-type]
+        kept.append(pays(comparison, 0.005)[0])
+    assert kept[0] == kept[1]
+
+
+def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
+    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), sesoi=0.005, start_s=30.0)
+    log = math.log
+    middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
+    total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
+    assert floor.process_sd == pytest.approx(math.sqrt(total / 6))
+    assert (floor.within_sd, floor.degrees, floor.start_s) == (0.0, 6, 30.0)
+    assert floor.spread == spread_of((floor.process_sd or 0) ** 2, 6)
+    assert floor.pair_s == pytest.approx(6.0, rel=0.02)
+
+
+def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
+    rng = np.random.default_rng(29)
+    found = []
+    for _ in range(400):
+        runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
+        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
+    assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
+
+
+def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE, study={"measure": {"mode": "sandwich"}})
+    _, store, _ = run_replay(spec, trials=0)
+    floor = store.of(FloorResult)[0]
+    assert floor.comparison.mode == "sandwich"
+    assert floor.floor == sandwich_floor(list(store.pairs("floor")), sesoi=0.005)
+    assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)
