@@ -146,6 +146,7 @@ def proofs(
     return faster, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE_MODELS)
 @pytest.mark.parametrize("gain", [0.02, 0.05])
 def test_honest_winners_keep_their_proof_on_every_machine(noise: str, gain: float) -> None:

@@ -33,6 +33,7 @@ def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: st
     assert after.device_bytes is None  # XLA's CPU does not tell
 
 
+@pytest.mark.slow
 def test_memory_of_two_ranks_is_that_of_both(start: Start) -> None:
     one = start(study(PROGRAMS["entry"]))
     two = start(study(PROGRAMS["entry"], device={"count": 2, "process_count": 2}))
