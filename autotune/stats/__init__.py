@@ -21,5 +21,5 @@ from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, lo
 from autotune.stats.simulate import Machine, Process
 from autotune.stats.total_time import (
     Stalls, TotalTime, add_stalls, find_stalls, growing_step, segments, slower_run, slower_total, stalled_total,
-    total_time,
+    compare_totals,
 )  # fmt: skip
