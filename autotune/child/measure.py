@@ -109,18 +109,18 @@ class Job:
         return losses, norms
 
     def _advance(self, *, fresh: bool = False) -> Any:
-        batch = self._make_batch(self._next) if fresh else self._batches[self._next % BATCH_RING]
+        batch = self._make_batch(self._next) if fresh else self._batches[self._next % len(self._batches)]
         self._state, metrics = self._step(self._state, batch)
         self._next += 1
         return metrics
 
-    def renew_batches(self) -> None:
-        """Puts new batches into the ring, before a block is timed.
+    def renew_batches(self, steps: int) -> None:
+        """Puts new batches into the ring, before a block of so many steps is timed.
 
         Of few batches that come again and again all is learned by heart: the loss goes to 0 and tells nothing any more.
         """
         self._batches.clear()  # the memory of both is not there
-        self._batches += [self._make_batch(self._next + i) for i in range(BATCH_RING)]
+        self._batches += [self._make_batch(self._next + i) for i in range(min(steps, BATCH_RING))]
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
@@ -157,7 +157,7 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
             channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
             continue
         if not (fresh := message.get("fresh", False)):
-            built.renew_batches()
+            built.renew_batches(message["steps"])
         times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)

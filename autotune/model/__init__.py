@@ -12,10 +12,10 @@ from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    AS_RECORDED, LOSS_NOT_CHECKED, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind,
-    LossBasis, LossCheck, Objective, Pair, PredictedStep, Record, SameStep, Settings, Stamped, WorkerReport,
-    WorkloadFacts, WorkPerStep, retold,
+    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep, Record,
+    SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
@@ -33,9 +33,10 @@ from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, 
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
     ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
-    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord, SessionRecord,
-    SoakRecord, SpanRecord,
+    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
+    SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
@@ -26,7 +25,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
-    Change,
     Count,
     Elapsed,
     Finite,
@@ -35,34 +33,12 @@ from autotune.model.numbers import (
     StepJoules,
     StepTime,
 )
+from autotune.model.retold import AS_RECORDED, retold
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 
 PREDICTED = "PREDICTED, NOT MEASURED"
 """Stands wherever a figure of a model is shown in the place of a measurement."""
-
-LOSS_NOT_CHECKED = "loss not checked"
-"""Stands wherever a set is spoken well of whose program tells no loss."""
-
-
-AS_RECORDED = {"as": "recorded"}
-"""Context of a dump that keeps the words of older records: what a digest goes over."""
-
-_OLD_WORDS = (
-    (re.compile(r"^verdict reached: [a-z ]+$"), "its interval is narrow enough"),
-    (re.compile(r"^surely not faster than (.+) by (.+) or more$"), r"surely no gain of \2 or more over \1"),
-    (re.compile(r"^slower without it$"), "it seems to pay"),
-    (re.compile(r"^not resolved, but the estimate is slower without it$"), "not settled, but it pays by its estimate"),
-    (re.compile(r"^no slower without it$"), "no sign that it pays"),
-)
-"""What older records say of a measurement in two processes, in words of proofs, and how it is said now."""
-
-
-def retold(reason: str) -> str:
-    """A reason as it is said now: that of an older record may use words that belong to proofs."""
-    for old, new in _OLD_WORDS:
-        reason = old.sub(new, reason)
-    return reason
 
 
 def _settings(value: object) -> FlagSet:
@@ -303,43 +279,6 @@ class EnergyUse(Record):
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
     estimate: Estimate
-
-
-class LossBasis(StrEnum):
-    """By what a candidate's loss was compared with the reference's."""
-
-    STEPS = "steps"
-    ROUNDING = "rounding"
-    WORK = "work"
-    DTYPE = "dtype"
-
-
-class LossCheck(Record):
-    """Whether a candidate trains as the reference does.
-
-    Attributes:
-        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
-            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
-        is_ok: None where it cannot be told: that is inconclusive, and no proof.
-        steps: How many steps were compared, one by one.
-        difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
-        tolerance: What it is held to.
-        words: What was compared and what came out, for people.
-        is_final: Whether nothing is left to be compared: a long run says more than the first steps.
-    """
-
-    basis: LossBasis
-    is_ok: bool | None = None
-    difference: Change | None = None
-    tolerance: Amount | None = None
-    steps: Count | None = None
-    words: str
-    is_final: bool = True
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether flags alone differ and no loss was told: nothing speaks against the set, and nothing for it."""
-        return self.is_ok is None and self.basis is LossBasis.STEPS
 
 
 class Comparison(Record):

@@ -16,12 +16,12 @@ from pydantic import (
 
 from autotune.model.artefacts import Artefact
 from autotune.model.long_run import SoakArms
+from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
     Failure,
     FailureKind,
-    LossCheck,
     Objective,
     PredictedStep,
     Settings,
@@ -101,7 +101,8 @@ class FloorResult(Stamped):
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
         rounding: Likewise to the reference in another rounding; None where that did not run.
-        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to.
+        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
+            runs have none.
         promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
     """
 
@@ -112,7 +113,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread = LossSpread()
+    loss_spread: LossSpread | None = None
     promise: Promise | None = None
     directory: str
 

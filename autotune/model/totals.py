@@ -42,14 +42,15 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
         runs: All pairs of processes of one proof of the set; those of older versions do not tell totals.
         typical: The proof's estimate of the typical step.
     """
-    totals = [r.total for r in runs if r.total is not None]
+    told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
+    totals = [total for total, _ in told]
     if typical is None or len(totals) < 2:
         return None
-    found = slower_total([t.log_ratio for t in totals], typical)
+    found = slower_total(totals, [log_ratio for _, log_ratio in told], typical)
     if found is None:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
-    return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, typical.ratio)}"
+    return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
 
 
 def judge_soak(arms: SoakArms) -> Failure | None:
@@ -57,15 +58,15 @@ def judge_soak(arms: SoakArms) -> Failure | None:
 
     A machine has its moods, so what one process shows must show in the second one, too.
     """
-    looks = [_judge_look(arms.candidate, arms)]
+    looks = [_judge_look(arms, [arms.candidate])]
     if looks[0] is not None and arms.again is not None:
-        looks.append(_judge_look(arms.again, arms))
+        looks.append(_judge_look(arms, [arms.candidate, arms.again]))
     return looks[-1] if None not in looks else None
 
 
-def _judge_look(mine: SoakArm, arms: SoakArms) -> Failure | None:
-    """What one process of the set shows against it, the gravest first."""
-    found = next(itertools.chain(_leaks(mine, arms.reference), _slow(mine, arms)), None)
+def _judge_look(arms: SoakArms, mine: Sequence[SoakArm]) -> Failure | None:
+    """What the last process of the set shows against it, the gravest first."""
+    found = next(itertools.chain(_leaks(mine[-1], arms.reference), _slow(arms, mine)), None)
     return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
 
 
@@ -79,15 +80,16 @@ def _leaks(mine: SoakArm, base: SoakArm | None) -> Iterator[tuple[FailureKind, s
             yield FailureKind.LEAK, f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
 
 
-def _slow(mine: SoakArm, arms: SoakArms) -> Iterator[tuple[FailureKind, str]]:
-    base, typical = arms.reference, arms.typical
+def _slow(arms: SoakArms, processes: Sequence[SoakArm]) -> Iterator[tuple[FailureKind, str]]:
+    mine, base, typical = processes[-1], arms.reference, arms.typical
     if base is None or min(len(mine.segment_s), len(base.segment_s)) < 4:
         return
     work_ratio = arms.work.ratio if arms.work is not None else 1.0
-    ratio = stalled_total(mine.stalls, base.stalls, log_ratio=typical) if typical is not None else None
+    stalls = [p.stalls for p in processes]
+    ratio = stalled_total(stalls, base.stalls, log_ratio=typical) if typical is not None else None
     ratio = ratio or slower_run(mine.segment_s, base.segment_s, work_ratio=work_ratio, process_sd=arms.process_sd)
     if ratio is not None:
-        said = f"{_stalls_beside(mine.stalls, base.stalls)}: {_in_total(ratio, math.exp(typical or 0.0))}"
+        said = f"{_stalls_beside(add_stalls(stalls), base.stalls)}: {_in_total(ratio, typical)}"
         yield FailureKind.SLOWER_IN_TOTAL, said
     growth = growing_step(mine.segment_s, base.segment_s, log_ratio=typical) if typical is not None else None
     if growth is not None:
@@ -98,8 +100,9 @@ def _slow(mine: SoakArm, arms: SoakArms) -> Iterator[tuple[FailureKind, str]]:
         )
 
 
-def _in_total(total: float, typical: float) -> str:
-    return f"{format_change(total)} in total though a typical step is {format_change(typical)}"
+def _in_total(total: float, typical: float | None) -> str:
+    though = "" if typical is None else f" though a typical step is {format_change(math.exp(typical))}"
+    return f"{format_change(total)} in total{though}"
 
 
 def _stalls_beside(mine: Stalls, base: Stalls) -> str:

@@ -15,10 +15,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     Failure,
-    LossCheck,
     PredictedStep,
     Record,
     Settings,

@@ -7,7 +7,6 @@ together is not found out.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import statistics
 from collections import Counter
@@ -16,9 +15,7 @@ from dataclasses import astuple
 from pathlib import PurePosixPath
 
 from autotune.model import (
-    AS_RECORDED,
     ONCE_MORE,
-    RECORD,
     AblationResult,
     AnyRecord,
     ConclusionRecord,
@@ -34,7 +31,6 @@ from autotune.model import (
     ProofRecord,
     RunDirectoryError,
     SoakRecord,
-    Stamped,
     StudySpec,
     TrialResult,
     artefacts_of,
@@ -46,6 +42,7 @@ from autotune.model import (
     total_of,
     veto_of,
 )
+from autotune.results.canonical import canonical
 from autotune.results.words import format_estimate
 from autotune.rundir import Store
 from autotune.stats import CLAIM, HURDLE, Estimate, TotalTime, Verdict, confirm, estimate_pairs, judge
@@ -75,7 +72,7 @@ def proof_digest(store: Store, conclusion: ConclusionRecord) -> str:
         *evidence_of(store, conclusion),
         conclusion.model_copy(update={"at_s": 0.0, "by": None, "digest": None}),
     ):
-        digest.update(f"{_canonical(record)}\n".encode())
+        digest.update(f"{canonical(record)}\n".encode())
         if isinstance(record, FloorResult | ConfirmRun | AblationResult) and record.directory is not None:
             for pair in _pairs(store, record.directory):
                 digest.update(f"{pair.model_dump_json(exclude_none=True)}\n".encode())
@@ -132,12 +129,6 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
     if conclusion in records:
         records = records[: records.index(conclusion)]
     return [r for r in records if isinstance(r, Evidence)]
-
-
-def _canonical(record: Stamped) -> str:
-    """A record as one text, the same whether it was just made or read from a file."""
-    again = RECORD.validate_json(record.model_dump_json(exclude_none=True, context=AS_RECORDED))
-    return json.dumps(json.loads(again.model_dump_json(exclude_none=True, context=AS_RECORDED)), sort_keys=True)
 
 
 def _pairs(store: Store, directory: str) -> list[Pair]:
@@ -243,8 +234,10 @@ def _of_planned(spec: StudySpec, proof: FinalistResult, plan: ProofRecord, runs:
         return
     if proof.verdict is not here.verdict or proof.is_passed > here.is_passed:
         yield f"{name}: its figures are {here.verdict}, the record says {proof.verdict}"
-    said: dict[str, Estimate | None] = {"ratio": proof.estimate, "interval": proof.corrected, **(proof.others or {})}
-    made: dict[str, Estimate | None] = {"ratio": here.estimate, "interval": here.corrected, **(here.others or {})}
+    said, made = (
+        {"ratio": r.estimate, "interval": r.corrected, **{o.words: e for o, e in (r.others or {}).items()}}
+        for r in (proof, here)
+    )
     for what in dict.fromkeys((*said, *made)):
         one, other = said.get(what), made.get(what)
         if (one is None) != (other is None) or (one is not None and other is not None and not _are_close(one, other)):

@@ -154,8 +154,8 @@ def describe_floor(result: FloorResult) -> list[str]:
 
 
 _DIFFERENT = (
-    "equal processes differ here by more than their pairs of blocks tell: a trial's interval includes that, and only a "
-    "proof in several fresh processes narrows it"
+    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a "
+    "trial's interval includes that spread, and only a proof in several fresh processes narrows it"
 )
 
 

@@ -7,7 +7,7 @@ from autotune.stats.estimates import (
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.leak import find_leak, memory_growth
 from autotune.stats.loss_check import (
-    LossSpread, StepLoss, Trace, TraceCheck, compare_traces, first_steps, largest_drift, relative_difference,
+    LossSpread, StepLoss, Trace, compare_traces, first_steps, largest_drift, relative_difference,
     rounding_of, spread_between,
 )  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of

@@ -11,7 +11,7 @@ LEAST_SAMPLES = 6
 """In the second half of a run, for its growth to be judged."""
 
 PARTS = 3
-"""A leak goes on: it must be seen in each of so many parts of the second half, to `PART_SHARE` of the whole."""
+"""A leak goes on: from each of so many parts of the second half to the next, by `PART_SHARE` of its least slope."""
 
 PART_SHARE = 0.5
 
@@ -51,10 +51,12 @@ def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak 
         reference: Likewise; too few of them count as no growth.
         step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
     """
-    mine, base = _slope(candidate), _slope(reference) or (0.0, 0.0, 0.0)
-    if mine is None or not _goes_on(_second_half(candidate), mine[0]):
+    if not _goes_on(candidate, 0.0):  # which is nearly always so, and known sooner than a slope
         return None
-    surely = mine[1] - max(base[0], base[2])
+    mine, base = _slope(candidate), _slope(reference) or (0.0, 0.0, 0.0)
+    if mine is None or not _goes_on(candidate, mine[1]):
+        return None
+    surely = mine[1] - (base[2] if _goes_on(reference, base[1]) else 0.0)
     if surely <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
         return None
     return Leak(candidate=mine[0], reference=base[0])
@@ -83,8 +85,11 @@ def _slope(samples: Samples) -> tuple[float, float, float] | None:
     return float(found.slope), float(found.low_slope), float(found.high_slope)
 
 
-def _goes_on(half: np.ndarray[tuple[int, int], np.dtype[np.float64]], slope: float) -> bool:
+def _goes_on(samples: Samples, slope: float) -> bool:
     """Whether memory grows in every part of a run, and by more than heaps do: one that was enlarged once is no leak."""
-    marks = half[np.linspace(0, len(half) - 1, PARTS + 1).round().astype(int)]
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return False
+    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
     steps, grown = np.diff(marks[:, 0]), np.diff(marks[:, 1])
     return float(np.sum(grown)) >= LEAST_GROWTH and bool(np.all(grown >= PART_SHARE * slope * steps))

@@ -57,8 +57,8 @@ MARGIN = 4.0
 AHEAD = 2
 """References are looked at up to this many times the step: their differences grow, now sooner, now later.
 
-Of simulated sets in another rounding 5 to 10 % were called wrong with the references' steps up to their own, 1 to 3 %
-with twice the margin, and at most 0.2 % so (docs/loss.md).
+Of simulated sets in another rounding 2 to 11 % were called wrong with references up to the same step, at most 0.2 % so
+(docs/loss.md).
 """
 
 MOST_TOLERANCE = 0.25

@@ -80,7 +80,7 @@ class ProofPlan:
         if count < FIRST_LOOK:
             return 0.0
         if count <= self.base:
-            return self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH
+            return float(self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH)
         return self.error * (1.0 - RESERVE * self.base / count)
 
     def nominal(self, count: int) -> float:

@@ -27,8 +27,12 @@ SEGMENTS = 10
 ALPHA = 0.01
 """Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
 
-ALPHA_STALLS = 0.05
-"""Likewise of the count of stalls: five to none, over as many steps. Fewer may be the machine's."""
+ALPHA_STALLS = (0.1, 0.01)
+"""Likewise of the count of stalls in one process: four to none, over as many steps; and of that in two together: twelve
+to none in one of the reference. What does not come so often may be the machine's."""
+
+ALPHA_PROOF = 0.02
+"""Likewise over all processes of a proof, of which there is no second look: six to none."""
 
 ALPHA_GROWTH = 0.001
 """Likewise of growth: neighbouring segments of a machine with bursts are alike, and a line seems surer than it is."""
@@ -144,39 +148,51 @@ def total_time(reference_s: Sequence[float], candidate_s: Sequence[float], *, wo
     )
 
 
-def slower_total(log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
+def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
     """The estimate of total time over pairs of processes, if it takes the gain back that the typical step promises.
 
-    That is so if the total is not below the reference's, or if its whole interval lies above the whole one of the
-    typical step: then the figure that would be exported is not what training gets.
+    That is so if the total is not below the reference's and what it loses is surely the candidate's own: it has more
+    stalls than the reference, or its total is above its typical step in process after process. (Hiccups of the machine
+    fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the whole interval
+    of the total lies above the whole one of the typical step: that figure is not what training gets.
 
     Args:
-        log_ratios: log of total time, candidate over reference, of each pair of processes; at least two.
-        typical: What the proof says of the typical step.
+        totals: Of each pair of processes, at least two.
+        log_ratios: log of the typical step, candidate over reference, of the same pairs of processes.
+        typical: What the proof makes of them.
     """
-    total = confirm(log_ratios).ordinary
-    return total if total.ratio >= 1.0 or total.low > typical.high else None
+    total = confirm([t.log_ratio for t in totals]).ordinary
+    if total.low > typical.high:
+        return total
+    if total.ratio < 1.0:
+        return None
+    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
+    gaps = np.asarray([t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)])
+    error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    goes_on = float(np.mean(gaps)) > student_quantile(2 * ALPHA, len(gaps) - 1) * error
+    return total if goes_on or _has_more(mine, base, alpha=ALPHA_PROOF) else None
 
 
 # ---------------------------------------------------------------------- long runs, one arm after the other
 
 
-def stalled_total(candidate: Stalls, reference: Stalls, *, log_ratio: float) -> float | None:
+def stalled_total(candidate: Sequence[Stalls], reference: Stalls, *, log_ratio: float) -> float | None:
     """Ratio of total times with the stalls of two long runs, if they are the candidate's own and take its gain back.
 
     What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
     does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
 
     Args:
-        candidate: Stalls of its long run.
+        candidate: Stalls of its long run, or of two: then they must show in the last one, and be sure in both together.
         reference: Likewise.
         log_ratio: log of the typical step, candidate over reference, per unit of work.
     """
-    both = candidate.count + reference.count
-    share = candidate.steps / (candidate.steps + reference.steps)
-    if candidate.count == 0 or _chance_of_more(candidate.count, both, share) > ALPHA_STALLS:
+    found = add_stalls(candidate)
+    if not _has_more(candidate[-1], reference, alpha=ALPHA_STALLS[0]):
         return None
-    ratio = math.exp(log_ratio) * (1.0 + candidate.excess) / (1.0 + reference.excess)
+    if len(candidate) > 1 and not _has_more(found, reference, alpha=ALPHA_STALLS[1]):
+        return None
+    ratio = math.exp(log_ratio) * (1.0 + found.excess) / (1.0 + reference.excess)
     return ratio if ratio >= 1.0 else None
 
 
@@ -224,11 +240,14 @@ def segments(step_times_s: Sequence[float], count: int = SEGMENTS) -> tuple[floa
     return tuple(float(np.mean(part)) for part in parts)
 
 
-def _chance_of_more(count: int, both: int, share: float) -> float:
-    """Chance that at least `count` of `both` stalls fall to an arm that ran this share of the steps."""
+def _has_more(candidate: Stalls, reference: Stalls, *, alpha: float) -> bool:
+    """Whether so many stalls more than the reference's would come by chance with probability `alpha` at most."""
     from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
 
-    return float(bdtrc(count - 1, both, share))
+    if candidate.count == 0:
+        return False
+    share = candidate.steps / (candidate.steps + reference.steps)
+    return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= alpha
 
 
 def _growth(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:

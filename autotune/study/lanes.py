@@ -32,7 +32,6 @@ from autotune.model import (
     log_ratio,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
-from autotune.stats import LossSpread
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
 from autotune.study.promise import promise_of
@@ -192,7 +191,7 @@ class Lanes:
             name=job.name,
             mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
-            loss_spread=lane.floor.loss_spread if lane.floor else LossSpread(),
+            loss_spread=lane.floor.loss_spread if lane.floor else None,
             spread=lane.floor.floor.spread if lane.floor else 0.0,
             runtime=tuple(self._runtime(self._settings_of(job.unit))),
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),

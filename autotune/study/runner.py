@@ -34,7 +34,7 @@ from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
-from autotune.study.traces import OTHER_ROUNDING, not_finite, spread_of_floor, spread_of_rounding
+from autotune.study.traces import OTHER_ROUNDING, known_at_start, not_finite, spread_of_floor, spread_of_rounding
 from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
@@ -84,7 +84,8 @@ class Runner:
         bench.begin(assignment.lane, assignment.at_s)
         bench.runtime = frozenset(assignment.runtime)
         bench.programs.update(assignment.programs)
-        bench.loss_tolerance, bench.loss_spread = assignment.loss_tolerance, assignment.loss_spread
+        bench.loss_tolerance = assignment.loss_tolerance
+        bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)

@@ -85,6 +85,11 @@ def not_finite(what: str) -> LaunchError:
     )
 
 
+def known_at_start(drift: float) -> LossSpread:
+    """What is known of references of which only the largest difference of their first steps was kept."""
+    return LossSpread(steps=(0,), losses=(drift,), norms=(drift,))
+
+
 def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
     """How far processes of the reference were apart, over their first steps and the blocks of a noise floor.
 

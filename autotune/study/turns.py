@@ -143,8 +143,8 @@ class InTurns(Comparer):
             pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
         )
         comparison = make_comparison(
-            pairs, noise.estimate, sesoi=spec.measure.smallest_effect, warnings=bench.gpus.warnings(),
-            meter=bench.meter, stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
+            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
             reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
@@ -176,7 +176,7 @@ class InTurns(Comparer):
 
 
 def floor_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of a noise floor: half of the time that it takes to start one.
+    """Pairs of blocks with each process of a noise floor: a third of the time that it takes to start one.
 
     Args:
         report: Of the reference.
@@ -184,7 +184,7 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
-    return min(most, max(least, round(report.start_s / 2 / pair_s))) if pair_s > 0 else most
+    return min(most, max(least, round(report.start_s / 3 / pair_s))) if pair_s > 0 else most
 
 
 def measure_pairs(

@@ -201,7 +201,7 @@ class Assignment(Record):
     name: str
     mode: str | None = None
     loss_tolerance: float = 0.0
-    loss_spread: LossSpread = LossSpread()
+    loss_spread: LossSpread | None = None
     spread: float = 0.0
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()

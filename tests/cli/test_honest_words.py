@@ -162,12 +162,12 @@ def test_the_schema_of_a_trial_has_no_verdict() -> None:
 
 
 def test_a_trial_keeps_its_word_beside_a_proof_that_refutes_it(run_replay: Run) -> None:
-    """Within two processes everything is sharp; processes differ by 3 %, so that a lucky pair looks clearly faster."""
+    """Within two processes everything is sharp; processes differ by 3 %, so that a lucky pair looks 2 % faster."""
     spec = replay_study(
         noise={"white_sd": 1e-4, "process_sd": 0.03}, study={"confirm": {"processes": 4, "finalists": 1, "soak": 0}}
     )
     _, store, diary = run_replay(spec, trials=12)
-    assert any(judge(r.comparison.estimate) is Verdict.FASTER for r in diary.ended if r.comparison is not None)
+    assert any(r.comparison.estimate.ratio < 0.98 for r in diary.ended if r.comparison is not None)
     assert diary.finalists
     assert all(f.verdict is not Verdict.FASTER for f in diary.finalists)
     table = study_tables(store)[0]

@@ -64,7 +64,6 @@ def checked(store: Store) -> Checker:
 def test_a_finished_study_says_everything(finished: Store) -> None:
     text = checked(finished).text
     for expected in (
-        "xla_a=1 xla_d=2 is 7.8 % faster than the default",
         "Finalists, in fresh processes",
         "final proof",
         "the default against itself (noise floor)",
@@ -80,12 +79,13 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
         "a <b>study</b>",
     ):
         assert expected in text
+    assert re.search(r"xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)  # 7.85 %: 0.95 * 0.97
 
 
 def test_markdown_says_the_same(finished: Store) -> None:
     text = render_markdown(finished)
     assert text.startswith("# replayed\n")
-    assert "**xla_a=1 xla_d=2 is 7.8 % faster than the default" in text
+    assert re.search(r"\*\*xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)
     tables = re.findall(r"^\|.*\|$", text, re.MULTILINE)
     assert len(tables) > 40
     assert "## Failures" in text

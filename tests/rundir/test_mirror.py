@@ -240,12 +240,12 @@ class Interrupting(ReplayLauncher):
 
     def __init__(self, replay: ReplaySpec, at: dict[int, Callable[[], None]]) -> None:
         super().__init__(replay, seed=0, platform="cpu")
-        self._at = at
-        self._starts = 0
+        self._deeds = at
+        self._begun = 0
 
     def start(self, settings: FlagSet, folder: Path, **more: Any) -> ReplayWorker:
-        self._starts += 1
-        self._at.pop(self._starts, lambda: None)()
+        self._begun += 1
+        self._deeds.pop(self._begun, lambda: None)()
         return super().start(settings, folder, **more)
 
 

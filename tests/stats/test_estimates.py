@@ -22,13 +22,10 @@ from autotune.stats.estimates import (
     judge,
     least_ratio,
     outlook_of,
-    processes_to_settle,
 )
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
 from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
-
-ROOT = Path(__file__).parents[2]
 
 
 def estimate(ratio: float, low: float, high: float) -> Estimate:
@@ -257,14 +254,3 @@ def test_bursts_take_their_share_and_wander_its_spread() -> None:
     assert wander.std() == pytest.approx(0.1, rel=0.03)
     neighbours = np.mean(wander[:, 1:] * wander[:, :-1]) / np.mean(wander**2)
     assert neighbours == pytest.approx(math.exp(-1 / 5), abs=0.02)
-
-
-def test_the_processes_that_would_settle_an_effect_grow_with_its_noise() -> None:
-    quiet = [math.log(0.95) + x for x in (-0.01, 0.0, 0.01)]
-    noisy = [math.log(0.95) + x for x in (-0.06, 0.0, 0.06)]
-    few, many = processes_to_settle(quiet, sesoi=0.005), processes_to_settle(noisy, sesoi=0.005)
-    assert few == 3
-    assert many is not None
-    # t(0.975, n - 1) * 0.06 / sqrt(n) falls below log(0.995 / 0.95) = 0.0463 between 8 and 9.
-    assert many == 9
-    assert processes_to_settle([0.01, -0.01, 0.0], sesoi=0.005) is None

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import Comparison, Failure, FailureKind
 from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord
 from autotune.model.spec import Effort, StudySpec
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.stats.estimates import SequentialPlan, widen
+from autotune.stats.estimates import Estimate, SequentialPlan, judge, widen
 from autotune.stats.noise_floor import read_noise_floor, spread_of
 from autotune.study.alone import sandwich_floor
+from autotune.study.runner import pays
 from autotune.study.turns import floor_pairs
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
@@ -97,7 +100,7 @@ def test_younger_keys_leave_the_identity_of_a_run_as_it_was() -> None:
     assert spec.identity != replay_study(start_s=3.0).identity
 
 
-@pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (12.0, 0.05, 10), (90.0, 0.1, 20)])
+@pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
 def test_pairs_of_the_floor_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
     spec = replay_study(start_s=start_s, step_s=step_s)
     assert spec.replay is not None
@@ -161,7 +164,7 @@ def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run
 
 
 def counted(store: Store) -> set[int]:
-    return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None}
+    return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_alone}
 
 
 def test_a_proof_s_pairs_follow_from_the_floor_unless_the_study_says(run_replay: Run) -> None:
@@ -199,6 +202,22 @@ def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> N
     assert trial.comparison is not None
     ratios = [log_ratio(p) for p in store.pairs(trial.directory)]
     assert trial.comparison.estimate == SequentialPlan(cap=40).estimate(ratios)
+
+
+@given(ratio=st.floats(0.9, 1.1), below=st.floats(0, 0.1), above=st.floats(0, 0.1), spread=st.floats(0, 0.1))
+def test_a_wider_interval_keeps_no_setting_that_was_dropped(
+    ratio: float, below: float, above: float, spread: float
+) -> None:
+    """Nor drops one that was kept: of equal pairs the estimate decides, so what does nothing is kept as often."""
+    estimate = Estimate(
+        ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40
+    )
+    kept = []
+    for found in (estimate, widen(estimate, spread)):
+        figures = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "mode": "turns", "stopped": ""}
+        comparison = Comparison(estimate=found, verdict=judge(found), **figures)  # type: ignore[arg-type]
+        kept.append(pays(comparison, 0.005)[0])
+    assert kept[0] == kept[1]
 
 
 def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:

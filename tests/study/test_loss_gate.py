@@ -12,7 +12,8 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.losses import LossBasis
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult

@@ -11,7 +11,8 @@ import pytest
 from autotune.machine.environment import caller_environment
 from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.losses import LossBasis
+from autotune.model.measurement import FailureKind
 from autotune.model.options import option_sets
 from autotune.model.records import FloorResult, SoakRecord
 from autotune.model.spec import parse_study

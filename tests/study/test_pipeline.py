@@ -60,9 +60,11 @@ def test_every_noise_model_can_be_replayed(run_replay: Run, noise: str) -> None:
 def test_the_reported_figure_comes_from_runs_that_chose_nothing(run_replay: Run) -> None:
     conclusion, store, _ = run_replay(replay_study(effects=EFFECTS), trials=30)
     assert conclusion.estimate is not None
-    final = [r.log_ratio for r in store.of(ConfirmRun) if r.stage in ("final", "full")]
-    assert conclusion.estimate.pair_count == len(final) == 5
-    assert math.log(conclusion.estimate.ratio) == pytest.approx(sum(x for x in final if x is not None) / 5)
+    assert conclusion.settings is not None
+    gain = [r.log_ratio for r in store.of(ConfirmRun) if r.stage == "gain" and r.settings == conclusion.settings]
+    assert conclusion.estimate.pair_count == len(gain) == 6
+    assert math.log(conclusion.estimate.ratio) == pytest.approx(sum(x for x in gain if x is not None) / 6)
+    assert "after a proof of 4" in conclusion.sentence
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from autotune.model.flags import FlagSet
+from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import Outcome, SoakRecord
+from autotune.model.records import IncidentRecord, Outcome, SoakRecord
+from autotune.results.audit import disagreements
+from autotune.results.export import ExportFormat, render_export
+from autotune.results.report import render_markdown
+from autotune.results.soak_words import describe_soak
+from autotune.rundir.store import Store
+from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -73,3 +86,162 @@ def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.soaked_s is None
     assert store.of(SoakRecord) == []
+
+
+# ---------------------------------------------------------------------- both arms
+
+
+Block = Callable[[tuple[float, ...], int], tuple[tuple[float, ...], MemoryUse | None]]
+MB = 1_000_000
+
+
+def steady(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+    return times, MemoryUse(host_bytes=500 * MB, device_bytes=900 * MB)
+
+
+class Acting(ReplayLauncher):
+    """Workers whose blocks and memory are told by a function of the steps of their process, in the soak alone."""
+
+    parts: dict[str, list[Block]]
+    started: list[str]
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        if "soak" not in folder.parts:
+            return worker
+        arm = "candidate" if settings.get("xla_a") == "1" else "reference"
+        self.started.append(arm)
+        parts = self.parts.get(arm, [steady])
+        part = parts[min(self.started.count(arm), len(parts)) - 1]
+        run, done = worker.run_block, 0
+
+        def run_block(steps: int) -> tuple[float, ...]:
+            nonlocal done
+            times, worker.last_memory = part(run(steps), done)
+            done += steps
+            return times
+
+        worker.run_block = run_block  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.fixture
+def soaked(run_replay: Run) -> Callable[..., Any]:
+    """A study whose winner soaks beside the reference, both acting as told: conclusion, store, its soak, launcher."""
+
+    def run(*candidate: Block, reference: Block = steady) -> Any:
+        spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s", "soak_steps": 480}})
+        launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+        launcher.parts, launcher.started = {"candidate": list(candidate), "reference": [reference]}, []
+        only = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
+        conclusion, store, _ = run_replay(spec, trials=1, launcher=launcher, space=only)
+        return conclusion, store, store.of(SoakRecord)[-1], launcher
+
+    return run
+
+
+def stalling(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+    """A stall of twenty steps in every forty."""
+    return tuple(t * (20 if (done + i) % 40 == 39 else 1) for i, t in enumerate(times)), None
+
+
+def growing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+    """Steps that take half as long again after 480."""
+    return tuple(t * (1 + (done + i) / 960) for i, t in enumerate(times)), None
+
+
+def leaking(kind: str, per_step: int = 2 * MB) -> Block:
+    return lambda times, done: (times, MemoryUse(**{kind: 500 * MB + per_step * (done + len(times))}))
+
+
+@pytest.mark.parametrize(
+    ("acts", "kind", "words"),
+    [
+        (stalling, FailureKind.SLOWER_IN_TOTAL, r"one stall of .* in 40 steps, 24 in all \(reference: no stall\): \d"),
+        (growing, FailureKind.SLOWS_DOWN, r"its steps grow 1\.\d\d times as long over 4\d\d steps"),
+        (leaking("host_bytes"), FailureKind.LEAK, r"its memory grows by 2\.0 MB a step \(reference 0\.0\)"),
+        (leaking("device_bytes"), FailureKind.LEAK, r"its device memory grows by 2\.0 MB a step \(reference 0\.0\)"),
+    ],
+    ids=["stalls", "slows down", "leaks", "leaks on the device"],
+)
+def test_what_two_processes_show_beside_the_reference_is_no_winner(
+    soaked: Any, acts: Block, kind: FailureKind, words: str
+) -> None:
+    conclusion, _, record, launcher = soaked(acts)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert (record.failure.kind, record.failure.phase) == (kind, "soak")
+    assert re.search(words, record.failure.message), record.failure.message
+    assert record.failure.message in conclusion.sentence
+    assert launcher.started == ["candidate", "reference", "candidate"]
+
+
+@pytest.mark.parametrize("acts", [stalling, growing, leaking("host_bytes")])
+def test_what_only_the_first_process_shows_is_the_machines(soaked: Any, acts: Block) -> None:
+    conclusion, store, record, _ = soaked(acts, steady)
+    assert conclusion.settings == FlagSet({"xla_a": "1"})
+    assert record.arms.again is not None
+    assert "run twice, for something spoke against the first run and not against the second" in describe_soak(record)
+    assert disagreements(store, conclusion) == []
+
+
+@pytest.mark.parametrize("acts", [stalling, growing, leaking("host_bytes"), leaking("device_bytes")])
+def test_what_the_reference_does_as_well_is_no_fault(soaked: Any, acts: Block) -> None:
+    conclusion, _, record, _ = soaked(acts, reference=acts)
+    assert conclusion.settings == FlagSet({"xla_a": "1"}), record.failure
+    assert record.arms.again is None
+
+
+def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
+    _, store, record, launcher = soaked(steady)
+    assert launcher.started == ["candidate", "reference"]
+    assert record.arms.reference.step_count == record.arms.candidate.step_count == record.step_count
+    words = (
+        "without a fault; no stall (reference: no stall); memory grows by 0.0 kB a step (reference 0.0); "
+        "device memory grows by 0.0 kB a step (reference 0.0)"
+    )
+    assert f"# soak: {record.step_count} steps in" in render_export(store, ExportFormat.ENV)
+    for text in (describe_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
+        assert words in text
+
+
+def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
+    _, store, _, _ = soaked(lambda times, done: (times, None))
+    assert "memory not watched" in render_export(store, ExportFormat.ENV)
+
+
+def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_is_judged(soaked: Any) -> None:
+    def failing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="the reference died", phase="step"))
+
+    conclusion, store, record, launcher = soaked(steady, reference=failing)
+    assert launcher.started == ["candidate", "reference", "reference"]
+    assert conclusion.settings == FlagSet({"xla_a": "1"})
+    assert "the reference failed beside it, so total times are not compared" in describe_soak(record)
+    assert sum("the reference died" in r.what for r in store.of(IncidentRecord)) == 2
+
+
+def test_a_leak_beside_a_reference_that_fails_is_a_leak(soaked: Any) -> None:
+    def failing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="the reference died", phase="step"))
+
+    _, _, record, _ = soaked(leaking("host_bytes"), reference=failing)
+    assert record.failure.kind is FailureKind.LEAK
+
+
+def test_a_second_process_that_fails_is_a_failure(soaked: Any) -> None:
+    def crashing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it died", phase="step"))
+
+    _, _, record, _ = soaked(stalling, crashing)
+    assert record.failure.kind is FailureKind.CRASH
+
+
+def test_a_soak_that_was_edited_into_a_pass_is_found_out(soaked: Any) -> None:
+    conclusion, store, _, _ = soaked(steady)
+    (path,) = store.path.glob("records.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    soak = next(line for line in lines if line["kind"] == "soak")
+    soak["arms"]["candidate"]["stalls"] |= {"count": 24, "lost_s": 10.0, "longest_s": 0.6}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = disagreements(Store.open(store.path), conclusion)
+    assert any("slower in total" in line and "the conclusion has it as the winner" in line for line in said)

@@ -85,6 +85,8 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.mode == "sandwich"
+    assert floor.floor.process_sd is not None
+    assert (floor.floor.degrees, floor.floor.within_sd) == (4, 0.0)
     assert len(list(store.pairs(floor.directory))) == 4
 
 

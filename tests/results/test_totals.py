@@ -1,0 +1,138 @@
+"""Sets that are faster by their typical step and slower in total: vetoed by their proof, whoever edits the records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Arm, Objective, Pair, WorkPerStep
+from autotune.model.objectives import front_estimates, proven_front
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
+from autotune.model.totals import total_of, veto_of
+from autotune.results.audit import disagreements
+from autotune.results.report import render_markdown
+from autotune.results.words import describe_finalist
+from autotune.rundir.store import Store
+from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.stats.estimates import Verdict
+from autotune.study.proof import more_processes
+from autotune.workers.base import Progress
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import Run, replay_study
+
+FAST = FlagSet({"xla_a": "1"})
+SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
+
+
+class Stalling(ReplayLauncher):
+    """Workers under xla_a=1 stand still for ten steps, once in every twenty-five."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        if settings.get("xla_a") != "1":
+            return worker
+        run, done = worker.run_block, 0
+
+        def run_block(steps: int) -> tuple[float, ...]:
+            nonlocal done
+            times = tuple(t * (11 if (done + i) % 25 == 24 else 1) for i, t in enumerate(run(steps)))
+            done += steps
+            return times
+
+        worker.run_block = run_block  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.fixture
+def stalled(run_replay: Run) -> tuple[ConclusionRecord, Store]:
+    spec = replay_study(effects={"xla_a=1": 0.8}, noise="quiet")
+    launcher = Stalling(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    conclusion, store, _ = run_replay(spec, trials=1, launcher=launcher, space=SPACE)
+    return conclusion, store
+
+
+def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
+    stalled: tuple[ConclusionRecord, Store],
+) -> None:
+    conclusion, store = stalled
+    (proof,) = store.of(FinalistResult)
+    assert proof.corrected is not None
+    assert proof.corrected.high < 0.85
+    assert proof.verdict is Verdict.UNRESOLVED
+    assert proof.veto is not None
+    # 60 steps of each process hold two of them
+    words = (
+        r"one stall of \d+ ms in 30 steps, 10 in all \(reference: no stall\): 6\.\d % slower in total though a typical "
+        r"step is (19|20)\.\d % faster"
+    )
+    assert re.fullmatch(words, proof.veto)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    for text in (conclusion.sentence, describe_finalist(proof), render_markdown(store)):
+        assert proof.veto in text
+    assert more_processes(store) is None  # more of them would not mend it
+    assert front_estimates(proof, [Objective.STEP_TIME]) is None
+    assert proven_front([proof], [Objective.STEP_TIME], sesoi=0.005) == []
+
+
+def test_who_edits_the_veto_away_is_found_out(stalled: tuple[ConclusionRecord, Store]) -> None:
+    conclusion, store = stalled
+    (estimate,) = (f.estimate for f in store.of(FinalistResult))
+    path = store.path / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    proof = next(line for line in lines if line["kind"] == "finalist")
+    del proof["veto"]
+    proof |= {"verdict": "faster", "stage": "final"}
+    for line in lines:
+        if line["kind"] == "confirm_run":
+            line["stage"] = "final"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    forged = {"outcome": Outcome.WINNER, "settings": FAST, "trial": 1, "estimate": estimate}
+    won = conclusion.model_copy(update=forged)
+    said = disagreements(Store.open(store.path), won)
+    assert any("slower in total" in line and "the record says faster" in line for line in said), said
+
+
+FORGED: list[Callable[[dict[str, Any]], object]] = [
+    lambda total: total.update(log_ratio=-1.0),
+    lambda total: total["candidate"].update(count=0, lost_s=0.0, longest_s=0.0),
+    lambda total: total["reference"].update(typical_s=9.0),
+]
+
+
+@pytest.mark.parametrize("forge", FORGED)
+def test_totals_that_do_not_follow_from_the_raw_pairs_are_refused(
+    stalled: tuple[ConclusionRecord, Store], forge: Callable[[dict[str, Any]], object]
+) -> None:
+    conclusion, store = stalled
+    path = store.path / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    forge(next(line for line in lines if line["kind"] == "confirm_run")["total"])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = disagreements(Store.open(store.path), conclusion)
+    assert any("its raw pairs give total times and stalls" in line for line in said), said
+
+
+def test_runs_of_older_versions_tell_no_totals_and_are_judged_without(
+    stalled: tuple[ConclusionRecord, Store],
+) -> None:
+    _, store = stalled
+    runs = [r.model_copy(update={"total": None}) for r in store.of(ConfirmRun)]
+    assert veto_of(runs, store.of(FinalistResult)[0].corrected) is None
+    assert veto_of(store.of(ConfirmRun), None) is None
+    assert veto_of(store.of(ConfirmRun)[:1], store.of(FinalistResult)[0].corrected) is None
+
+
+def test_totals_are_of_every_step_of_every_block_and_per_unit_of_work() -> None:
+    pairs = [
+        Pair(index=i, first=Arm.REFERENCE, reference_s=(1.0, 1.0), candidate_s=(1.0, 2.0 + i), at_s=0.0)
+        for i in range(3)
+    ]
+    total = total_of(pairs, WorkPerStep(reference=1, candidate=2))
+    assert total.log_ratio == pytest.approx(0.0)  # 12 s over 6, for twice the work
+    assert (total.candidate.steps, total.candidate.typical_s, total.candidate.count) == (6, 1.5, 0)

@@ -1,0 +1,183 @@
+"""Total time, stalls and growth against simulated machines: honest winners pass, planted losses are found."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune.stats.estimates import Verdict, confirm, judge
+from autotune.stats.intervals import Floats, hodges_lehmann
+from autotune.stats.simulate import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
+from autotune.stats.total_time import (
+    Stalls,
+    TotalTime,
+    add_stalls,
+    find_stalls,
+    growing_step,
+    segments,
+    slower_run,
+    slower_total,
+    stalled_total,
+    total_time,
+)
+
+CASES = 1000
+QUIET = NOISE_MODELS["quiet"]
+
+
+def runs(noise: str, gain: float, steps: int, *, seed: int, cases: int = CASES) -> tuple[Floats, Floats, Floats]:
+    """Two processes of a candidate and one of the reference, one after the other: `[cases, steps]` seconds each."""
+    machine = Machine(NOISE_MODELS[noise], np.random.default_rng(seed), (cases,))
+    step_s = math.exp(math.log(1 - gain))
+    first = Process(machine, step_s=step_s).run_block(steps)
+    reference = Process(machine).run_block(steps)
+    return first, Process(machine, step_s=step_s).run_block(steps), reference
+
+
+def speaks_against(candidates: list[Floats], reference: Floats, gain: float, process_sd: float) -> bool:
+    """Whether the last process of a set shows something, as a soak judges it."""
+    log_ratio, mine = math.log(1 - gain), segments(list(candidates[-1]))
+    base = segments(list(reference))
+    found = stalled_total([find_stalls(list(c)) for c in candidates], find_stalls(list(reference)), log_ratio=log_ratio)
+    return any(
+        f is not None
+        for f in (
+            found,
+            slower_run(mine, base, process_sd=process_sd),
+            growing_step(mine, base, log_ratio=log_ratio),
+        )
+    )
+
+
+def vetoed(first: Floats, again: Floats, reference: Floats, gain: float, noise: str) -> float:
+    """Share of cases in which two processes in a row show something."""
+    process_sd = math.sqrt(2) * NOISE_MODELS[noise].process_sd
+    both = [
+        speaks_against([c], r, gain, process_sd) and speaks_against([c, a], r, gain, process_sd)
+        for c, a, r in zip(first, again, reference, strict=True)
+    ]
+    return sum(both) / len(both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [200, 1000])
+@pytest.mark.parametrize("noise", NOISE_MODELS)
+def test_honest_winners_survive_their_soak_on_every_machine(noise: str, steps: int) -> None:
+    first, again, reference = runs(noise, 0.01, steps, seed=steps)
+    assert vetoed(first, again, reference, 0.01, noise) <= 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["quiet", "white", "bursts", "outliers"])
+@pytest.mark.parametrize(("gain", "share", "size"), [(0.2, 1 / 40, 18.0), (0.05, 1 / 60, 12.0), (0.02, 1 / 20, 4.0)])
+def test_stalls_that_cost_over_5_percent_are_found_in_a_soak_that_holds_thirty(
+    noise: str, gain: float, share: float, size: float
+) -> None:
+    steps, rng = round(30 / share), np.random.default_rng(11)
+    first, again, reference = runs(noise, gain, steps, seed=12, cases=300)
+    for arm in (first, again):
+        arm += size * (rng.random(arm.shape) < share)
+    assert 1 - gain + size * share > 1.05
+    assert vetoed(first, again, reference, gain, noise) >= 0.99
+
+
+def test_stalls_that_come_like_clockwork_are_found_when_a_soak_holds_six() -> None:
+    first, again, reference = runs("quiet", 0.2, 240, seed=5, cases=200)
+    for arm in (first, again):
+        arm[:, 39::40] += 18.0
+    assert vetoed(first, again, reference, 0.2, "quiet") == 1.0
+
+
+def test_stalls_of_the_machine_are_no_ones_fault() -> None:
+    rng, (first, again, reference) = np.random.default_rng(3), runs("quiet", 0.02, 400, seed=6, cases=500)
+    for arm in (first, again, reference):
+        arm += 5.0 * (rng.random(arm.shape) < 1 / 50)
+    assert vetoed(first, again, reference, 0.02, "quiet") <= 0.01
+
+
+def test_a_busy_minute_that_only_the_first_process_meets_counts_for_nothing() -> None:
+    first, again, reference = runs("quiet", 0.05, 200, seed=8, cases=50)
+    assert vetoed(first * 2.0, again, reference, 0.05, "quiet") == 0.0
+    assert vetoed(first * 2.0, again * 2.0, reference, 0.05, "quiet") == 1.0
+
+
+def test_steps_that_grow_by_half_are_found_and_a_machine_that_drifts_is_not() -> None:
+    first, again, reference = runs("drift", 0.05, 400, seed=9, cases=200)
+    ramp = np.linspace(1.0, 1.5, 400)
+    assert vetoed(first * ramp, again * ramp, reference * ramp, 0.05, "drift") <= 0.01
+    assert vetoed(first * ramp, again * ramp, reference, 0.05, "drift") >= 0.99
+
+
+# ---------------------------------------------------------------------- over the processes of a proof
+
+
+def proofs(
+    noise: str, gain: float, *, stalls: tuple[float, float] = (0.0, 0.0), cases: int = CASES, processes: int = 5
+) -> tuple[int, int]:
+    """How many proofs find a set faster, and how many of those its total time refuses."""
+    rng = np.random.default_rng(21)
+    machine = Machine(NOISE_MODELS[noise], rng, (cases,))
+    typical, totals = [], []
+    for _ in range(processes):
+        one, other = Process(machine), Process(machine, step_s=1 - gain)
+        reference, candidate, _ = run_pairs(one, other, pairs=20, block_steps=5)
+        candidate = candidate + stalls[0] * (rng.random(candidate.shape) < stalls[1])
+        typical.append(hodges_lehmann(log_ratios(reference, candidate), level=0.95)[0])
+        totals.append([total_time(list(r.ravel()), list(c.ravel())) for r, c in zip(reference, candidate, strict=True)])
+    faster = refused = 0
+    for ratios, of_each in zip(np.array(typical).T, zip(*totals, strict=True), strict=True):
+        estimate = confirm(ratios).corrected
+        if judge(estimate) is Verdict.FASTER:
+            faster += 1
+            refused += slower_total(of_each, list(ratios), estimate) is not None
+    return faster, refused
+
+
+@pytest.mark.parametrize("noise", NOISE_MODELS)
+@pytest.mark.parametrize("gain", [0.02, 0.05])
+def test_honest_winners_keep_their_proof_on_every_machine(noise: str, gain: float) -> None:
+    faster, refused = proofs(noise, gain)
+    assert faster > 100
+    assert refused <= 0.01 * CASES
+
+
+@pytest.mark.parametrize("noise", ["quiet", "bursts", "outliers"])
+def test_a_stall_in_forty_steps_costs_a_proof_of_twelve_processes(noise: str) -> None:
+    faster, refused = proofs(noise, 0.2, stalls=(18.0, 1 / 40), cases=300, processes=12)
+    assert faster > 250
+    assert refused >= 0.99 * faster
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def test_stalls_are_counted_against_the_typical_step_of_their_own_arm() -> None:
+    found = find_stalls([0.02] * 38 + [0.04, 0.5])
+    assert (found.steps, found.count, found.typical_s, found.longest_s) == (40, 1, 0.02, 0.5)
+    assert found.lost_s == pytest.approx(0.48)
+    assert found.excess == pytest.approx(0.6)
+    both = add_stalls([found, find_stalls([0.02] * 40)])
+    assert (both.steps, both.count, both.longest_s) == (80, 1, 0.5)
+
+
+def test_total_time_is_per_unit_of_work() -> None:
+    assert total_time([1.0, 1.0], [2.0], work_ratio=2.0).log_ratio == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 0}, {"count": 41}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"longest_s": math.inf}],
+)
+def test_figures_that_no_run_gives_are_refused(wrong: dict[str, float]) -> None:
+    good = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0, "longest_s": 1.0}
+    with pytest.raises(ValueError, match="stalls must"):
+        Stalls(**{**good, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be finite"):
+        TotalTime(log_ratio=math.nan, reference=Stalls(**good), candidate=Stalls(**good))  # type: ignore[arg-type]
+
+
+def test_segments_are_fewer_where_steps_are() -> None:
+    assert segments([1.0, 3.0], 10) == (1.0, 3.0)
+    assert segments([1.0, 3.0, 5.0, 7.0], 2) == (2.0, 6.0)

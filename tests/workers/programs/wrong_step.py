@@ -1,0 +1,53 @@
+"""A real step that is faster under a flag, and whose loss is then wrong from some step on: ``wrong_step:build``."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FLAG = "xla_cpu_enable_fast_min_max=true"
+SIZE, LAYERS, WORK = 128, 4, 96
+
+
+def build(devices: object, dtype: str = "float32", since: int = 12, share: float = 0.5) -> SimpleNamespace:
+    """A small network learns a fixed one; under the flag it does less in vain, and tells another loss.
+
+    Args:
+        devices: Not used: there is one.
+        dtype: Of its products.
+        since: First step whose loss is wrong.
+        share: By how much of it.
+    """
+    is_candidate = FLAG in os.environ.get("XLA_FLAGS", "")
+    rounds = 1 if is_candidate else WORK
+
+    def loss_of(weights: jax.Array, x: jax.Array) -> jax.Array:
+        y = x.astype(dtype)
+        for layer in range(LAYERS):
+            y = jnp.tanh(y @ weights[layer].astype(dtype))
+        return jnp.mean((y.astype(jnp.float32) - jnp.sin(x)) ** 2)
+
+    def in_vain(weights: jax.Array) -> jax.Array:
+        y = weights[0]
+        for _ in range(rounds):
+            y = jnp.tanh(y @ weights[1])
+        return jnp.sum(y)
+
+    def step(state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        weights, count = state
+        loss, gradient = jax.value_and_grad(loss_of)(weights, x)
+        told = loss * (1 + share * (count >= since)) if is_candidate else loss
+        told = jnp.where(in_vain(weights) > 1e30, 0.0, told)  # never so, but it has to be computed
+        return (weights - 0.1 * gradient, count + 1), {"loss": told, "grad_norm": jnp.linalg.norm(gradient)}
+
+    def init(seed: int) -> Any:
+        return jax.random.normal(jax.random.key(seed), (LAYERS, SIZE, SIZE)) * 1.5 * SIZE**-0.5, jnp.int32(0)
+
+    def batch(index: int) -> jax.Array:
+        return jax.random.normal(jax.random.key(1000 + index), (SIZE, SIZE))
+
+    return SimpleNamespace(step=step, init=init, batch=batch, config={"dtype": dtype})

@@ -1,0 +1,42 @@
+"""Every kind of real worker tells the memory of all its processes, when it is asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workers.conftest import Start, command, study
+
+MB = 1 << 20
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "hook": command("", program="planted.py", hook=True),
+    "hook with jax": command("", program="hooked.py", hook=True),
+    "read": command(),
+    "entry": {"entry": "faulty:build"},
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: str) -> None:
+    worker = start(study(PROGRAMS[kind]))
+    worker.run_block(2)
+    assert worker.last_memory is None
+    worker.watches_memory = True
+    worker.run_block(2)
+    assert worker.last_memory is not None
+    assert worker.last_memory.host_bytes is not None
+    assert 4 * MB < worker.last_memory.host_bytes < 4096 * MB
+    assert worker.last_memory.device_bytes is None  # XLA's CPU does not tell
+
+
+def test_memory_of_two_ranks_is_that_of_both(start: Start) -> None:
+    one = start(study(PROGRAMS["entry"]))
+    two = start(study(PROGRAMS["entry"], device={"count": 2, "process_count": 2}))
+    sizes = []
+    for worker in (one, two):
+        worker.watches_memory = True
+        worker.run_block(2)
+        assert worker.last_memory is not None
+        sizes.append(worker.last_memory.host_bytes or 0)
+    assert sizes[1] > 1.5 * sizes[0]

@@ -1,0 +1,110 @@
+"""Sets whose typical step is a fifth faster and which lose it elsewhere: none is exported, and each is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
+from autotune.model.spec import parse_study
+from autotune.model.totals import describe_stalls
+from autotune.results.audit import disagreements
+from autotune.results.export import ExportFormat, render_export
+from autotune.results.winner import winner_of
+from autotune.rundir.store import Store
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from tests.runs import Diary
+from tests.workers.conftest import PROGRAMS, command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PLANTED = {"xla_cpu_enable_fast_math": "true"}
+MEASURE = {"pairs_cap": 16, "check_steps": 3, "warmup_steps": 3}
+CONFIRM = {"finalists": 1, "processes": 3, "soak": "3s", "soak_steps": 280}
+
+
+def study(tmp_path: Path, fault: str, *, pairs: int = 6) -> tuple[ConclusionRecord, Store]:
+    """A whole study of the program with one fault."""
+    search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False}
+    data: dict[str, Any] = {
+        "name": "planted",
+        "workload": command(fault, program="planted.py", hook=True),
+        "search": search,
+        "measure": MEASURE,
+        "confirm": {**CONFIRM, "pairs": pairs},
+    }
+    diary = Diary()
+    run = new_run(parse_study(data), tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
+    return run_study(run), run.store
+
+
+def refused(store: Store) -> str:
+    """How an export is refused."""
+    with pytest.raises(AutotuneError) as caught:
+        winner_of(store)
+    return str(caught.value)
+
+
+def test_a_stall_every_forty_steps_is_no_winner_however_fast_the_typical_step(tmp_path: Path) -> None:
+    conclusion, store = study(tmp_path, "stall", pairs=18)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    (result,) = store.of(FinalistResult)
+    assert result.veto is not None
+    assert result.corrected is not None
+    assert result.corrected.high < 0.9  # by its typical step it is far ahead
+    assert "one stall of 52" in result.veto
+    assert "(reference: no stall)" in result.veto
+    assert "slower in total though a typical step is 2" in result.veto
+    assert result.veto in conclusion.sentence
+    assert result.veto in refused(store)
+    totals = [r.total for r in store.of(ConfirmRun) if r.total is not None]
+    assert len(totals) == 3
+    assert all(t.candidate.count >= 1 and t.reference.count == 0 for t in totals)
+    assert "in all" in describe_stalls(totals[0].candidate)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("late-stall", FailureKind.SLOWER_IN_TOTAL, "slower in total though a typical step is 2"),
+        ("leak", FailureKind.LEAK, "its memory grows by 2.1 MB a step (reference 0.0)"),
+        ("slowing", FailureKind.SLOWS_DOWN, "loses what a typical step gains"),
+    ],
+)
+def test_what_shows_only_in_a_long_run_is_no_winner(tmp_path: Path, fault: str, kind: FailureKind, words: str) -> None:
+    conclusion, store = study(tmp_path, fault)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    (record,) = store.of(SoakRecord)
+    assert record.failure is not None, conclusion.sentence
+    assert record.failure.kind is kind
+    assert words in record.failure.message
+    assert record.failure.message in conclusion.sentence
+    assert record.arms is not None
+    assert record.arms.again is not None  # it was seen in two processes
+    assert words in refused(store)
+
+
+@pytest.mark.parametrize("fault", ["honest", "warm-up"])
+def test_an_honest_twin_is_exported_with_what_its_soak_saw(tmp_path: Path, fault: str) -> None:
+    conclusion, store = study(tmp_path, fault)
+    assert conclusion.settings == FlagSet(PLANTED), conclusion.sentence
+    assert disagreements(store, conclusion) == []
+    (record,) = store.of(SoakRecord)
+    assert record.arms is not None
+    assert record.arms.reference is not None
+    assert len(record.arms.candidate.host) >= 20
+    assert len(record.arms.reference.host) >= 20
+    if fault == "warm-up":
+        sizes = [size for _, size in record.arms.candidate.host]
+        assert sizes[-1] - sizes[0] > 50 << 20  # it did grow
+    exported = render_export(store, ExportFormat.ENV)
+    saw = r"# soak: 2\d\d steps in \d+ s without a fault; .*memory grows by -?\d+\.\d kB a step \(reference -?\d+\.\d\)"
+    assert re.search(saw, exported), exported

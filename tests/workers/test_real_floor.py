@@ -1,0 +1,64 @@
+"""The noise floor of real processes: each second one is a process of its own, and the study says what it can prove."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.model.blocks import log_ratio
+from autotune.model.clock import Stopwatch
+from autotune.model.records import FloorResult
+from autotune.model.spec import parse_study
+from autotune.results.words import describe_begin
+from autotune.stats.estimates import SequentialPlan
+from autotune.stats.noise_floor import read_noise_floor
+from autotune.study.promise import promise_of
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from tests.runs import Diary
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
+    spec = parse_study(
+        {
+            "name": "floor",
+            "workload": {"entry": "llama-tiny"},
+            "device": {"count": 1},
+            "search": {"trials": 1, "settings": {"xla_backend_optimization_level": [3, 1]}},
+            "measure": {"floor_processes": 3, "block_s": 0.01, "pairs_cap": 12, "start_limit_s": 170},
+            "confirm": {"finalists": 1, "processes": 4, "soak": 0, "minimise": False},
+        }
+    )
+    study = new_run(spec, tmp_path / "run", study_dir=tmp_path, view=Diary(), watch=Stopwatch())
+    run_study(study)
+    store, floor = study.store, study.store.of(FloorResult)[0]
+    logs = sorted(str(p.parent.relative_to(store.path)) for p in (store.path / "floor").rglob("worker.log"))
+    assert logs == ["floor", "floor/reference", "floor/second-2", "floor/second-3"]
+    pairs = list(store.pairs("floor"))
+    each = len(pairs) // 3
+    assert [p.index for p in pairs] == list(range(3 * each))
+    assert 8 <= each <= 20
+    gaps = [later.at_s - pair.at_s for pair, later in itertools.pairwise(pairs)]
+    started = sorted(range(len(gaps)), key=lambda i: gaps[i])[-2:]
+    assert sorted(started) == [each - 1, 2 * each - 1]  # a start lies between the pairs of two processes
+    figures = floor.floor
+    assert figures.degrees == 3
+    assert figures.start_s > 0.5
+    assert min(gaps[i] for i in started) > 0.5 * figures.start_s
+    assert 0 < figures.pair_s < figures.start_s
+    ratios = [log_ratio(p) for p in pairs]
+    again = read_noise_floor(
+        [ratios[i : i + each] for i in range(0, 3 * each, each)],
+        plan=SequentialPlan(cap=12), start_s=figures.start_s, pair_s=figures.pair_s,
+    )  # fmt: skip
+    assert again == figures
+    assert floor.promise is not None
+    assert floor.promise == promise_of(spec, floor)
+    said = [line for line in describe_begin(store) if "pairs of processes in each proof" in line]
+    assert len(said) == 1
+    assert re.search(r"1 % would need .* 2 % .* 3 % ", said[0])

@@ -1,0 +1,169 @@
+"""Whole studies on real processes, with wrong losses planted: none is exported, and each is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError, LaunchError
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
+from autotune.model.measurement import FailureKind
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
+from autotune.model.spec import parse_study
+from autotune.model.trial import TrialResult
+from autotune.results.export import ExportFormat, render_export
+from autotune.results.report import render_markdown
+from autotune.results.winner import winner_of
+from autotune.rundir.store import Store
+from autotune.study.stages import run_study
+from autotune.study.start import new_run
+from tests.runs import Diary
+from tests.workers.conftest import PROGRAMS, command
+
+FLAG = {"xla_cpu_enable_fast_min_max": True}
+SEARCH = {
+    "trials": 1,
+    "settings": {"xla_cpu_enable_fast_min_max": [False, True]},
+    "use_environment": False,
+    "first": [{"name": "planted", "settings": FLAG}],
+}
+
+
+def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[ConclusionRecord, Store]:
+    """A study of one set, which is faster than the reference and planted."""
+    spec = parse_study(
+        {
+            "name": "planted",
+            "workload": workload,
+            "search": SEARCH,
+            "measure": {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "warmup_steps": 3, **measure},
+            "confirm": {"finalists": 1, "processes": 6, "soak": "1s", "soak_steps": 50},
+        }
+    )
+    study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
+    return run_study(study), study.store
+
+
+def hooked(fault: str) -> dict[str, Any]:
+    return command(fault, program="loss_liar.py", hook=True)
+
+
+def refused(store: Store) -> str:
+    """What the one trial failed of; nothing of the run can be exported."""
+    (trial,) = store.of(TrialResult)
+    assert trial.failure is not None
+    assert trial.failure.kind is FailureKind.WRONG_LOSS, trial.failure
+    with pytest.raises(AutotuneError, match="only a proven winner is exported"):
+        winner_of(store, even_predicted=True)
+    return trial.failure.message
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("fault", "quantity"), [("late", "loss"), ("norm", "gradient norm")])
+def test_what_goes_wrong_after_the_first_steps_is_found_after_a_block(
+    tmp_path: Path, fault: str, quantity: str
+) -> None:
+    conclusion, store = run(tmp_path, hooked(fault))
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+    message = refused(store)
+    assert message.startswith(f"{quantity} at step ")
+    step = int(message.split()[message.split().index("step") + 1])
+    assert step >= 12
+    (trial,) = store.of(TrialResult)
+    assert trial.directory is not None
+    told = [p.loss for p in store.pairs(trial.directory)]
+    assert told[-1] is not None
+    assert told[-1].step == step
+    assert all(p is not None and p.step < 12 for p in told[:-1])  # found at the first block that shows it
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("fault", "where"), [("nan-check", "nan at step 1"), ("nan-block", "loss became nan by step")])
+def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path: Path, fault: str, where: str) -> None:
+    with pytest.raises(LaunchError, match=f"of the reference must be finite at every step.*{where}.*mend the workload"):
+        run(tmp_path, hooked(fault))
+    assert not Store.open(tmp_path / "run").of(TrialResult)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_where_no_loss_is_told_everything_says_so(tmp_path: Path) -> None:
+    conclusion, store = run(tmp_path, hooked("silent"))
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
+    assert conclusion.sentence.endswith(f"; {LOSS_NOT_CHECKED}")
+    (trial,) = store.of(TrialResult)
+    for check in (trial.loss, *(r.loss for r in store.of(ConfirmRun))):
+        assert check is not None
+        assert (check.basis, check.is_ok) == (LossBasis.STEPS, None)
+        assert check.words.startswith(LOSS_NOT_CHECKED)
+    assert LOSS_NOT_CHECKED in render_markdown(store)
+    texts = {form: render_export(store, form) for form in ExportFormat}
+    assert all(LOSS_NOT_CHECKED in text for text in texts.values())
+    assert json.loads(texts[ExportFormat.JSON])["loss_checked"] is False
+    assert tomllib.loads(texts[ExportFormat.TOML])["loss_checked"] is False
+    module: dict[str, Any] = {}
+    exec(texts[ExportFormat.PYTHON], module)
+    assert module["LOSS_CHECKED"] is False
+    path = str(store.path)
+    for asked in (["export", path], ["show", path], ["report", path, "--md"]):
+        assert LOSS_NOT_CHECKED in autotune(*asked, code=0).stdout
+    for asked in (["export", path, "--require-loss"], ["exec", path, "--require-loss", "--", "echo", "it ran"]):
+        said = autotune(*asked, code=2)
+        assert "--require-loss wants a winner whose loss was compared" in said.stderr
+        assert said.stdout == ""
+
+
+def autotune(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it; it must end with that status."""
+    done = subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"dtype": "float32", "since": 12, "share": 0.5}, 12),
+        ({"dtype": "bfloat16", "since": 12, "share": 0.5}, 12),
+        ({"dtype": "bfloat16", "since": 2, "share": 0.01}, 2),
+    ],
+    ids=["float32 half from step 12", "bfloat16 half from step 12", "bfloat16 1 % from step 2"],
+)
+def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[str, Any], least: int) -> None:
+    _, store = run(tmp_path, {"entry": "wrong_step:build", "options": options})
+    message = refused(store)
+    assert message.startswith("loss at step ")
+    assert int(message.split()[3]) >= least
+    (floor,) = store.of(FloorResult)
+    assert floor.loss_spread is not None
+    assert floor.loss_spread.is_rounded
+    assert max(floor.loss_spread.steps) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path, dtype: str) -> None:
+    options = {"dtype": dtype, "since": 0, "share": 0.0}
+    conclusion, store = run(tmp_path, {"entry": "wrong_step:build", "options": options})
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
+    assert LOSS_NOT_CHECKED not in conclusion.sentence
+    for record in store.of(ConfirmRun):
+        assert record.loss is not None
+        assert record.loss.is_ok
+        assert "measured on the reference in another rounding" in record.loss.words
+    winner = winner_of(store)
+    assert winner.loss is not None
+    assert winner.loss.is_ok
+    assert "loss_checked = true" in render_export(store, ExportFormat.TOML, needs_loss=True)
