@@ -91,6 +91,7 @@ class OneAtATime(Comparer):
             pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
             bench.desk.pair(folder, pairs[-1], work)
             if inspect is not None:
+                middle.trace.refuse_shorter(reference.trace)
                 bench.hold_to((base, candidate), (reference.report, middle.report), pairs[-1].loss)
 
         for _ in range(bench.spec.measure.sandwiches):
@@ -136,6 +137,7 @@ class OneAtATime(Comparer):
         if inspect is not None:
             if (settled := inspect(*reports)) is not None:
                 return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+            runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
             [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
