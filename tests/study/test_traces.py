@@ -57,7 +57,7 @@ def tried(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
     def run(told: Callable[[int, float], float | None], *, of: FlagSet = FAST, lag: int = 0, **more: Any) -> Any:
         spec = parse_study({**SPEC.model_dump(exclude_unset=True), **more})
         launcher = Late(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
-        launcher.told, launcher.settings, launcher.lag = told, of, lag  # type: ignore[method-assign, assignment]
+        launcher.told, launcher.settings, launcher.lag = told, of, lag
         conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
         return conclusion, store
 
