@@ -18,6 +18,9 @@ Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwis
 changes nothing of float32.
 """
 
+ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))
+"""What is tried, one after the other: a program without its optimizations may not fit into memory."""
+
 SLOWEST_ROUNDING = 2.0
 """How many times as long as the floor's own blocks those of the reference in another rounding may take together."""
 
@@ -152,4 +155,6 @@ def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport,
             break
         spent_s += sum(worker.run_block(steps))
         trace.take(worker, steps)
+        if not math.isfinite(worker.last_loss or 0.0):
+            raise WorkerFailed(wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step"))
     return spread_between(told, trace.told, is_rounded=True)

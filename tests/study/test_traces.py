@@ -12,13 +12,13 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
-from autotune.model.measurement import FailureKind, Pair, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.traces import OTHER_ROUNDING, LossTrace, refuse_not_finite, spread_of_floor
+from autotune.study.traces import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
 from tests.runs import Run
@@ -136,6 +136,32 @@ def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any
     assert trial.loss.tolerance == floor.loss_spread.tolerance(last, dtype="float32")
     assert 4e-3 < trial.loss.tolerance < 16e-3
     assert "measured on the reference in another rounding" in trial.loss.words
+
+
+class Fragile(Late):
+    """Without its optimizations the reference does not fit into memory, or tells no number."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        if settings == OTHER_ROUNDING:
+            raise WorkerFailed(Failure(kind=FailureKind.OUT_OF_MEMORY, message="too large", phase="compile"))
+        return super().start(settings, folder, progress=progress)
+
+
+@pytest.mark.parametrize("loss", [LOSSES[-1] * 1.001, math.nan], ids=["the milder one runs", "nor does the milder one"])
+def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(
+    run_replay: Run, loss: float
+) -> None:
+    launcher = Fragile(SPEC.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher.told, launcher.settings = lambda now, told: loss, ROUNDINGS[1]
+    _, store, _ = run_replay(SPEC, trials=1, first=(("fast", FAST),), launcher=launcher)
+    (floor,), (trial,) = store.of(FloorResult), store.of(TrialResult)
+    assert floor.loss_spread is not None
+    assert floor.loss_spread.is_rounded == math.isfinite(loss)
+    assert trial.loss is not None
+    assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
+    said = [i.what for i in store.of(IncidentRecord)]
+    assert any("jax_disable_most_optimizations=true" in what and "too large" in what for what in said)
+    assert any("is nan at step" in what for what in said) != math.isfinite(loss)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
