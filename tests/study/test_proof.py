@@ -1,0 +1,198 @@
+"""Proofs that go on until they are settled: how they end, how they go on, and what they never do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
+from autotune.results.audit import disagreements
+from autotune.rundir.store import RECORDS, Store
+from autotune.settings.parameters import SearchSpace
+from autotune.stats.estimates import Verdict
+from autotune.stats.proof_design import CLAIM, HURDLE
+from autotune.study.proof import unsettled
+from autotune.workers.base import Progress
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from tests.runs import EFFECTS, Diary, Run, replay_study
+
+NOTHING = SearchSpace(())
+FAST = FlagSet({"xla_a": "1"})
+FIRST = (("planted", FAST),)
+NOISY: dict[str, Any] = {"noise": {"white_sd": 0.01, "process_sd": 0.012}}
+
+
+def study(effect: float, *, processes: int = 20, noise: Any = "quiet", **confirm: Any) -> Any:
+    return replay_study(
+        effects={"xla_a=1": effect}, noise=noise, study={"confirm": {"processes": processes, "soak": 0, **confirm}}
+    )
+
+
+def stages(store: Store) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for run in store.of(ConfirmRun):
+        found[run.stage] = found.get(run.stage, 0) + 1
+    return found
+
+
+def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run) -> None:
+    conclusion, store, diary = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING)
+    assert conclusion.outcome is Outcome.WINNER
+    ran = stages(store)
+    assert 4 <= ran["confirm"] <= 6
+    assert 4 <= ran["final"] <= 6
+    assert ran["gain"] == 6
+    assert ran["alone"] == 4
+    assert diary.stages.count("final proof") == 3
+    assert disagreements(store, conclusion) == []
+
+
+def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> None:
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise="quiet"), trials=20)
+    plans: set[tuple[str, FlagSet]] = set()
+    for record in store.records():
+        if isinstance(record, ProofRecord):
+            plans.add((record.stage, record.settings))
+        if isinstance(record, ConfirmRun) and record.stage not in ("gain", "alone"):
+            assert (record.stage, record.settings) in plans
+    confirm = [p for p in store.of(ProofRecord) if p.stage == "confirm"]
+    assert len(confirm) > 1
+    assert sum(p.hurdle for p in confirm) < HURDLE
+    assert sum(p.claim for p in confirm) < CLAIM
+    last = [p for p in store.of(ProofRecord) if p.stage in ("final", "full")]
+    assert sum(p.claim for p in last) < CLAIM
+
+
+def test_a_set_that_does_nothing_ends_before_the_cap(run_replay: Run) -> None:
+    _, store, _ = run_replay(study(0.9999), trials=1, first=FIRST, space=NOTHING)
+    for found in store.of(FinalistResult):
+        assert found.process_count < 20
+        assert not found.is_passed
+        assert found.reason
+
+
+def test_a_larger_cap_goes_on_by_the_first_plan(run_replay: Run) -> None:
+    first, store, _ = run_replay(study(0.965, processes=4, noise=NOISY["noise"]), trials=1, first=FIRST, space=NOTHING)
+    assert first.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    plans, ran = store.of(ProofRecord), stages(store)
+    assert {p.base for p in plans} == {4}
+    left = unsettled(store)
+    assert left is not None
+    assert left.processes is not None
+    assert "is not ruled out" in first.sentence
+    more, store, _ = run_replay(study(0.965, processes=60, noise=NOISY["noise"]), trials=1, first=FIRST, space=NOTHING)
+    assert store.of(ProofRecord)[: len(plans)] == plans
+    assert sum(stages(store).values()) > sum(ran.values())
+    for stage in ("confirm", "final"):
+        repeats = [r.repeat for r in store.of(ConfirmRun) if r.stage == stage]
+        assert repeats == list(range(len(repeats)))  # the pairs of before count, and none was run again
+    assert more.outcome is Outcome.WINNER
+    assert disagreements(store, more) == []
+
+
+def test_a_smaller_cap_ends_where_it_stands(run_replay: Run) -> None:
+    noise = NOISY["noise"]
+    run_replay(study(0.99, processes=12, noise=noise), trials=1, first=FIRST, space=NOTHING)
+    _, store, _ = run_replay(study(0.99, processes=6, noise=noise), trials=1, first=FIRST, space=NOTHING)
+    assert [p.base for p in store.of(ProofRecord)] == [12]
+
+
+def test_whoever_was_stopped_anywhere_ends_with_the_same_proof(run_replay: Run, tmp_path: Path) -> None:
+    spec = study(0.97, noise=NOISY["noise"])
+    whole, _, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
+    lines = (tmp_path / "run" / RECORDS).read_text().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in lines]
+    stops = [n + 1 for n, kind in enumerate(kinds) if kind in ("proof", "confirm_run", "finalist")]
+    for stop in stops[:: max(1, len(stops) // 5)]:
+        file = tmp_path / f"cut-{stop}"
+        file.mkdir()
+        for name in ("study.json",):
+            (file / name).write_text((tmp_path / "run" / name).read_text())
+        (file / RECORDS).write_text("".join(lines[:stop]))
+        again, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=file.name)
+        counts = [(r.stage, r.repeat) for r in store.of(ConfirmRun)]
+        assert len(counts) == len(set(counts))
+        assert again.outcome is whole.outcome
+
+
+def forge(store: Store, change: Any) -> list[str]:
+    file = store.path / RECORDS
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = change(lines) or lines
+    for line in lines:
+        if line["kind"] == "conclusion":
+            line.pop("digest", None)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = Store.open(store.path)
+    conclusion = again.last(ConclusionRecord)
+    assert conclusion is not None
+    return disagreements(again, conclusion)
+
+
+def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> None:
+    def spend_more(lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            if line["kind"] == "proof":
+                line["claim"], line["hurdle"] = 0.4, 0.4
+
+    def plan_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        plans = [line for line in lines if line["kind"] == "proof"]
+        rest = [line for line in lines if line["kind"] != "proof"]
+        at = max(n for n, line in enumerate(rest) if line["kind"] == "confirm_run") + 1
+        return rest[:at] + plans + rest[at:]
+
+    def forget_what_speaks_against(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line for line in lines if not (line["kind"] == "finalist" and line["stage"] == "gain")]
+
+    for number, (change, words) in enumerate(
+        ((spend_more, "may err in"), (plan_late, "had been seen"), (forget_what_speaks_against, "never measured"))
+    ):
+        _, store, _ = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING, folder=f"run{number}")
+        found = forge(store, change)
+        assert any(words in line for line in found), found
+
+
+class Fading(ReplayLauncher):
+    """The set is faster until its proofs are through."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        faded = settings.without("xla_a") if "/gain-" in folder.as_posix() else settings
+        return super().start(faded, folder, progress=progress)
+
+
+def test_pairs_that_contradict_the_proof_are_heard(run_replay: Run) -> None:
+    spec = study(0.9)
+    assert spec.replay is not None
+    launcher = Fading(spec.replay, seed=0, platform="cpu")
+    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "contradict" in conclusion.sentence
+    assert [f.is_vetoed for f in store.of(FinalistResult) if f.stage == "gain"] == [True]
+
+
+@pytest.mark.parametrize("machine", ["coupled", "block memory"])
+def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
+    conclusion, store, _ = run_replay(study(1.0, noise=machine), trials=1, first=FIRST, space=NOTHING)
+    finals = [f for f in store.of(FinalistResult) if f.stage == "final"]
+    assert [f.verdict for f in finals] == [Verdict.FASTER]  # in turns it is, however often
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "alone the set is" in conclusion.sentence
+    assert 'measure.mode = "sandwich"' in conclusion.sentence
+
+
+def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
+    conclusion, store, _ = run_replay(study(0.9, alone=0), trials=1, first=FIRST, space=NOTHING)
+    assert conclusion.outcome is Outcome.WINNER
+    assert "alone" not in stages(store)
+
+
+def test_everybody_who_watches_is_told_of_known_pairs(run_replay: Run) -> None:
+    spec = study(0.9)
+    _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
+    _, again, diary = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
+    assert isinstance(diary, Diary)
+    assert len(diary.proofs) == len(store.of(ConfirmRun)) == len(again.of(ConfirmRun))
