@@ -91,6 +91,7 @@ class OneAtATime(Comparer):
             pairs.append(_pair(len(pairs), first, reference, middle, at_s=bench.now_s))
             bench.desk.pair(folder, pairs[-1], work)
             if inspect is not None:
+                middle.trace.refuse_shorter(reference.trace)
                 bench.hold_to((base, candidate), (reference.report, middle.report), pairs[-1].loss)
 
         for _ in range(bench.spec.measure.sandwiches):
@@ -136,6 +137,7 @@ class OneAtATime(Comparer):
         if inspect is not None:
             if (settled := inspect(*reports)) is not None:
                 return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+            runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
             [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
@@ -167,16 +169,24 @@ class OneAtATime(Comparer):
         if spec.workload.takes_turns and self._run_steps is None:
             steps = max(steps, self._blocks * self.bench.steps_for(worker))
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
+        # In blocks where it can be, as in turns: each has new batches, so that nothing is learned by heart.
+        block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
+        trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
         begun = time.monotonic()
-        times, joules = meter.measure(lambda: worker.run_block(steps))
+        while len(times) < steps:
+            count = min(block, steps - len(times))
+            more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+            times += more
+            joules.append(drawn)
+            trace.take(worker, count)
+        known = [j for j in joules if j is not None]
+        total = sum(known) if len(known) == len(joules) else None
         if not spec.workload.takes_turns:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
-            joules = joules if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
+            total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.bench.gpus.look(folder)
-        trace = LossTrace(spec, worker.report)
-        trace.take(worker, steps)
-        return Run(worker.report, times, joules, trace)
+        return Run(worker.report, times, total, trace)
 
     def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""

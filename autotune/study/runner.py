@@ -34,7 +34,7 @@ from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone
 from autotune.study.soak import soak_alone
-from autotune.study.traces import OTHER_ROUNDING, known_at_start, not_finite, spread_of_floor, spread_of_rounding
+from autotune.study.traces import ROUNDINGS, known_at_start, not_finite, spread_of_floor, spread_of_rounding
 from autotune.study.turns import InTurns
 from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
 from autotune.workers import Launcher, WorkerFailed
@@ -166,16 +166,15 @@ class Runner:
 
     def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
         """How far the reference in another rounding is off, over the steps that the floor's reference told."""
-        bench = self.bench
+        bench, alone = self.bench, self.comparer.mode == SANDWICH
         beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
-        try:
-            with contextlib.closing(
-                bench.start(OTHER_ROUNDING, beside, alone=self.comparer.mode == SANDWICH)
-            ) as worker:
-                return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
-        except WorkerFailed as error:
-            bench.desk.incident(f"how rounding changes the loss is not measured: {error}"[:300])
-            return LossSpread()
+        for settings in ROUNDINGS:
+            try:
+                with contextlib.closing(bench.start(settings, beside, alone=alone)) as worker:
+                    return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
+            except WorkerFailed as error:
+                bench.desk.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
+        return LossSpread()
 
     def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""

@@ -18,6 +18,9 @@ Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwis
 changes nothing of float32.
 """
 
+ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))
+"""What is tried, one after the other: a program without its optimizations may not fit into memory."""
+
 SLOWEST_ROUNDING = 2.0
 """How many times as long as the floor's own blocks those of the reference in another rounding may take together."""
 
@@ -31,28 +34,42 @@ class LossTrace:
 
     Attributes:
         told: By step, counted from 0.
+        last: The last step that its last block told of; None where that told of none.
     """
 
     def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
         self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
         self._done = first_step(spec)
-        self._last: int | None = None
+        self.last: int | None = None
 
     def take(self, worker: Worker, steps: int) -> None:
         """Takes in what a worker tells after a block of so many steps."""
         self._done += steps
-        self._last = None
+        self.last = None
         if worker.last_loss is not None:
-            self._last = self._done - 1 - worker.loss_lag
-            self.told[self._last] = StepLoss(worker.last_loss, worker.last_norm)
+            self.last = self._done - 1 - worker.loss_lag
+            self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+
+    def refuse_shorter(self, reference: LossTrace) -> None:
+        """Refuses a candidate that falls silent while the reference goes on telling: nobody could see it go wrong.
+
+        Raises:
+            WorkerFailed: If after a block of as many steps it told nothing of a step as late.
+        """
+        wanted, mine = reference.last, self.last
+        if wanted is not None and (mine is None or mine < wanted):
+            ends = "is told nowhere" if mine is None else f"ends at step {mine}"
+            raise WorkerFailed(
+                wrong_loss(f"its loss must be told up to step {wanted}, as the reference's, but {ends}", phase="step")
+            )
 
     def beside(self, reference: LossTrace) -> SameStep | None:
         """What the last block of this candidate told, and the reference at the same step; None where one did not."""
-        if self._last is None or (base := reference.told.get(self._last)) is None:
+        if self.last is None or (base := reference.told.get(self.last)) is None:
             return None
-        mine = self.told[self._last]
+        mine = self.told[self.last]
         return SameStep(
-            step=self._last, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
+            step=self.last, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
             candidate_norm=mine.grad_norm,
         )  # fmt: skip
 
@@ -138,4 +155,6 @@ def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport,
             break
         spent_s += sum(worker.run_block(steps))
         trace.take(worker, steps)
+        if not math.isfinite(worker.last_loss or 0.0):
+            raise WorkerFailed(wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step"))
     return spread_between(told, trace.told, is_rounded=True)

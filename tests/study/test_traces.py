@@ -1,0 +1,221 @@
+"""What arms tell of the same step: through blocks, runs alone and the soak; who lies there, late or never, is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord
+from autotune.model.spec import parse_study
+from autotune.model.trial import TrialResult
+from autotune.results.winner import winner_of
+from autotune.rundir.store import Store
+from autotune.study.traces import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
+from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
+from tests.runs import Run
+
+FAST = FlagSet({"xla_a": "1"})
+SPEC = parse_study({"name": "traced", "workload": {"entry": "llama"}, "replay": {"effects": {"xla_a=1": 0.8}}})
+FIRST = 10
+"""Number of the first step of a block: five are checked, five warm up."""
+
+
+class Late(ReplayLauncher):
+    """Workers of one set tell another loss, from some step of a process on."""
+
+    settings: FlagSet = FAST
+    told: Callable[[int, float], float | None]
+    lag = 0
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        if settings != self.settings:
+            return worker
+        run, done = worker.run_block, FIRST
+
+        def run_block(steps: int) -> tuple[float, ...]:
+            nonlocal done
+            times, done = run(steps), done + steps
+            worker.last_loss, worker.loss_lag = self.told(done - 1, LOSSES[-1]), self.lag
+            return times
+
+        worker.run_block = run_block  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.fixture
+def tried(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
+    def run(told: Callable[[int, float], float | None], *, of: FlagSet = FAST, lag: int = 0, **more: Any) -> Any:
+        spec = parse_study({**SPEC.model_dump(exclude_unset=True), **more})
+        launcher = Late(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+        launcher.told, launcher.settings, launcher.lag = told, of, lag
+        conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
+        return conclusion, store
+
+    return run
+
+
+def wrong_since(step: int, share: float = 0.5) -> Callable[[int, float], float]:
+    return lambda now, loss: loss * (1 + share * (now >= step))
+
+
+# ---------------------------------------------------------------------- late liars
+
+
+@pytest.mark.parametrize("since", [12, 20, 30])
+def test_a_loss_that_goes_wrong_in_a_block_ends_the_trial_there(tried: Any, since: int) -> None:
+    conclusion, store = tried(wrong_since(since))
+    (trial,) = store.of(TrialResult)
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    last = list(store.pairs(trial.directory))[-1].loss
+    assert last is not None
+    assert last.step >= since > last.step - 10
+    assert f"loss at step {last.step} must be 5.5" in trial.failure.message
+    assert (last.reference, last.candidate) == (5.5, 8.25)
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_one_that_goes_wrong_after_all_trials_and_proofs_is_found_by_the_soak(tried: Any) -> None:
+    conclusion, store = tried(wrong_since(400))
+    assert all(r.loss.is_ok for r in store.of(ConfirmRun))
+    failure = store.of(SoakRecord)[0].failure
+    assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
+    assert "its loss is above" in failure.message
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "xla_a=1 was faster but failed after" in conclusion.sentence
+
+
+def test_an_honest_one_says_over_how_much_it_was_compared(tried: Any) -> None:
+    conclusion, store = tried(wrong_since(0, share=0.0))
+    assert conclusion.outcome is Outcome.WINNER
+    assert LOSS_NOT_CHECKED not in conclusion.sentence
+    for run in store.of(ConfirmRun):
+        assert run.loss.steps == 5 + run.pair_count
+        assert "after blocks up to step" in run.loss.words
+    (soak,) = store.of(SoakRecord)
+    assert soak.loss.basis is LossBasis.STEPS
+    assert soak.loss.words.startswith(f"judged by loss over {soak.step_count} steps against the reference's")
+    assert winner_of(store).loss == soak.loss
+
+
+@pytest.mark.parametrize("told", [lambda now, loss: None, lambda now, loss: loss], ids=["none", "an earlier step's"])
+def test_one_at_a_time_a_candidate_that_falls_silent_is_refused(tried: Any, told: Any) -> None:
+    _, store = tried(told, lag=3, measure={"mode": "sandwich"})
+    (trial,) = store.of(TrialResult)
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    assert "its loss must be told up to step 29, as the reference's" in trial.failure.message
+
+
+def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
+    _, store = tried(wrong_since(12), measure={"mode": "sandwich"})
+    (trial,) = store.of(TrialResult)
+    assert "loss at step 29 must be 5.5" in trial.failure.message
+
+
+# ---------------------------------------------------------------------- references
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any, mode: str) -> None:
+    _, store = tried(lambda now, loss: loss * 1.001, of=OTHER_ROUNDING, measure={"mode": mode})
+    (floor,) = store.of(FloorResult)
+    assert floor.loss_spread.is_rounded
+    assert floor.loss_spread.losses[-1] == pytest.approx(1e-3)
+    assert floor.loss_spread.steps[-1] >= 29
+    (trial,) = store.of(TrialResult)
+    last = max(p.loss.step for p in store.pairs(trial.directory) if p.loss is not None)
+    assert trial.loss.tolerance == floor.loss_spread.tolerance(last, dtype="float32")
+    assert 4e-3 < trial.loss.tolerance < 16e-3
+    assert "measured on the reference in another rounding" in trial.loss.words
+
+
+class Fragile(Late):
+    """Without its optimizations the reference does not fit into memory, or tells no number."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        if settings == OTHER_ROUNDING:
+            raise WorkerFailed(Failure(kind=FailureKind.OUT_OF_MEMORY, message="too large", phase="compile"))
+        return super().start(settings, folder, progress=progress)
+
+
+@pytest.mark.parametrize("loss", [LOSSES[-1] * 1.001, math.nan], ids=["the milder one runs", "nor does the milder one"])
+def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(
+    run_replay: Run, loss: float
+) -> None:
+    launcher = Fragile(SPEC.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher.told, launcher.settings = lambda now, told: loss, ROUNDINGS[1]
+    _, store, _ = run_replay(SPEC, trials=1, first=(("fast", FAST),), launcher=launcher)
+    (floor,), (trial,) = store.of(FloorResult), store.of(TrialResult)
+    assert floor.loss_spread is not None
+    assert floor.loss_spread.is_rounded == math.isfinite(loss)
+    assert trial.loss is not None
+    assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
+    said = [i.what for i in store.of(IncidentRecord)]
+    assert any("jax_disable_most_optimizations=true" in what and "too large" in what for what in said)
+    assert any("is nan at step" in what for what in said) != math.isfinite(loss)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("quantity", ["losses", "grad_norms"])
+def test_a_reference_that_is_no_number_is_an_error_of_the_study(bad: float, quantity: str) -> None:
+    good = report()
+    other = report(**{quantity: (5.0, 4.0, bad)})
+    refuse_not_finite(good)
+    what = "loss" if quantity == "losses" else "gradient norm"
+    for reports in ([other], [good, other], [good, good, other]):
+        with pytest.raises(LaunchError, match=f"must be finite at every step.*its {what} is {bad} at step 2; mend"):
+            spread_of_floor(reports, [])
+
+
+def test_what_blocks_of_all_second_processes_show_is_in_the_spread() -> None:
+    pairs = [pair(10, 5.0, 5.0), pair(20, 5.0, 5.05), pair(10, 5.0, 5.005), pair(20, 5.0, 5.0)]
+    spread = spread_of_floor([report(), report()], pairs)
+    assert spread.steps == (0, 1, 2, 10, 20)
+    assert spread.losses[-2:] == pytest.approx((0.001, 0.01))
+    assert not spread.is_rounded
+
+
+def test_a_candidate_meets_a_reference_that_lived_longer_at_its_own_step() -> None:
+    old, young, worker = LossTrace(SPEC, report()), LossTrace(SPEC, report()), Told()
+    for loss in (4.0, 3.0, 2.0):
+        worker.last_loss = loss
+        old.take(worker, 4)  # type: ignore[arg-type]
+    worker.last_loss = 9.0
+    young.take(worker, 4)  # type: ignore[arg-type]
+    told = young.beside(old)
+    assert told is not None
+    assert (told.step, told.reference, told.candidate) == (13, 4.0, 9.0)
+    odd = LossTrace(SPEC, report())
+    odd.take(worker, 5)  # type: ignore[arg-type]
+    assert odd.beside(old) is None
+    with pytest.raises(WorkerFailed, match="told up to step 21, as the reference's, but ends at step 13"):
+        young.refuse_shorter(old)
+
+
+class Told:
+    """What a trace asks of a worker."""
+
+    last_loss: float | None = None
+    last_norm: float | None = None
+    loss_lag = 0
+
+
+def report(**more: Any) -> WorkerReport:
+    told = {"losses": (5.0, 4.0, 3.0), "grad_norms": (1.0, 1.0, 1.0), **more}
+    return WorkerReport(
+        fingerprint="f", platform="cpu", device_kind="k", device_count=1, start_s=0, warmup_step_times_s=(0.1,), **told
+    )
+
+
+def pair(step: int, reference: float, candidate: float) -> Pair:
+    data = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 0.0}
+    return Pair.model_validate({**data, "loss": {"step": step, "reference": reference, "candidate": candidate}})
