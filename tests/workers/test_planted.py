@@ -66,7 +66,7 @@ def test_a_stall_every_forty_steps_is_no_winner_however_fast_the_typical_step(tm
     assert result.veto in conclusion.sentence
     assert result.veto in refused(store)
     totals = [r.total for r in store.of(ConfirmRun) if r.total is not None]
-    assert len(totals) == 3
+    assert len(totals) >= 3
     assert all(t.candidate.count >= 1 and t.reference.count == 0 for t in totals)
     assert "in all" in describe_stalls(totals[0].candidate)
 
