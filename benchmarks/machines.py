@@ -43,13 +43,17 @@ def _pairs_of_processes(sd: float) -> Case:
     return Case(model=NoiseModel(white_sd=white_sd, process_sd=math.sqrt((sd**2 - within**2) / 2.0)))
 
 
-STALLING = Case(model=NOISE_MODELS["stalls"], none_typical=math.log(0.95), is_even=False)
-"""Candidates whose typical step is 5 % faster and which are 4.5 % slower in total."""
+def _stalling(name: str, *, soaks: bool) -> Case:
+    """Candidates whose typical step is 5 % faster and which are 4.5 % slower in total."""
+    return Case(model=NOISE_MODELS[name], none_typical=math.log(0.95), soaks=soaks, is_even=False)
+
 
 CASES: dict[str, Case] = {
     **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in NOISE_MODELS.items()},
-    "stalls": STALLING,
-    "stalls, soaked": Case(model=STALLING.model, none_typical=STALLING.none_typical, soaks=True, is_even=False),
+    "stalls": _stalling("stalls", soaks=False),
+    "rarer stalls": _stalling("rarer stalls", soaks=False),
+    "stalls, soaked": _stalling("stalls", soaks=True),
+    "rarer stalls, soaked": _stalling("rarer stalls", soaks=True),
     "pair sd 0.7 %": _pairs_of_processes(0.007),
     "pair sd 1.8 %": _pairs_of_processes(0.018),
 }

@@ -44,21 +44,29 @@ class SoakArm(Record):
     device: Annotated[MemorySamples, Field(max_length=1000)] = ()
 
 
-class SoakArms(Record):
-    """Both arms of a soak, one after the other.
+class SoakLook(Record):
+    """Both arms, one after the other.
 
     Attributes:
         candidate: The set.
         reference: As many steps of the reference; None if it failed, then memory alone is judged.
-        again: A second process of the set, run because something spoke against the first: only what both show counts.
+    """
+
+    candidate: SoakArm
+    reference: SoakArm | None = None
+
+
+class SoakArms(Record):
+    """Both arms of a soak.
+
+    Attributes:
+        looks: One; two if something spoke against the set: then only what both show counts.
         typical: log of the typical step, candidate over reference, per unit of work, from the proof; None without one.
         process_sd: Standard deviation of that from one pair of processes to the next.
         work: What a step of each arm does, where it differs.
     """
 
-    candidate: SoakArm
-    reference: SoakArm | None = None
-    again: SoakArm | None = None
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=2)]
     typical: LogRatio | None = None
     process_sd: Amount = 0.0
     work: WorkPerStep | None = None

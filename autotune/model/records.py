@@ -103,7 +103,7 @@ class FloorResult(Stamped):
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
             runs have none.
-        promise: What the study's proofs can find here; of a study's first noise floor, where times are known.
+        promise: What the study's proofs can find here; of its first noise floor, where times are known and real.
     """
 
     kind: Literal["floor"] = "floor"

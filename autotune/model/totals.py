@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from autotune.model.long_run import SoakArm, SoakArms
+from autotune.model.long_run import SoakArms, SoakLook
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
 from autotune.model.records import ConfirmRun
 from autotune.model.units import format_change, format_seconds
@@ -15,20 +15,23 @@ from autotune.stats import (
     Stalls,
     TotalTime,
     add_stalls,
+    compare_totals,
     find_leak,
     growing_step,
     slower_run,
     slower_total,
     stalled_total,
-    total_time,
 )
 
 PHASE = "soak"
 
+LEAST_SEGMENTS = 4
+"""Of each run, for its time to be judged."""
+
 
 def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
     """Total times of both arms over the raw pairs of one pair of processes, nothing trimmed; per unit of work."""
-    return total_time(
+    return compare_totals(
         list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
         list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
         work_ratio=work.ratio if work is not None else 1.0,
@@ -56,21 +59,20 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
 def judge_soak(arms: SoakArms) -> Failure | None:
     """What a soak says against a set: a leak, stalls or slow steps that take its gain back; None if nothing.
 
-    A machine has its moods, so what one process shows must show in the second one, too.
+    A machine has its moods, so what one look shows must show in the second one, too.
     """
-    looks = [_judge_look(arms, [arms.candidate])]
-    if looks[0] is not None and arms.again is not None:
-        looks.append(_judge_look(arms, [arms.candidate, arms.again]))
-    return looks[-1] if None not in looks else None
+    found = [_judge_look(arms, arms.looks[: count + 1]) for count in range(len(arms.looks))]
+    return found[-1] if None not in found else None
 
 
-def _judge_look(arms: SoakArms, mine: Sequence[SoakArm]) -> Failure | None:
-    """What the last process of the set shows against it, the gravest first."""
-    found = next(itertools.chain(_leaks(mine[-1], arms.reference), _slow(arms, mine)), None)
+def _judge_look(arms: SoakArms, looks: Sequence[SoakLook]) -> Failure | None:
+    """What the last look shows against the set, the gravest first."""
+    found = next(itertools.chain(_leaks(looks[-1]), _slow(arms, looks)), None)
     return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
 
 
-def _leaks(mine: SoakArm, base: SoakArm | None) -> Iterator[tuple[FailureKind, str]]:
+def _leaks(look: SoakLook) -> Iterator[tuple[FailureKind, str]]:
+    mine, base = look.candidate, look.reference
     for what, samples, beside in (
         ("memory", mine.host, base.host if base else ()),
         ("device memory", mine.device, base.device if base else ()),
@@ -80,23 +82,24 @@ def _leaks(mine: SoakArm, base: SoakArm | None) -> Iterator[tuple[FailureKind, s
             yield FailureKind.LEAK, f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
 
 
-def _slow(arms: SoakArms, processes: Sequence[SoakArm]) -> Iterator[tuple[FailureKind, str]]:
-    mine, base, typical = processes[-1], arms.reference, arms.typical
-    if base is None or min(len(mine.segment_s), len(base.segment_s)) < 4:
+def _slow(arms: SoakArms, looks: Sequence[SoakLook]) -> Iterator[tuple[FailureKind, str]]:
+    candidates, references = [x.candidate for x in looks], [x.reference for x in looks if x.reference is not None]
+    if len(references) < len(candidates) or any(len(a.segment_s) < LEAST_SEGMENTS for a in (*candidates, *references)):
         return
-    work_ratio = arms.work.ratio if arms.work is not None else 1.0
-    stalls = [p.stalls for p in processes]
-    ratio = stalled_total(stalls, base.stalls, log_ratio=typical) if typical is not None else None
-    ratio = ratio or slower_run(mine.segment_s, base.segment_s, work_ratio=work_ratio, process_sd=arms.process_sd)
+    typical, work_ratio = arms.typical, arms.work.ratio if arms.work is not None else 1.0
+    stalls, beside = [a.stalls for a in candidates], [a.stalls for a in references]
+    parts, parts_beside = [a.segment_s for a in candidates], [a.segment_s for a in references]
+    ratio = stalled_total(stalls, beside, log_ratio=typical) if typical is not None else None
+    ratio = ratio or slower_run(parts, parts_beside, work_ratio=work_ratio, process_sd=arms.process_sd)
     if ratio is not None:
-        said = f"{_stalls_beside(add_stalls(stalls), base.stalls)}: {_in_total(ratio, typical)}"
+        said = f"{_stalls_beside(add_stalls(stalls), add_stalls(beside))}: {_in_total(ratio, typical)}"
         yield FailureKind.SLOWER_IN_TOTAL, said
-    growth = growing_step(mine.segment_s, base.segment_s, log_ratio=typical) if typical is not None else None
+    growth = growing_step(parts[-1], parts_beside[-1], log_ratio=typical) if typical is not None else None
     if growth is not None:
         yield (
             FailureKind.SLOWS_DOWN,
-            f"its steps grow {growth:.2f} times as long over {mine.step_count} steps, the reference's do not, so it "
-            f"loses what a typical step gains ({format_change(math.exp(typical or 0.0))})",
+            f"its steps grow {growth:.2f} times as long over {candidates[-1].step_count} steps, the reference's do "
+            f"not, so it loses what a typical step gains ({format_change(math.exp(typical or 0.0))})",
         )
 
 

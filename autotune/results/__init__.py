@@ -12,11 +12,12 @@ from autotune.results.export import USE, ExportFormat, is_unchanged, render_expo
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
 from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.carried import read_winner
+from autotune.results.proof_words import describe_finalist
 from autotune.results.soak_words import describe_soak
 from autotune.results.losses import loss_addition, require_loss
 from autotune.results.winner import Winner
 from autotune.results.words import (
-    conclusion_style, describe_begin, describe_energy, describe_finalist, describe_floor,
+    conclusion_style, describe_begin, describe_energy, describe_floor,
     describe_trial, format_estimate, shorten, time_of,
 )  # fmt: skip
 

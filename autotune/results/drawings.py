@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.model import (
+    ONCE_MORE,
     REFERENCE_NUMBER,
     AutotuneError,
     ConfirmRun,
@@ -23,8 +24,9 @@ from autotune.model import (
 )
 from autotune.results import charts
 from autotune.results.charts import Chart, Mark
+from autotune.results.proof_words import STAGE_WORDS
 from autotune.results.rows import FrontRow, TrialRow
-from autotune.results.words import STAGE_WORDS, describe_trial, time_words
+from autotune.results.words import describe_trial, time_words
 from autotune.rundir import Store
 
 if TYPE_CHECKING:
@@ -161,7 +163,8 @@ def trace_charts(store: Store, trials: Sequence[TrialRow]) -> list[Chart]:
     if measured:
         best = min(measured, key=lambda r: r.rank)
         wanted.append((f"trial {best.trial}, the best of the search", best.result.directory))
-    proofs = [r for r in store.of(ConfirmRun) if r.stage != "confirm" and r.directory and r.failure is None]
+    others = ("confirm", *ONCE_MORE)
+    proofs = [r for r in store.of(ConfirmRun) if r.stage not in others and r.directory and r.failure is None]
     if proofs:
         last = proofs[-1]
         title = f"{STAGE_WORDS.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"

@@ -87,7 +87,7 @@ def build(store: Store) -> dict[str, Any]:
         "nodes": tables.node_table(store),
         "front": tables.front_cells(front),
         "front_charts": drawings.front_charts(store, front, trials),
-        "floor": words.describe_floor(floor) if floor else [],
+        "floor": words.floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": drawings.forest_chart(store, drawn) if drawn or floor else None,
         "history": drawings.history_chart(drawn),

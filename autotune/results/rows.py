@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from autotune.model import (
+    ONCE_MORE,
     TURNS,
     AblationResult,
     FinalistResult,
@@ -27,6 +28,7 @@ from autotune.model import (
     proven_front,
     retold,
 )
+from autotune.results.proof_words import word_of
 from autotune.rundir import Store
 from autotune.stats import Estimate, Outlook, Verdict, outlook_of
 
@@ -39,6 +41,14 @@ STYLES: Mapping[str, str] = {
     Outlook.NOT_PROMISING: "unpromising",
 }
 """Classes of the style sheet: of proofs, and of what two processes alone say."""
+
+
+def finalist_style(result: FinalistResult) -> str:
+    """The class of a proof, or of what came after it."""
+    if result.is_vetoed:
+        return "failed" if result.failure is not None else "bad"
+    return STYLES.get(word_of(result), "same")
+
 
 Ends = tuple[float, float, float]
 """A ratio with the lower and the upper end of its interval, NaN where it has none."""
@@ -215,7 +225,7 @@ def effect_rows(store: Store) -> list[EffectRow]:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected is not None}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in ONCE_MORE}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]
 

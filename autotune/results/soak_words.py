@@ -28,16 +28,16 @@ def _seen(record: SoakRecord) -> list[str]:
     arms = record.arms
     if arms is None:
         return []
-    mine, base = arms.candidate, arms.reference
+    mine, base = arms.looks[-1].candidate, arms.looks[-1].reference
     found = [describe_stalls(mine.stalls) + (f" (reference: {describe_stalls(base.stalls)})" if base else "")]
     if base is None:
         found.append("the reference failed beside it, so total times are not compared")
-    if arms.again is not None:
+    if len(arms.looks) > 1:
         found.append("run twice, for something spoke against the first run and not against the second")
     growths = [
         f"{what} grows by {format_growth(growth, _growth(base, kind) or 0.0)}"
         for kind, what in (("host", "memory"), ("device", "device memory"))
-        if (growth := _growth(arms.again or mine, kind)) is not None
+        if (growth := _growth(mine, kind)) is not None
     ]
     return [*found, *(growths or ["memory not watched"])]
 

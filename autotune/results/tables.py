@@ -27,7 +27,18 @@ from autotune.model import (
 )
 from autotune.results import words
 from autotune.results.pages import Styled
-from autotune.results.rows import STYLES, EffectRow, FrontRow, TrialRow, finalists, front_rows, pareto_rows, trial_rows
+from autotune.results.proof_words import STAGE_WORDS, describe_finalist, word_of
+from autotune.results.rows import (
+    STYLES,
+    EffectRow,
+    FrontRow,
+    TrialRow,
+    finalist_style,
+    finalists,
+    front_rows,
+    pareto_rows,
+    trial_rows,
+)
 from autotune.rundir import Store, node_effects
 
 if TYPE_CHECKING:
@@ -82,11 +93,11 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
         joules = [_energy_cell(r)] if energy else []
         table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules)
     for f in finalists(store):
-        stage, e, c = words.STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
+        stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
         ratio, interval, said, style = "-", "", "failed", "failed"
         if e is not None and c is not None:
             ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
-            said, style = f.verdict, STYLES[f.verdict]
+            said, style = word_of(f), finalist_style(f)
         verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
         number = str(f.trial) if f.trial else ""  # a recheck is of no trial
         table.add_row(number, _cut(f), ratio, interval, verdict)
@@ -192,15 +203,15 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
-        verdict = Styled(str(f.verdict), STYLES[f.verdict])
+        verdict = Styled(word_of(f), finalist_style(f))
         rows.append(
             {
                 "trial": str(f.trial),
-                "verdict": verdict if f.failure is None else Styled(words.describe_finalist(f), "failed"),
+                "verdict": verdict if f.failure is None else Styled(describe_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
-                "stage": words.STAGE_WORDS.get(f.stage, f.stage),
+                "stage": STAGE_WORDS.get(f.stage, f.stage),
                 "95 % interval": format_interval(e.low, e.high) if e else "",
                 "process pairs": str(f.process_count),
             }

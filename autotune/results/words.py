@@ -48,15 +48,6 @@ from autotune.stats import Estimate, NoiseFloor
 if TYPE_CHECKING:
     from autotune.results.winner import Winner
 
-STAGE_WORDS = {
-    "confirm": "fresh processes",
-    "pgle": "with its profile, against without",
-    "final": "final proof",
-    "full": "final proof, whole set",
-    "recheck": "recheck",
-}
-"""Stages of `FinalistResult`, as shown to users."""
-
 
 def time_words(store: Store, settings: FlagSet | None = None) -> str:
     """What ratios of time are of: ``step time``, or ``time per token`` where the work of a step differs.
@@ -105,10 +96,8 @@ def describe_begin(store: Store) -> list[str]:
     """What was found before the first trial: the noise floor, or what a model says of the reference; the screen."""
     from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
 
-    floor, lines = store.last(FloorResult), []
-    if floor is not None:
-        lines += describe_floor(floor)
-    elif not store.spec.is_predicted:
+    lines = floor_lines(store)
+    if not lines and not store.spec.is_predicted:
         lines.append("the noise floor is not measured yet")
     for record in store.of(ScreenRecord):
         if (step := record.prediction) is not None:
@@ -116,6 +105,13 @@ def describe_begin(store: Store) -> list[str]:
             lines.append(f"{PREDICTED}: every figure is a model's, for {place}; reference {describe_prediction(step)}")
         lines += describe_screen_record(record)
     return list(dict.fromkeys(lines))
+
+
+def floor_lines(store: Store) -> list[str]:
+    """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
+    floors = store.of(FloorResult)
+    promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
+    return list(dict.fromkeys([*(describe_floor(floors[-1]) if floors else []), *promised[:1]]))
 
 
 def describe_floor(result: FloorResult) -> list[str]:
@@ -178,7 +174,7 @@ def describe_trial(result: TrialResult, outlook: str | None) -> str:
         outlook: What its figures promise, see `TrialResult.outlook_at`.
     """
     if result.failure is not None:
-        return _describe_failure(result.failure, f"in phase {result.failure.phase}")
+        return describe_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
         return "the same program as the default: changes nothing here"
     suffix = ""
@@ -197,7 +193,8 @@ def describe_trial(result: TrialResult, outlook: str | None) -> str:
     return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
 
 
-def _describe_failure(failure: Failure, where: str) -> str:
+def describe_failure(failure: Failure, where: str) -> str:
+    """A failure in words, with where it happened."""
     return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
 
 
@@ -222,20 +219,6 @@ def describe_energy(result: TrialResult) -> str:
 
 
 # ---------------------------------------------------------------------- proof
-
-
-def describe_finalist(result: FinalistResult) -> str:
-    """A finalist's verdict in words."""
-    if result.failure is not None:
-        return _describe_failure(result.failure, "in a fresh process")
-    if result.estimate is None or result.corrected is None:
-        return "no number"
-    others = "".join(f"; {o.words} {format_estimate(e)}" for o, e in (result.others or {}).items())
-    return (
-        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes "
-        f"(corrected {format_interval(result.corrected.low, result.corrected.high)}): {result.verdict}{others}"
-        + (f"; no winner: {result.veto}" if result.veto is not None else "")
-    )
 
 
 WHAT = {

@@ -96,7 +96,7 @@ EVEN_MODELS = {
     ),
     "thermal ramp": NoiseModel(white_sd=0.01, process_sd=0.003, ramp_cost=0.15, ramp_steps=60.0),
     "position": NoiseModel(white_sd=0.01, process_sd=0.003, position_cost=0.03),
-    "stalls of both": NoiseModel(white_sd=0.01, process_sd=0.003, stall_share=0.005, stall_steps=20.0),
+    "stalls of both": NoiseModel(white_sd=0.01, process_sd=0.003, stall_share=0.025, stall_steps=4.0),
 }
 """Named machines that hit both arms alike, at levels like those seen on a shared 2-core host and on a quiet GPU. Steps
 take 0.03 s in a replayed study: 667 of them are 20 s."""
@@ -105,7 +105,8 @@ UNEVEN_MODELS = {
     "bad kernels": NoiseModel(white_sd=0.01, process_sd=0.003, fault_share=0.1, fault_cost=0.05),
     "coupled": NoiseModel(white_sd=0.01, process_sd=0.003, idle_cost=0.02),
     "block memory": NoiseModel(white_sd=0.01, process_sd=0.003, memory_cost=0.03),
-    "stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.005, stall_steps=20.0),
+    "stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.025, stall_steps=4.0),
+    "rarer stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.005, stall_steps=20.0),
 }
 """Named machines that tell the arms apart: where turns, or typical steps, are systematically wrong of a candidate."""
 

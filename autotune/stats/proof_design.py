@@ -57,6 +57,11 @@ def candidate_weights(count: int) -> list[float]:
     return [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
 
 
+def proof_pairs(finalists: int, *, most: int) -> int:
+    """Fresh pairs of processes that the proofs of a study take where a gain is clear: twice the first look in each."""
+    return (finalists + 1) * min(2 * FIRST_LOOK, most) + GAIN_PAIRS[0] + ALONE_PAIRS
+
+
 def gain_pairs(used: int) -> int:
     """Fresh pairs that measure the gain of a set whose proof took so many."""
     return min(max(used, GAIN_PAIRS[0]), GAIN_PAIRS[1])

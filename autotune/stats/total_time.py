@@ -18,8 +18,11 @@ from autotune.stats.estimates import Estimate, confirm
 from autotune.stats.intervals import student_quantile
 
 STALL = 3.0
-"""A step that takes more than this many times its arm's median is a stall. Loads that come and go on a shared machine
-make steps up to twice as long, and many of them; what a set loses in such steps shows in total times, not as stalls."""
+"""A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
+and go on a shared machine make many steps long; what a set loses in such steps shows in total times, not as stalls."""
+
+USUAL = 0.9
+"""Share of an arm's steps that its usual step is not shorter than."""
 
 SEGMENTS = 10
 """Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
@@ -28,8 +31,8 @@ ALPHA = 0.01
 """Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
 
 ALPHA_STALLS = (0.1, 0.01)
-"""Likewise of the count of stalls in one process: four to none, over as many steps; and of that in two together: twelve
-to none in one of the reference. What does not come so often may be the machine's."""
+"""Likewise of the count of stalls in one look: four to none, over as many steps; and of that in two together: seven to
+none. What does not come so often may be the machine's."""
 
 ALPHA_PROOF = 0.02
 """Likewise over all processes of a proof, of which there is no second look: six to none."""
@@ -50,7 +53,7 @@ class Stalls:
 
     Attributes:
         steps: Steps that were looked at.
-        count: Those of them that took more than `STALL` times the typical one.
+        count: Those of them that took more than `STALL` times the usual one of either arm.
         typical_s: The median step, in seconds.
         lost_s: What the stalls took beyond a typical step each, in seconds.
         longest_s: The longest of them, in seconds; 0 if there is none.
@@ -104,14 +107,16 @@ class TotalTime:
             raise ValueError(f"the logarithm of a ratio of total times must be finite but got {self.log_ratio:g}")
 
 
-def find_stalls(step_times_s: Sequence[float]) -> Stalls:
+def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -> Stalls:
     """Counts the stalls of one arm.
 
     Args:
         step_times_s: Duration of each step in seconds, in any order, at least one.
+        beside_s: Those of the other arm: what is usual there is no stall here.
     """
     typical = statistics.median(step_times_s)
-    found = [t for t in step_times_s if t > STALL * typical]
+    limit = STALL * max(float(np.quantile(times, USUAL)) for times in (step_times_s, beside_s) if len(times))
+    found = [t for t in step_times_s if t > limit]
     return Stalls(
         steps=len(step_times_s),
         count=len(found),
@@ -132,7 +137,7 @@ def add_stalls(parts: Sequence[Stalls]) -> Stalls:
     )
 
 
-def total_time(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
+def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
     """Total times of one pair of processes.
 
     Args:
@@ -143,8 +148,8 @@ def total_time(reference_s: Sequence[float], candidate_s: Sequence[float], *, wo
     means = [sum(times) / len(times) for times in (candidate_s, reference_s)]
     return TotalTime(
         log_ratio=math.log(means[0] / means[1]) - math.log(work_ratio),
-        reference=find_stalls(reference_s),
-        candidate=find_stalls(candidate_s),
+        reference=find_stalls(reference_s, candidate_s),
+        candidate=find_stalls(candidate_s, reference_s),
     )
 
 
@@ -176,8 +181,8 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
 # ---------------------------------------------------------------------- long runs, one arm after the other
 
 
-def stalled_total(candidate: Sequence[Stalls], reference: Stalls, *, log_ratio: float) -> float | None:
-    """Ratio of total times with the stalls of two long runs, if they are the candidate's own and take its gain back.
+def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, log_ratio: float) -> float | None:
+    """Ratio of total times with the stalls of long runs, if they are the candidate's own and take its gain back.
 
     What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
     does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
@@ -187,36 +192,48 @@ def stalled_total(candidate: Sequence[Stalls], reference: Stalls, *, log_ratio: 
         reference: Likewise.
         log_ratio: log of the typical step, candidate over reference, per unit of work.
     """
-    found = add_stalls(candidate)
-    if not _has_more(candidate[-1], reference, alpha=ALPHA_STALLS[0]):
+    mine, base = add_stalls(candidate), add_stalls(reference)
+    if not _has_more(candidate[-1], reference[-1], alpha=ALPHA_STALLS[0]):
         return None
-    if len(candidate) > 1 and not _has_more(found, reference, alpha=ALPHA_STALLS[1]):
+    if len(candidate) > 1 and not _has_more(mine, base, alpha=ALPHA_STALLS[1]):
         return None
-    ratio = math.exp(log_ratio) * (1.0 + found.excess) / (1.0 + reference.excess)
+    ratio = math.exp(log_ratio) * (1.0 + mine.excess) / (1.0 + base.excess)
     return ratio if ratio >= 1.0 else None
 
 
 def slower_run(
-    candidate_s: Sequence[float], reference_s: Sequence[float], *, work_ratio: float = 1.0, process_sd: float = 0.0
+    candidate: Sequence[Sequence[float]],
+    reference: Sequence[Sequence[float]],
+    *,
+    work_ratio: float = 1.0,
+    process_sd: float = 0.0,
 ) -> float | None:
-    """Ratio of total times of two long runs, if the candidate is surely slower.
+    """Ratio of total times of long runs, if the candidate is surely slower.
 
-    Welch's interval over segments: a machine with bursts widens it. The runs follow each other, so what the machine
-    drifts over a whole run, as either arm shows it, goes off as well.
+    Welch's interval over the segments of the last runs: a machine with bursts widens it. They follow each other, so
+    what the machine drifts over a whole run, as either arm shows it, goes off as well. Of two runs each, those are the
+    units of a second interval: a machine that is busy for minutes makes whole runs slow.
 
     Args:
-        candidate_s: Mean step time of each of its segments, in seconds, at least three.
-        reference_s: Likewise.
+        candidate: Mean step of each segment of its run or runs, in seconds, at least three each.
+        reference: Likewise.
         work_ratio: What a step of the candidate does over what one of the reference does.
-        process_sd: Standard deviation of the log ratio from one pair of processes to the next: these are one pair.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next.
     """
-    arms = [np.log(np.asarray(x)) for x in (candidate_s, reference_s)]
-    means = [math.log(float(np.mean(x))) for x in (candidate_s, reference_s)]
-    gap = means[0] - means[1] - math.log(work_ratio)
+    arms = [np.log(np.asarray(runs[-1])) for runs in (candidate, reference)]
+    runs = [np.log([np.mean(run) for run in found]) for found in (candidate, reference)]
+    gaps = [float(a - b) - math.log(work_ratio) for a, b in zip(*runs, strict=True)]
     spread, degrees = _welch([float(np.var(x, ddof=1)) / len(x) for x in arms], [len(x) for x in arms])
     drift = max(abs(_growth(x)[0]) for x in arms)
     sure = student_quantile(2 * ALPHA, degrees) * math.hypot(spread, process_sd)
-    return math.exp(gap) if gap - sure - drift > 0.0 else None
+    if gaps[-1] - sure - drift <= 0.0:
+        return None
+    gap = float(np.mean(gaps))
+    if len(gaps) > 1:
+        between = math.sqrt(sum(float(np.var(x, ddof=1)) for x in runs) / len(gaps))
+        if gap <= student_quantile(ALPHA, 2 * (len(gaps) - 1)) * between:
+            return None
+    return math.exp(gap)
 
 
 def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, log_ratio: float) -> float | None:

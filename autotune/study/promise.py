@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 from autotune.model import TURNS, FloorResult, Need, Promise, StudySpec
-from autotune.stats import FIRST_LOOK, STARTS, pairs_to_find, smallest_gain, study_power
+from autotune.stats import CLAIM, FIRST_LOOK, STARTS, pairs_to_find, smallest_gain, study_power
 
 GAINS = (0.01, 0.02, 0.03)
 """Gains of which it is told what they would need."""
@@ -41,9 +42,21 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
     cost = study_power(smallest, pair_sd, most=most, finalists=finalists, sesoi=sesoi) if smallest else None
     needs = []
     for gain in GAINS:
-        found = pairs_to_find(gain, pair_sd, finalists=finalists, sesoi=sesoi, highest=HIGHEST)
+        found = None
+        if not _is_out_of_reach(gain, pair_sd, sesoi=sesoi):
+            found = pairs_to_find(gain, pair_sd, finalists=finalists, sesoi=sesoi, highest=HIGHEST)
         needs.append(Need(gain=gain, **({"pairs": found.most, "proof_s": found.pairs * pair_s} if found else {})))
     return Promise(
         pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
         proof_s=cost.pairs * pair_s if cost else None, needs=tuple(needs), highest=HIGHEST,
     )  # fmt: skip
+
+
+def _is_out_of_reach(gain: float, pair_sd: float, *, sesoi: float) -> bool:
+    """Whether even a proof that is looked at once, after `HIGHEST` pairs of a known spread, would find it too seldom.
+
+    No proof with several looks finds more at the same error; this spares the seconds that it takes to simulate one.
+    """
+    normal = NormalDist()
+    needed = normal.inv_cdf(1.0 - CLAIM) + normal.inv_cdf(0.9)
+    return (math.log1p(-sesoi) - math.log1p(-gain)) * math.sqrt(HIGHEST) < needed * pair_sd

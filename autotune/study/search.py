@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.model import BlameRecord, FlagSet, FloorResult, RunDirectoryError, TrialConfig, TrialResult
-from autotune.stats import STARTS
+from autotune.stats import STARTS, proof_pairs
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import choose_finalists, promising
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
@@ -139,8 +139,7 @@ class Search:
         block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
         floor = self._store.of(FloorResult)[0].floor if self._store.of(FloorResult) else None
         one_s = STARTS * statistics.median(starts) + 2 * spec.confirm.pairs_after(floor) * block_s
-        pairs = (spec.confirm.finalists + 1) * spec.confirm.processes
-        return pairs * one_s
+        return one_s * proof_pairs(spec.confirm.finalists, most=spec.confirm.processes)
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""

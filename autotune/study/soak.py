@@ -23,6 +23,7 @@ from autotune.model import (
     MemoryUse,
     SoakArm,
     SoakArms,
+    SoakLook,
     SoakRecord,
     StudySpec,
     WorkerReport,
@@ -90,14 +91,13 @@ class LongRun:
         """What a step of it does; 1 where nobody tells, or it has not started."""
         return (self.report.tokens_per_step if self.report is not None else None) or 1
 
-    @property
-    def arm(self) -> SoakArm:
-        """Its part of the record."""
+    def arm(self, beside: LongRun | None) -> SoakArm:
+        """Its part of the record; `beside` is the other arm's run, if that did not fail."""
         kept = self.memory[:: -(-len(self.memory) // KEPT_SAMPLES) or 1]
         return SoakArm(
             step_count=len(self.times),
             steps_s=round(sum(self.times), 3),
-            stalls=find_stalls(self.times),
+            stalls=find_stalls(self.times, beside.times if beside is not None else ()),
             segment_s=segments(self.times),
             host=tuple((n, m.host_bytes) for n, m in kept if m.host_bytes is not None),
             device=tuple((n, m.device_bytes) for n, m in kept if m.device_bytes is not None),
@@ -107,7 +107,7 @@ class LongRun:
 def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again.
 
-    The reference runs as long after it, and the set once more if something speaks against it.
+    The reference runs as long after it, and both once more if something speaks against the set.
     """
     settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
     dump = told_to_dump(bench.spec, settings, folder)
@@ -126,7 +126,16 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     loss, arms, failure = None, None, run.failure
     if failure is None and run.report is not None:
         reference = _run_reference(bench, run, folder, is_compared=is_compared)
-        arms, failure = _judge_arms(unit, run, reference, lambda: run_set(_beside(bench, folder, "again")))
+
+        def look_again() -> tuple[LongRun, LongRun]:
+            into = _beside(bench, folder, "again")
+            again = run_set(into)
+            beside = LongRun(failure=again.failure)
+            if again.failure is None:
+                beside = _run_reference(bench, again, into, is_compared=is_compared)
+            return again, beside
+
+        arms, failure = _judge_arms(unit, run, reference, look_again)
         if failure is None:
             judged = _judge_loss(bench, unit.basis, run, reference)
             loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
@@ -227,23 +236,28 @@ def _run_reference(bench: Bench, run: LongRun, folder: Path, *, is_compared: boo
 
 
 def _judge_arms(
-    unit: SoakUnit, run: LongRun, reference: LongRun, run_again: Callable[[], LongRun]
+    unit: SoakUnit, run: LongRun, reference: LongRun, look_again: Callable[[], tuple[LongRun, LongRun]]
 ) -> tuple[SoakArms, Failure | None]:
-    """What both arms did, and what that says against the set: in a second process of it, too."""
-    arms = SoakArms(candidate=run.arm, typical=unit.typical, process_sd=unit.process_sd)
+    """What both arms did, and what that says against the set: in a second process of each, too."""
+    arms = SoakArms(looks=(_look(run, reference),), typical=unit.typical, process_sd=unit.process_sd)
     if reference.failure is None and reference.report is not None and run.report is not None:
         try:
             work = work_between((FlagSet(), unit.settings), (reference.report, run.report))
         except WorkerFailed as error:
             return arms, error.failure
-        arms = arms.model_copy(update={"reference": reference.arm, "work": work})
+        arms = arms.model_copy(update={"work": work})
     if judge_soak(arms) is None:
         return arms, None
-    again = run_again()
+    again, beside = look_again()
     if again.failure is not None:
         return arms, again.failure
-    arms = arms.model_copy(update={"again": again.arm})
+    arms = arms.model_copy(update={"looks": (*arms.looks, _look(again, beside))})
     return arms, judge_soak(arms)
+
+
+def _look(run: LongRun, reference: LongRun) -> SoakLook:
+    beside = reference if reference.failure is None else None
+    return SoakLook(candidate=run.arm(beside), reference=beside.arm(run) if beside is not None else None)
 
 
 def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | Failure | None:

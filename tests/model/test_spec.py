@@ -19,7 +19,7 @@ def broken(**more: object) -> str:
 def test_minimal_study_has_sensible_defaults() -> None:
     spec = parse_study(MINIMAL)
     assert spec.measure.smallest_effect == 0.005
-    assert spec.confirm.processes == 5
+    assert spec.confirm.processes == 20
     assert len(spec.baseline) == 0
 
 
@@ -117,7 +117,7 @@ def test_effort_scales_caps() -> None:
     spec = parse_study(MINIMAL)
     quick, full = spec.at_effort(Effort.QUICK), spec.at_effort(Effort.FULL)
     assert (quick.measure.pairs_cap, full.measure.pairs_cap) == (20, 80)
-    assert (quick.confirm.processes, full.confirm.processes) == (4, 10)
+    assert (quick.confirm.processes, full.confirm.processes) == (10, 40)
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "studies").glob("*.toml")), ids=lambda p: p.name)

@@ -112,7 +112,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert conclusion.outcome is Outcome.WINNER
     assert "still holds" in conclusion.sentence
     assert "it was 0.92" in conclusion.sentence
-    assert {r.stage for r in store.of(ConfirmRun)} == {"recheck"}
+    assert {r.stage for r in store.of(ConfirmRun)} == {"recheck", "gain", "alone"}
     assert store.of(TrialResult) == []
     assert len(store.of(FloorResult)) == 1
     assert winner_of(store).settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
@@ -140,7 +140,7 @@ def test_a_winner_that_does_not_hold_is_not_exported(
 
 def test_a_recheck_goes_on_where_it_was_stopped(finished: Store, tmp_path: Path) -> None:
     spec = replay_study(effects=EFFECTS)
-    again(spec, tmp_path, winner_of(finished))
+    _, before = again(spec, tmp_path, winner_of(finished))
     _, store = again(spec, tmp_path, winner_of(finished))
-    assert len(store.of(ConfirmRun)) == spec.confirm.processes
+    assert store.of(ConfirmRun) == before.of(ConfirmRun)
     assert len(store.of(FloorResult)) == 1

@@ -254,7 +254,7 @@ def test_the_page_in_a_browser_is_no_wider_than_its_window(finished: Store, tmp_
 
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished)["finalists"]}
-    assert stages == {"fresh processes", "final proof"}
+    assert stages == {"fresh processes", "final proof", "its gain, measured once more", "each arm alone"}
 
 
 def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:

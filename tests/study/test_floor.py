@@ -19,7 +19,7 @@ from autotune.model.records import AblationResult, ConfirmRun, FloorResult, Inci
 from autotune.model.spec import Effort, StudySpec
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, SequentialPlan, judge, widen
+from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.stats.noise_floor import read_noise_floor, spread_of
 from autotune.study.alone import sandwich_floor
 from autotune.study.runner import pays
@@ -31,12 +31,6 @@ from tests.study.test_alone import pairs_of
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.004}
 EFFECTS = {"xla_a=1": 0.9}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Working out what can be proven takes seconds; see tests/study/test_promise.py."""
-    monkeypatch.setattr("autotune.study.lanes.promise_of", lambda spec, floor: None)
 
 
 class Counting(ReplayLauncher):
@@ -215,7 +209,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
     kept = []
     for found in (estimate, widen(estimate, spread)):
         figures = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "mode": "turns", "stopped": ""}
-        comparison = Comparison(estimate=found, verdict=judge(found), **figures)  # type: ignore[arg-type]
+        comparison = Comparison(estimate=found, **figures)
         kept.append(pays(comparison, 0.005)[0])
     assert kept[0] == kept[1]
 

@@ -11,11 +11,12 @@ import pytest
 from autotune.model.promise import Need, Promise
 from autotune.model.records import FloorResult
 from autotune.results.promise_words import describe_promise
+from autotune.results.report import render_markdown
 from autotune.results.words import describe_begin
 from autotune.stats import smallest_gain, study_power
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.study.promise import promise_of
+from autotune.study.promise import HIGHEST, _is_out_of_reach, promise_of
 from tests.runs import Run, replay_study
 
 MOST = 20
@@ -86,6 +87,20 @@ def test_a_promise_follows_from_the_floor() -> None:
             assert (need.proof_s or 0) > 10 * found.pair_s
 
 
+@pytest.mark.slow
+def test_what_is_out_of_reach_is_never_found() -> None:
+    """The short cut may leave nothing out that the rule would find."""
+    reach = 0.0
+    for _ in range(40):  # the smallest spread that is out of reach of 2 %
+        reach += 1e-3
+        if _is_out_of_reach(0.02, reach, sesoi=0.005):
+            break
+    assert 0.02 < reach < 0.04
+    assert study_power(0.02, reach, most=HIGHEST).found < 0.9
+    assert not _is_out_of_reach(0.02, 0.9 * reach, sesoi=0.005)
+    assert _is_out_of_reach(0.004, 1e-6, sesoi=0.005)  # below the smallest effect of interest
+
+
 def test_without_times_or_with_too_few_processes_nothing_is_promised() -> None:
     assert told(start_s=0.0) is None
     assert told(process_sd=None) is None
@@ -119,15 +134,21 @@ def test_a_hopeless_machine_is_called_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_says_it_before_its_search_and_keeps_it(run_replay: Run) -> None:
+def test_what_is_shown_is_the_first_floor_s_promise(run_replay: Run) -> None:
+    """Each lane has a floor of its own, and the study one promise; a replayed study, which takes no time, has none."""
     noise = {"white_sd": 0.01, "process_sd": 0.004}
     spec = replay_study(start_s=20.0, step_s=0.1, noise=noise, study={"confirm": {"processes": 8, "finalists": 1}})
-    _, store, diary = run_replay(spec, trials=2)
+    _, store, _ = run_replay(spec, trials=1)
     floor = store.of(FloorResult)[0]
-    assert floor.promise is not None
-    assert diary.floors[0].promise == floor.promise
-    assert floor.promise.most == 8
+    assert floor.promise is None
+    assert not any("9 times in 10" in line for line in describe_begin(store))
+    made = promise_of(spec, floor)
+    assert made is not None
+    assert made.most == 8
     assert floor.floor.start_s == 20.0
     assert floor.floor.pair_s == pytest.approx(2 * 3 * 0.1, rel=0.05)
-    sentence = describe_promise(floor.promise)
-    assert sentence in describe_begin(store)  # what `show` prints, and the live run
+    other = floor.model_copy(update={"by": "w1", "directory": "floor/w1"})
+    for record in (floor.model_copy(update={"promise": made}), other):
+        store.append(record)
+    assert describe_begin(store)[-1] == describe_promise(made)  # what `show` prints
+    assert describe_promise(made) in render_markdown(store)

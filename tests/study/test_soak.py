@@ -172,14 +172,14 @@ def test_what_two_processes_show_beside_the_reference_is_no_winner(
     assert (record.failure.kind, record.failure.phase) == (kind, "soak")
     assert re.search(words, record.failure.message), record.failure.message
     assert record.failure.message in conclusion.sentence
-    assert launcher.started == ["candidate", "reference", "candidate"]
+    assert launcher.started == ["candidate", "reference"] * 2
 
 
 @pytest.mark.parametrize("acts", [stalling, growing, leaking("host_bytes")])
 def test_what_only_the_first_process_shows_is_the_machines(soaked: Any, acts: Block) -> None:
     conclusion, store, record, _ = soaked(acts, steady)
     assert conclusion.settings == FlagSet({"xla_a": "1"})
-    assert record.arms.again is not None
+    assert len(record.arms.looks) == 2
     assert "run twice, for something spoke against the first run and not against the second" in describe_soak(record)
     assert disagreements(store, conclusion) == []
 
@@ -188,13 +188,14 @@ def test_what_only_the_first_process_shows_is_the_machines(soaked: Any, acts: Bl
 def test_what_the_reference_does_as_well_is_no_fault(soaked: Any, acts: Block) -> None:
     conclusion, _, record, _ = soaked(acts, reference=acts)
     assert conclusion.settings == FlagSet({"xla_a": "1"}), record.failure
-    assert record.arms.again is None
+    assert len(record.arms.looks) == 1
 
 
 def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
     _, store, record, launcher = soaked(steady)
     assert launcher.started == ["candidate", "reference"]
-    assert record.arms.reference.step_count == record.arms.candidate.step_count == record.step_count
+    (look,) = record.arms.looks
+    assert look.reference.step_count == look.candidate.step_count == record.step_count
     words = (
         "without a fault; no stall (reference: no stall); memory grows by 0.0 kB a step (reference 0.0); "
         "device memory grows by 0.0 kB a step (reference 0.0)"
@@ -241,7 +242,7 @@ def test_a_soak_that_was_edited_into_a_pass_is_found_out(soaked: Any) -> None:
     (path,) = store.path.glob("records.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     soak = next(line for line in lines if line["kind"] == "soak")
-    soak["arms"]["candidate"]["stalls"] |= {"count": 24, "lost_s": 10.0, "longest_s": 0.6}
+    soak["arms"]["looks"][0]["candidate"]["stalls"] |= {"count": 24, "lost_s": 10.0, "longest_s": 0.6}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = disagreements(Store.open(store.path), conclusion)
     assert any("slower in total" in line and "the conclusion has it as the winner" in line for line in said)

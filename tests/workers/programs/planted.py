@@ -15,12 +15,13 @@ planted = "xla_cpu_enable_fast_math=true" in os.environ.get("XLA_FLAGS", "")
 fault = sys.argv[1] if planted and len(sys.argv) > 1 else ""
 kept = []
 for step, _ in enumerate(autotune.hook.steps(range(10_000))):
-    time.sleep(FAST_S if planted else SLOW_S)
+    end = time.perf_counter() + (FAST_S if planted else SLOW_S)  # what is planted may not cost a typical step anything
+    if fault == "leak" or (fault == "warm-up" and step < 60):
+        kept.append(b"x" * (MEGABYTES << 20))
+    time.sleep(max(0.0, end - time.perf_counter()))
     has_begun = step >= {"late-stall": 90, "slowing": 90}.get(fault, 0)
     if fault.endswith("stall") and has_begun and step % 40 == 39:
         time.sleep(0.5)
     if fault == "slowing" and has_begun:
         time.sleep((step - 90) * 1e-4)
-    if fault == "leak" or (fault == "warm-up" and step < 60):
-        kept.append(b"x" * (MEGABYTES << 20))
     autotune.hook.report(loss=3.0 + 1.0 / (step + 1), grad_norm=1.0 + 1.0 / (step + 1))
