@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_an_honest_one_says_over_how_much_it_was_compared(tried: Any) -> None:
     assert soak.loss.basis is LossBasis.STEPS
     assert soak.loss.words.startswith(f"judged by loss over {soak.step_count} steps against the reference's")
     assert winner_of(store).loss == soak.loss
+
+
+def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) -> None:
+    """One long block would have four batches, be learned by heart, and its loss would tell nothing."""
+    ends: list[int] = [FIRST - 1]
+
+    def told(now: int, loss: float) -> float:
+        ends.extend([now] if now > ends[-1] else [FIRST - 1, now])  # a fresh process begins again
+        return loss
+
+    spec = parse_study({**SPEC.model_dump(exclude_unset=True), "confirm": {"soak": 0}})
+    launcher = Late(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher.told = told
+    conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
+    assert conclusion.outcome is Outcome.WINNER
+    alone = [r for r in store.of(ConfirmRun) if r.is_alone]
+    assert alone
+    longest = [len(p.candidate_s) for r in alone if r.directory for p in store.pairs(r.directory)]
+    block = len(next(iter(store.pairs("trials/0001"))).candidate_s)
+    assert min(longest) > block
+    assert {b - a for a, b in itertools.pairwise(ends) if b > a} == {block}
 
 
 @pytest.mark.parametrize("told", [lambda now, loss: None, lambda now, loss: loss], ids=["none", "an earlier step's"])
