@@ -29,14 +29,16 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
-from autotune.model.proofs import Standing, plain_estimate, ratios_of, runs_of, standing
+from autotune.model.proofs import (
+    OnceMore, Standing, plain_estimate, ratios_of, reported_gain, runs_of, standing,
+)  # fmt: skip
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
     ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
     FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
-from autotune.model.retold import AS_RECORDED, retold
+from autotune.model.retelling import AS_RECORDED, retold
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip

@@ -33,7 +33,7 @@ from autotune.model.numbers import (
     StepJoules,
     StepTime,
 )
-from autotune.model.retold import AS_RECORDED, retold
+from autotune.model.retelling import AS_RECORDED, retold
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate, Verdict
 

@@ -18,6 +18,20 @@ class Standing(NamedTuple):
     is_over: bool
 
 
+class OnceMore(NamedTuple):
+    """What came after a proof.
+
+    Attributes:
+        estimate: The figure to report, see `reported_gain`; None where nothing was measured.
+        alone: Pairs of runs alone that have a say in it.
+        objection: What speaks against the set; None where nothing does.
+    """
+
+    estimate: Estimate | None = None
+    alone: int = 0
+    objection: str | None = None
+
+
 def standing(
     proof: ProofRecord,
     runs: Sequence[ConfirmRun],
@@ -97,6 +111,25 @@ def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
     return confirm(ratios).ordinary if len(ratios) >= 2 else None
+
+
+def reported_gain(gain: FinalistResult, alone: FinalistResult | None) -> Estimate | None:
+    """The figure that a winner is reported with, whose interval holds the truth although the set was proven first.
+
+    In turns a neighbour idles beside each arm, and in production none does. So where runs alone can tell a gain, the
+    interval reaches over what they say, too; and where the figure in turns is none that they could mean, theirs counts.
+
+    Args:
+        gain: What pairs in turns measured after the proof.
+        alone: What runs of each arm alone did; None where there are none.
+    """
+    turns = gain.estimate
+    other = alone.estimate if alone is not None else None
+    if turns is None or other is None or other.high >= 1.0:
+        return turns
+    ratio = turns.ratio if other.low <= turns.ratio <= other.high else other.ratio
+    low, high = min(turns.low, other.low), max(turns.high, other.high)
+    return Estimate(ratio=ratio, low=low, high=high, level=turns.level, pair_count=turns.pair_count)
 
 
 def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:

@@ -191,7 +191,6 @@ class FinalistResult(Stamped):
         veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
         others: The study's other objectives, with intervals widened alike; None if step time is its only one.
         work: As its processes told it, where it differs from the reference's.
-        veto: Why a set is no winner although its typical step may be faster; then it is ``unresolved``.
     """
 
     kind: Literal["finalist"] = "finalist"

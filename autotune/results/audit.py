@@ -11,7 +11,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from pathlib import PurePosixPath
 
 from autotune.model import (
@@ -36,25 +35,26 @@ from autotune.model import (
     artefacts_of,
     judge_soak,
     log_ratio,
-    plain_estimate,
-    runs_of,
-    standing,
+    reported_gain,
     total_of,
     veto_of,
+)
+from autotune.results.audit_proofs import (
+    LAST_PROOFS,
+    Evidence,
+    are_close,
+    families_of,
+    is_close,
+    is_same_total,
+    told_of_measuring,
+    told_of_planned,
+    told_of_plans,
+    told_of_proof,
 )
 from autotune.results.canonical import canonical
 from autotune.results.words import format_estimate
 from autotune.rundir import Store
-from autotune.stats import CLAIM, HURDLE, Estimate, TotalTime, Verdict, confirm, estimate_pairs, judge
-
-LAST_PROOFS = ("final", "full", "recheck")
-"""Stages of a `FinalistResult` that prove a winner; the members of a front are proven in stage ``confirm``."""
-
-ROUNDING = 1e-6
-"""Relative difference that another version of NumPy or SciPy may make of the same samples."""
-
-Evidence = FloorResult | ConfirmRun | ProofRecord | FinalistResult | AblationResult | ProfileRecord | SoakRecord
-"""Records on which a proof rests."""
+from autotune.stats import Estimate, Verdict, estimate_pairs
 
 
 def proof_digest(store: Store, conclusion: ConclusionRecord) -> str:
@@ -92,18 +92,18 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     found = [*_of_runs(store, runs), *_of_work(store, runs)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
     plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
-    found += _of_plans(records)
+    found += told_of_plans(records)
     for key, proof in proofs.items():
         if proof.stage in ONCE_MORE:
-            found += _of_measuring(proof, runs)
+            found += told_of_measuring(proof, runs)
         elif (plan := plans.get(key)) is not None:
-            found += _of_planned(store.spec, proof, plan, runs)
+            found += told_of_planned(store.spec, proof, plan, runs)
         else:  # of a version that proved by a number of pairs settled before
-            found += _of_proof(store.spec, proof, runs, _families(store.spec, proof, conclusion, runs))
+            found += told_of_proof(store.spec, proof, runs, families_of(store.spec, proof, conclusion, runs))
     if conclusion.outcome is Outcome.FRONT:
         found += _of_front(store.spec, conclusion, list(proofs.values()))
     else:
-        found += _of_winner(store.spec, conclusion, list(proofs.values()))
+        found += _of_winner(store.spec, conclusion, list(proofs.values()), runs)
         found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
         found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
     if conclusion.digest is not None and conclusion.digest != (here := proof_digest(store, conclusion)):
@@ -157,9 +157,9 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
             ("candidate's step", run.candidate_step_s, statistics.median(t for p in pairs for t in p.candidate_s)),
         )
         for what, said, here in made:
-            if said is not None and not _is_close(said, here):
+            if said is not None and not is_close(said, here):
                 yield f"{name}: its raw pairs give the {what} {here:.6g}, the record says {said:.6g}"
-        if run.total is not None and not _is_same_total(run.total, total := total_of(pairs, run.work)):
+        if run.total is not None and not is_same_total(run.total, total := total_of(pairs, run.work)):
             yield f"{name}: its raw pairs give total times and stalls {total}, the record says {run.total}"
 
 
@@ -198,114 +198,9 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
         return 0
 
 
-def _of_plans(records: Sequence[Evidence]) -> Iterator[str]:
-    """What in the plans of the proofs would let them err more than a study may."""
-    plans = [r for r in records if isinstance(r, ProofRecord)]
-    for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
-        mine = [p for p in plans if p.stage in family]
-        claim, hurdle = sum(p.claim for p in mine), sum(p.hurdle for p in mine)
-        most = HURDLE if family == {"confirm"} else CLAIM
-        if claim > CLAIM * (1 + ROUNDING) or hurdle > most * (1 + ROUNDING):
-            names = " and ".join(sorted(family))
-            yield f"the proofs of {names} may err in {claim:.3g} of cases, {CLAIM:.3g} are allowed"
-    for plan in plans:
-        before = records[: records.index(plan)]
-        if any(isinstance(r, ConfirmRun) and _is_of(plan, r) and r.repeat >= plan.first for r in before):
-            yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
-
-
-def _is_of(plan: ProofRecord, run: ConfirmRun) -> bool:
-    return (run.stage, run.settings) == (plan.stage, plan.settings)
-
-
-def _of_planned(spec: StudySpec, proof: FinalistResult, plan: ProofRecord, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """What in a verdict does not follow from its pairs of processes, looked at as they were planned."""
-    name = f"the proof of {proof.settings} ({proof.stage})"
-    here = standing(
-        plan, runs, trial=proof.trial, most=proof.most or 0, objectives=spec.search.objectives,
-        sesoi=spec.measure.smallest_effect,
-    ).result  # fmt: skip
-    if proof.process_count != here.process_count:
-        recorded = len(runs_of(plan, runs))
-        yield (
-            f"{name} counts {proof.process_count} pairs of processes, it ended after {here.process_count} of the "
-            f"{recorded} that are recorded"
-        )
-        return
-    if proof.verdict is not here.verdict or proof.is_passed > here.is_passed:
-        yield f"{name}: its figures are {here.verdict}, the record says {proof.verdict}"
-    said, made = (
-        {"ratio": r.estimate, "interval": r.corrected, **{o.words: e for o, e in (r.others or {}).items()}}
-        for r in (proof, here)
-    )
-    for what in dict.fromkeys((*said, *made)):
-        one, other = said.get(what), made.get(what)
-        if (one is None) != (other is None) or (one is not None and other is not None and not _are_close(one, other)):
-            figures = [format_estimate(e) if e is not None else "nothing" for e in (other, one)]
-            yield f"{name}: its processes give the {what} {figures[0]}, the record says {figures[1]}"
-
-
-def _of_measuring(found: FinalistResult, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """What in the figures of the pairs that came after a proof does not follow from them."""
-    name = f"the {found.stage} of {found.settings}"
-    mine = [r for r in runs if (r.stage, r.settings) == (found.stage, found.settings)]
-    here = plain_estimate(sorted(mine, key=lambda r: r.repeat)[: found.process_count])
-    if found.failure is None and any(r.failure is not None for r in mine):
-        yield f"{name} has figures though one of its processes failed"
-    if (here is None) != (found.estimate is None):
-        yield f"{name} has {'no ' if here is not None else ''}figures, its processes differ"
-    elif here is not None and found.estimate is not None and not _are_close(found.estimate, here):
-        yield f"{name}: its processes give {format_estimate(here)}, the record says {format_estimate(found.estimate)}"
-
-
-def _families(
-    spec: StudySpec, proof: FinalistResult, conclusion: ConclusionRecord, runs: Sequence[ConfirmRun]
-) -> list[int]:
-    """For how many intervals a proof's may have been widened: sets that were proven together, times objectives."""
-    least, most = 1, 1
-    if proof.stage not in LAST_PROOFS:
-        least = max(1, len(conclusion.front or ()))
-        most = max(least, len({r.settings for r in runs if r.stage == proof.stage}))
-    return [count * len(spec.search.objectives) for count in range(least, most + 1)]
-
-
-def _of_proof(
-    spec: StudySpec, proof: FinalistResult, runs: Sequence[ConfirmRun], families: Sequence[int]
+def _of_winner(
+    spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult], runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
-    """What in a verdict does not follow from its pairs of processes."""
-    name = f"the proof of {proof.settings} ({proof.stage})"
-    mine = [r for r in runs if r.stage == proof.stage and r.settings == proof.settings]
-    ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
-    failed = any(r.failure is not None for r in mine)
-    if proof.process_count != len(ratios):
-        yield f"{name} counts {proof.process_count} pairs of processes, {len(ratios)} are recorded"
-        return
-    if failed or len(ratios) < 2:
-        if proof.corrected is not None or proof.estimate is not None or proof.verdict is not Verdict.UNRESOLVED:
-            yield f"{name} has figures though {'one of its processes failed' if failed else 'too few were run'}"
-        return
-    if proof.estimate is None or proof.corrected is None:
-        yield f"{name} has no figures though its processes have"
-        return
-    made = [confirm(ratios, family=family) for family in families]
-    if not _are_close(proof.estimate, here := made[0].ordinary):
-        yield f"{name}: its processes give {format_estimate(here)}, the record says {format_estimate(proof.estimate)}"
-    if not (fitting := [m.corrected for m in made if _are_close(proof.corrected, m.corrected)]):
-        shown, said = format_estimate(made[0].corrected), format_estimate(proof.corrected)
-        yield f"{name}: its processes give {shown} when widened for all sets, the record says {said}"
-        return
-    verdict = judge(fitting[0], sesoi=spec.measure.smallest_effect)
-    veto = veto_of(mine, fitting[0]) if verdict is Verdict.FASTER else None
-    verdict = verdict if veto is None else Verdict.UNRESOLVED
-    if proof.verdict is not verdict or (proof.veto is None) is not (veto is None):
-        yield f"{name}: its figures are {veto or verdict}, the record says {proof.veto or proof.verdict}"
-    for objective, other in (proof.others or {}).items():
-        told = [r.others[objective] for r in mine if r.others is not None and objective in r.others]
-        if len(told) < 2 or not any(_are_close(other, confirm(told, family=f).corrected) for f in families):
-            yield f"{name}: its processes do not give {objective.words} {format_estimate(other)}"
-
-
-def _of_winner(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:
     """What in a winner does not follow from its last proof."""
     mine = [p for p in proofs if p.stage in LAST_PROOFS and p.settings == conclusion.settings]
     if not mine:
@@ -321,10 +216,13 @@ def _of_winner(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[F
             yield f"the {found.stage} of {conclusion.settings} speaks against it, the conclusion has it as the winner"
     if proof.veto is not None:
         yield f"the proof of {conclusion.settings} has a veto, the conclusion has it as the winner"
-    gain = after.get("gain")
+    gain, alone = after.get("gain"), after.get("alone")
     if proof.goes_on is not None and proof.verdict is Verdict.FASTER and gain is None:
         yield f"the gain of {conclusion.settings} was never measured in pairs that decide nothing"
-    yield from _of_figures(conclusion, gain.estimate if gain is not None else proof.estimate)
+    told = [r for r in runs if r.settings == conclusion.settings and r.against is None]
+    if gain is not None and (against := veto_of(told, gain.estimate)) is not None:
+        yield f"{conclusion.settings} is {against}, the conclusion has it as the winner"
+    yield from _of_figures(conclusion, reported_gain(gain, alone) if gain is not None else proof.estimate)
 
 
 def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:
@@ -340,7 +238,7 @@ def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[Fi
         if (
             conclusion.estimate is None
             or fastest.corrected is None
-            or not _are_close(conclusion.estimate, fastest.corrected)
+            or not are_close(conclusion.estimate, fastest.corrected)
         ):
             yield f"trial {conclusion.trial} has other figures than the conclusion"
 
@@ -350,16 +248,10 @@ def _of_figures(conclusion: ConclusionRecord, proven: Estimate | None) -> Iterat
     said = conclusion.estimate
     if said is None or proven is None:
         yield "the conclusion or its proof has no figures"
-    elif not _are_close(said, proven):
+    elif not are_close(said, proven):
         yield f"the proof gives {format_estimate(proven)}, the conclusion says {format_estimate(said)}"
     elif format_estimate(said) not in conclusion.sentence:
         yield f"the proof gives {format_estimate(said)}, the sentence of the conclusion does not"
-
-
-def _is_same_total(said: TotalTime, here: TotalTime) -> bool:
-    """Whether total times and stalls are equal, but for rounding."""
-    one, other = ((t.log_ratio, *astuple(t.reference), *astuple(t.candidate)) for t in (said, here))
-    return all(map(_is_close, one, other))
 
 
 def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
@@ -369,7 +261,7 @@ def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Itera
         yield f"the soak of {conclusion.settings} failed, the conclusion has it as the winner"
     elif mine and mine[-1].arms is not None and (against := judge_soak(mine[-1].arms)) is not None:
         yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
-    if conclusion.soaked_s is not None and not (mine and _is_close(mine[-1].steps_s, conclusion.soaked_s)):
+    if conclusion.soaked_s is not None and not (mine and is_close(mine[-1].steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
 
 
@@ -387,12 +279,3 @@ def _is_better(spec: StudySpec, proof: FinalistResult) -> bool:
     return proof.veto is None and any(
         e is not None and e.high < 1 - spec.measure.smallest_effect for e in figures.values()
     )
-
-
-def _is_close(said: float, here: float) -> bool:
-    return math.isclose(said, here, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
-
-
-def _are_close(said: Estimate, here: Estimate) -> bool:
-    same = said.pair_count == here.pair_count and said.level == here.level
-    return same and all(map(_is_close, (said.ratio, said.low, said.high), (here.ratio, here.low, here.high)))

@@ -45,7 +45,8 @@ from autotune.model import (
     reference_to,
     refuse_reaching_out,
 )
-from autotune.results.audit import LAST_PROOFS, Evidence, disagreements, evidence_of, proof_digest
+from autotune.results.audit import disagreements, evidence_of, proof_digest
+from autotune.results.audit_proofs import LAST_PROOFS, Evidence
 from autotune.results.conditions import Conditions, conditions_of
 from autotune.results.losses import loss_of
 from autotune.results.soak_words import describe_soak

@@ -165,7 +165,9 @@ def look(
             )
         if estimate.low > 1.0 - sesoi:
             return ProofLook(stop=True, holds=False, reason=f"surely no gain of {sesoi:.1%} or more", used=count)
-        if count < most and chance_to_prove(seen[None, :], plan, most=most, sesoi=sesoi)[0] < HOPELESS:
+        at = np.asarray([count])
+        mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
+        if count < most and _is_hopeless(at, mean, sd, plan, most=most, sesoi=sesoi)[0]:
             reason = f"a gain can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:
@@ -204,6 +206,20 @@ def _chance(
     return chance
 
 
+def _is_hopeless(
+    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, sesoi: float
+) -> npt.NDArray[np.bool_]:
+    """Whether a gain can hardly be proven any more; not where as many pairs again settle that there is none.
+
+    To know that two sets are alike is worth a few pairs, where that is all it takes.
+    """
+    soon = np.minimum(2 * n, most)
+    half = plan.half_widths(soon.tolist()) * sd / np.sqrt(soon)
+    is_alike = abs(mean) + half < math.log1p(sesoi)
+    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, sesoi=sesoi) < HOPELESS
+    return hopeless & ~is_alike
+
+
 def simulate_looks(
     plan: ProofPlan, *, effect: float, pair_sd: float, most: int, sesoi: float = DEFAULT_SESOI, repeats: int = 2000
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -233,8 +249,7 @@ def looks_of(
     mean, half = sums / counts + log_ratios.mean(), plan.half_widths(counts.tolist()) * sd / np.sqrt(counts)
     won = mean + half < math.log1p(-sesoi)
     stop = won | (mean - half > math.log1p(-sesoi))
-    chance = _chance(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, sesoi=sesoi)
-    stop[:, :-1] |= chance < HOPELESS
+    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, sesoi=sesoi)
     stop[:, -1] = True
     first = stop.argmax(axis=-1)
     holds, ended = won[np.arange(len(won)), first], counts[first]

@@ -54,16 +54,16 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """What a measured study found."""
-    spec, proven, gain = run.spec, run.proven, run.gain
+    spec, proven, once_more = run.spec, run.proven, run.once_more
     soaks = run.store.of(SoakRecord)
     if run.members:
         return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
     if proven is not None and proven.estimate is not None:
-        is_measured = gain is not None and gain.estimate is not None
-        ratio = gain.estimate if gain is not None and gain.estimate is not None else proven.estimate
+        ratio = once_more.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f", after a proof of {proven.process_count}" if is_measured else ""
+        after = f" and {once_more.alone} of runs alone" if once_more.alone else ""
+        after += f", after a proof of {proven.process_count}" if once_more.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         return {
@@ -86,7 +86,10 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(spec.measure.smallest_effect)})"
         )
-    sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in _objections(run.store).items())
+    sentence += "".join(
+        f"; {settings} looked faster but {why}"
+        for settings, why in {**_objections(run.store), **run.objections}.items()
+    )
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {describe_soak(least)}"

@@ -10,7 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from autotune.model import TURNS, ConfirmRun, FinalistResult, FloorResult, format_change, plain_estimate, ratios_of
+from autotune.model import (
+    TURNS,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    OnceMore,
+    format_change,
+    plain_estimate,
+    ratios_of,
+    reported_gain,
+    veto_of,
+)
 from autotune.results import describe_finalist
 from autotune.stats import FIRST_LOOK, Verdict, gain_pairs, judge, look_alone
 from autotune.study.proof import run_pairs
@@ -20,19 +31,29 @@ from autotune.study.units import PairUnit
 GAIN, ALONE = "gain", "alone"
 
 
-def measure_once_more(run: StudyRun, proven: FinalistResult) -> tuple[FinalistResult | None, str | None]:
-    """The gain of a set that its proof calls faster, and what speaks against it; None where nothing does.
+def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
+    """The gain of a set that its proof calls faster, and what speaks against it.
 
     Of a proof by an older version that was all there was: no gain, and nothing against it.
     """
     if proven.goes_on is None:
-        return None, None
+        return OnceMore()
     run.view.stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
-    gain = last = measure_gain(run, proven)
+    gain, alone = measure_gain(run, proven), None
     if not gain.is_vetoed:
         run.view.stage("final proof", "alone: each arm with nothing beside it: does that agree?")
-        last = check_alone(run, proven) or gain
-    return gain, (last.veto or describe_finalist(last)) if last.is_vetoed else None
+        alone = check_alone(run, proven)
+    last = alone or gain
+    estimate = reported_gain(gain, alone)
+    if last.is_vetoed:
+        return OnceMore(estimate=estimate, objection=last.veto or describe_finalist(last))
+    every = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings and r.against is None]
+    counts = alone is not None and estimate != gain.estimate
+    return OnceMore(
+        estimate=estimate,
+        alone=alone.process_count if alone is not None and counts else 0,
+        objection=veto_of(every, gain.estimate),
+    )
 
 
 def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:

@@ -17,6 +17,7 @@ from autotune.model import (
     FinalistResult,
     FlagSet,
     Objective,
+    OnceMore,
     Outcome,
     ProfileRecord,
     StudySpec,
@@ -79,10 +80,10 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
             run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
         run.view.stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        gain, objection = None, result.veto
+        after = OnceMore(objection=result.veto)
         if result.verdict is Verdict.FASTER:
-            gain, objection = measure_once_more(run, result)
-        conclusion = _conclusion(winner, result, gain, objection, sesoi=run.spec.measure.smallest_effect)
+            after = measure_once_more(run, result)
+        conclusion = _conclusion(winner, result, after, sesoi=run.spec.measure.smallest_effect)
         if conclusion.outcome is Outcome.WINNER:
             conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
@@ -90,15 +91,13 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
     return conclusion
 
 
-def _conclusion(
-    winner: Winner, result: FinalistResult, gain: FinalistResult | None, objection: str | None, *, sesoi: float
-) -> ConclusionRecord:
-    holds = _holds(winner, result, sesoi=sesoi) and objection is None
-    if gain is not None and gain.estimate is not None:
-        result = result.model_copy(update={"estimate": gain.estimate, "process_count": gain.process_count})
+def _conclusion(winner: Winner, result: FinalistResult, after: OnceMore, *, sesoi: float) -> ConclusionRecord:
+    holds = _holds(winner, result, sesoi=sesoi) and after.objection is None
+    if (found := after.estimate) is not None:
+        result = result.model_copy(update={"estimate": found, "process_count": found.pair_count})
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, holds=holds, objection=objection),
+        sentence=_sentence(winner, result, holds=holds, objection=after.objection),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         trial_count=0,

@@ -14,6 +14,7 @@ from autotune.model import (
     FinalistResult,
     FlagSet,
     FloorResult,
+    OnceMore,
     StudySpec,
     TrialConfig,
     TrialResult,
@@ -112,7 +113,8 @@ class StudyRun:
         members: Set by `confirm` in a study by several objectives: the proven front.
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
         proven: Set by `final_proof`, taken back by `soak`: what holds.
-        gain: Set by `final_proof`: how much faster that is, from pairs that decided nothing; None in older runs.
+        once_more: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
+        objections: Set by `final_proof`: what speaks against sets that held in their final proof.
         conclusion: Set by `conclude`.
         is_over: Whether no other session can be of use: the study is concluded, or nothing but a person can mend it.
     """
@@ -138,7 +140,8 @@ class StudyRun:
     members: list[FinalistResult] = field(default_factory=list, init=False)
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
     proven: FinalistResult | None = field(default=None, init=False)
-    gain: FinalistResult | None = field(default=None, init=False)
+    once_more: OnceMore = field(default_factory=OnceMore, init=False)
+    objections: dict[FlagSet, str] = field(default_factory=dict, init=False)
     conclusion: ConclusionRecord = field(init=False)
     is_over: bool = field(default=False, init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)

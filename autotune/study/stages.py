@@ -148,8 +148,10 @@ def final_proof(run: StudyRun) -> None:
         result = prove(run, [(trial, settings)], stage=stage)[0]
         if result.verdict is not Verdict.FASTER:
             continue
-        run.gain, objection = measure_once_more(run, result)
-        run.proven = result if objection is None else None
+        run.once_more = measure_once_more(run, result)
+        run.proven = result if run.once_more.objection is None else None
+        if run.once_more.objection is not None:
+            run.objections[settings] = run.once_more.objection
 
 
 def soak(run: StudyRun) -> None:

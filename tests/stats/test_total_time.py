@@ -9,7 +9,8 @@ import pytest
 
 from autotune.stats.estimates import Verdict, confirm, judge
 from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.simulate import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
+from autotune.stats.noise_models import NOISE_MODELS
+from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.stats.total_time import (
     Stalls,
     TotalTime,
