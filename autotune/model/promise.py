@@ -18,7 +18,7 @@ class Need(Record):
     Attributes:
         gain: As a share of the default's step time.
         pairs: The cap of fresh pairs of processes of each proof; None if that is above `Promise.highest`.
-        proof_s: Seconds of all proofs of a study, on one lane, on average.
+        proof_s: Seconds of all proofs of a study on one lane, within which 97 of 100 are through.
     """
 
     gain: Share
@@ -35,7 +35,7 @@ class Promise(Record):
         pair_s: Seconds of one of them.
         most: The study's own cap of pairs of processes in each proof.
         smallest: The smallest gain that is proven 9 times in 10 within that cap; None if there is none below 50 %.
-        proof_s: Seconds of all proofs of a study with that gain, on one lane, on average.
+        proof_s: Seconds of all proofs of a study with that gain on one lane, within which 97 of 100 are through.
         needs: What other gains would need.
         highest: The largest cap that was considered for those.
     """

@@ -14,7 +14,7 @@ def describe_promise(promise: Promise) -> str:
     cap = f"up to {promise.most} pairs of processes in each proof"
     if promise.smallest is None:
         return f"no gain below 50 % can be proven here with {cap}: processes differ too much; {needs}"
-    takes = f"about {_time(promise.proof_s)} of proofs"
+    takes = f"up to {_time(promise.proof_s)} of proofs"
     told = f"with {cap}, a gain of {format_share(promise.smallest)} is proven 9 times in 10 ({takes})"
     if promise.smallest > HOPELESS:
         told = f"gains below {format_share(promise.smallest)} cannot be proven here: {told}"

@@ -67,6 +67,10 @@ def gain_pairs(used: int) -> int:
     return min(max(used, GAIN_PAIRS[0]), GAIN_PAIRS[1])
 
 
+IN_TIME = 0.97
+"""Share of studies whose proofs take no longer than is said."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPower:
     """What a study finds, and what its proofs cost.
@@ -74,12 +78,16 @@ class StudyPower:
     Attributes:
         most: Cap of pairs of processes of each proof.
         found: Chance that a set with the effect, among finalists without any, is proven.
-        pairs: Fresh pairs of processes that all its proofs take, on average, with alone runs and gain.
+        found_in_time: Likewise, within `pairs`.
+        pairs: Fresh pairs of processes that all its proofs take, runs alone and gain included, in `IN_TIME` of studies.
+        mean_pairs: Likewise, on average.
     """
 
     most: int
     found: float
+    found_in_time: float
     pairs: float
+    mean_pairs: float
 
 
 @lru_cache(maxsize=4096)
@@ -100,13 +108,21 @@ def study_power(
     hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
     claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
     size = {"pair_sd": pair_sd, "most": most, "sesoi": sesoi}
-    goes_on, confirmed = simulate_looks(hurdle, effect=math.log1p(-effect), **size)  # type: ignore[arg-type]
-    _, others = simulate_looks(hurdle, effect=0.0, **size)  # type: ignore[arg-type]
-    holds, ended = simulate_looks(claim, effect=math.log1p(-effect), **size)  # type: ignore[arg-type]
-    passed = float(goes_on.mean())
-    after = float(np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0).mean())
-    pairs = float(confirmed.mean()) + (finalists - 1) * float(others.mean()) + passed * (float(ended.mean()) + after)
-    return StudyPower(most=most, found=passed * float(holds.mean()), pairs=pairs)
+    goes_on, pairs = simulate_looks(hurdle, effect=math.log1p(-effect), stream=0, **size)  # type: ignore[arg-type]
+    holds, ended = simulate_looks(claim, effect=math.log1p(-effect), stream=1, **size)  # type: ignore[arg-type]
+    for other in range(1, finalists):
+        pairs = pairs + simulate_looks(hurdle, effect=0.0, stream=1 + other, **size)[1]  # type: ignore[arg-type]
+    after = np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0)
+    pairs = pairs + np.where(goes_on, ended + after, 0)
+    limit = float(np.quantile(pairs, IN_TIME, method="higher"))
+    found = goes_on & holds
+    return StudyPower(
+        most=most,
+        found=float(np.mean(found)),
+        found_in_time=float(np.mean(found & (pairs <= limit))),
+        pairs=limit,
+        mean_pairs=float(np.mean(pairs)),
+    )
 
 
 def pairs_to_find(
@@ -118,15 +134,15 @@ def pairs_to_find(
     power: float = 0.9,
     highest: int = 100,
 ) -> StudyPower | None:
-    """The least cap at which a gain is found with some chance, and its cost; None if that is above `highest`."""
+    """The least cap at which a gain is found in time with some chance, and its cost; None if that is above `highest`."""
     low, high = FIRST_LOOK, highest
     found = study_power(effect, pair_sd, most=high, finalists=finalists, sesoi=sesoi)
-    if effect <= sesoi or found.found < power:
+    if effect <= sesoi or found.found_in_time < power:
         return None
     while low < high:
         middle = (low + high) // 2
         tried = study_power(effect, pair_sd, most=middle, finalists=finalists, sesoi=sesoi)
-        if tried.found >= power:
+        if tried.found_in_time >= power:
             high, found = middle, tried
         else:
             low = middle + 1
@@ -136,12 +152,12 @@ def pairs_to_find(
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI, power: float = 0.9
 ) -> float | None:
-    """The smallest gain that is found with some chance within a cap, to a tenth of a per cent; None above 50 %."""
+    """The smallest gain that is found in time with some chance within a cap, to a tenth of a per cent; None above 50 %."""
     low, high = int(sesoi * 1000), 500
-    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found < power:
+    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time < power:
         return None
     while low + 1 < high:
         middle = (low + high) // 2
-        is_found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found >= power
+        is_found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time >= power
         low, high = (low, middle) if is_found else (middle, high)
     return high / 1000

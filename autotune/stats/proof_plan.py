@@ -39,15 +39,15 @@ Simulated (tests/stats/test_proof_plan.py): 1.16 at most, for errors from 0.005 
 """
 
 HOPELESS = 0.05
-"""Chance of proving a gain, were the effect better than it looks by a standard error, below which a proof ends."""
+"""Chance of proving a gain, were the effect as good as it may still be, below which a proof ends."""
 
-OPTIMISM = 1.0
-"""Those standard errors."""
+OPTIMISM = 0.1
+"""One-sided level of the effect that a set is given the benefit of: that of the better end of an 80 % interval."""
 
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
-_NODES = 240
+_NODES = 160
 _LOWEST = -8.0
 
 
@@ -178,14 +178,14 @@ def look(
 def chance_to_prove(
     log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float, optimism: float = OPTIMISM
 ) -> Floats:
-    """Chance of a gain proven at the cap, were the true effect somewhat better than it looks, `[...]`.
+    """Chance of a gain proven at the cap, were the true effect as good as it may still be, `[...]`.
 
     Args:
         log_ratios: Of the pairs so far, `[..., n]` with n from 2 to `most` - 1.
         plan: How error is spent.
         most: The cap.
         sesoi: Smallest effect of interest.
-        optimism: How much better, in standard errors.
+        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
     """
     mean, sd = log_ratios.mean(axis=-1), log_ratios.std(axis=-1, ddof=1)
     return _chance(log_ratios.shape[-1], mean, sd, plan, most=most, sesoi=sesoi, optimism=optimism)
@@ -196,12 +196,13 @@ def _chance(
     optimism: float = OPTIMISM,
 ) -> Floats:  # fmt: skip
     """The same from number, mean and standard deviation of the pairs so far."""
-    from scipy.special import ndtr
+    from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
+    benefit = -stdtrit(np.asarray(n) - 1, optimism) * sd / np.sqrt(n)
     needed = math.log1p(-sesoi) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
-    expected = (n * mean + rest * (mean - optimism * sd / np.sqrt(n))) / most
+    expected = (n * mean + rest * (mean - benefit)) / most
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
     return chance
 
@@ -221,7 +222,14 @@ def _is_hopeless(
 
 
 def simulate_looks(
-    plan: ProofPlan, *, effect: float, pair_sd: float, most: int, sesoi: float = DEFAULT_SESOI, repeats: int = 2000
+    plan: ProofPlan,
+    *,
+    effect: float,
+    pair_sd: float,
+    most: int,
+    sesoi: float = DEFAULT_SESOI,
+    repeats: int = 2000,
+    stream: int = 0,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The rule of `look` on many made-up proofs at once: whether each holds, and after how many pairs it ended.
 
@@ -232,8 +240,9 @@ def simulate_looks(
         most: The cap.
         sesoi: Smallest effect of interest.
         repeats: How many; the same ones every time.
+        stream: Of random numbers; proofs of different sets have different ones.
     """
-    rng = np.random.default_rng([most, plan.base])
+    rng = np.random.default_rng([stream, 20261122])
     return looks_of(effect + pair_sd * rng.standard_normal((repeats, most)), plan, sesoi=sesoi)
 
 

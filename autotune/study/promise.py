@@ -11,7 +11,7 @@ from autotune.stats import CLAIM, FIRST_LOOK, STARTS, pairs_to_find, smallest_ga
 GAINS = (0.01, 0.02, 0.03)
 """Gains of which it is told what they would need."""
 
-HIGHEST = 60
+HIGHEST = 120
 """Pairs of processes in each proof beyond which nothing is worked out."""
 
 

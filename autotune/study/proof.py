@@ -216,6 +216,6 @@ def unsettled(store: Store) -> Unsettled | None:
 
 def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, sesoi: float) -> int | None:
     for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, sesoi=sesoi, optimism=0.0) >= LIKELY:
+        if chance_to_prove(ratios, plan, most=most, sesoi=sesoi, optimism=0.5) >= LIKELY:
             return most
     return None
