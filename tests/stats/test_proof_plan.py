@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from autotune.stats import proof_plan
-from autotune.stats.estimates import DEFAULT_SESOI
+from autotune.stats.estimates import DEFAULT_SESOI, Estimate, confirm
 from autotune.stats.intervals import student_quantile
-from autotune.stats.proof_design import allot, candidate_weights, pairs_to_find, smallest_gain, study_power
+from autotune.stats.proof_design import (
+    CLAIM,
+    allot,
+    candidate_weights,
+    gain_pairs,
+    pairs_to_find,
+    smallest_gain,
+    study_power,
+)
 from autotune.stats.proof_plan import ProofPlan, look, looks_of
 
 BOUND = math.log1p(-DEFAULT_SESOI)
@@ -155,3 +164,24 @@ def test_what_is_needed_for_a_gain_finds_it() -> None:
 def test_what_is_no_plan_is_refused(base: int, error: float) -> None:
     with pytest.raises(ValueError, match="must be planned for 4 to 10000 pairs"):
         ProofPlan(base=base, error=error)
+
+
+def test_what_success_does_to_a_proof_s_own_figure_it_does_not_do_to_the_gain() -> None:
+    """The figures of docs/measurement.md: a true gain of 1 % where pairs of processes differ by 1.8 %."""
+    rng, truth = np.random.default_rng(3), math.log1p(-0.01)
+    plan = ProofPlan(base=20, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
+    data = truth + 0.018 * rng.standard_normal((REPEATS, 20))
+    holds, ended = looks_of(data, plan, sesoi=DEFAULT_SESOI)
+    own = [confirm(data[i, : ended[i]]).ordinary for i in np.flatnonzero(holds)]
+    again = [
+        confirm(truth + 0.018 * rng.standard_normal(gain_pairs(int(ended[i])))).ordinary for i in np.flatnonzero(holds)
+    ]
+    assert len(own) > 1000
+    assert np.mean([math.log(e.ratio) for e in own]) - truth == pytest.approx(-0.008, abs=0.001)
+    assert covered(own, truth) == pytest.approx(0.62, abs=0.03)
+    assert np.mean([math.log(e.ratio) for e in again]) - truth == pytest.approx(0.0, abs=0.0005)
+    assert covered(again, truth) >= 0.94
+
+
+def covered(estimates: Sequence[Estimate], truth: float) -> float:
+    return float(np.mean([e.low <= math.exp(truth) <= e.high for e in estimates]))
