@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model import FloorResult
+from autotune.model import FloorResult, Promise
+from autotune.study.promise import promise_of
 from autotune.study.stages import noise_floor, probe
 from benchmarks.machines import Case
 from benchmarks.proportions import binomial_lower_bound
@@ -27,7 +28,7 @@ class Announced:
 
     Mappings are by the number of candidates. `announced`: share of studies whose noise floor says what it takes;
     `pairs`: the cap of process pairs that it says; `found`: of those, the share that names the candidate, with the
-    lower 95 % bound; `in_time`: the share that does so within the announced mean time. Then that time and the time
+    lower 95 % bound; `in_time`: the share that does so within the announced time. Then that time and the time
     that the proofs took, means in minutes.
     """
 
@@ -85,25 +86,24 @@ def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Ke
     """The noise floor first, then the whole study with the cap that it says; None where it says none."""
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
-    said = what_it_takes(_floor_of(case, effects, seed))
+    said = what_it_takes(_promise_of(case, effects, seed))
     if said is None:
         return None
     pairs, proof_s = said
     return _Kept(place=place, pairs=pairs, minutes=proof_s / 60.0, outcome=run_one(case, effects, seed, pairs))
 
 
-def _floor_of(case: Case, effects: Sequence[float], seed: int) -> FloorResult:
-    """The noise floor of the study with this seed, and nothing more: run whole, it has the same."""
+def _promise_of(case: Case, effects: Sequence[float], seed: int) -> Promise | None:
+    """What the noise floor of the study with this seed announces, and nothing more: run whole, it has the same floor."""
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        return run.store.of(FloorResult)[0]
+        return promise_of(run.spec, run.store.of(FloorResult)[0])  # a replayed study does not work it out
 
 
-def what_it_takes(floor: FloorResult) -> tuple[int, float] | None:
-    """The cap of process pairs with which a noise floor says that the gain is proven, and the seconds; None if none."""
-    promise = getattr(floor, "promise", None)
+def what_it_takes(promise: Promise | None) -> tuple[int, float] | None:
+    """The cap of process pairs with which the gain is said to be proven, and the seconds; None if nothing is said."""
     for need in promise.needs if promise is not None else ():
         if math.isclose(need.gain, GAIN) and need.pairs is not None and need.proof_s is not None:
             return need.pairs, need.proof_s

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.announced import announced
+from benchmarks.announced import FINALISTS_ALONE, announced
 from benchmarks.coverage import PLAN, coverage
 from benchmarks.estimators import budget, estimators
 from benchmarks.machines import ANNOUNCED, CASES, Case
@@ -81,9 +81,10 @@ purpose (at least 95 %). What should be at least 95 % counts as missed below 94 
         f"""One candidate is faster, {CANDIDATES - 1} are no winners: share of studies that name it, by true speed-up
 in total; the same of the fixed proof as it was, and with the error that the goal allows; the smallest speed-up found 9
 times in 10. Then process pairs of the proofs by true speed-up, and their cost over all, beside the fixed proof's. Then
-what is reported of winners: how often by speed-up, how many of these intervals hold the truth (goal: 95 % of all), bias
-(mean log of reported over true ratio), coverage of the true ratio in total and of that of typical steps. Last: studies
-that name a wrong one, bias of the search's own figure, share of named sets without the setting that does nothing,
+what is reported of winners: how often by speed-up, how many of these intervals hold the true ratio in total, bias (mean
+log of reported over true ratio), coverage of the true ratio in total and of that of typical steps in typical processes,
+which is what is reported (goal: 95 %); the two differ where some of a set's own processes or steps are slow. Last:
+studies that name a wrong one, bias of the search's own figure, share of named sets without the setting that does nothing,
 share of studies with a second chance for the whole set.""",
         (("studies", "found", "found_9_in_10"), ("fixed", "fixed_at_1_percent"), ("pairs", "fixed_pairs"),
          ("cost", "fixed_cost"), ("winners", "held", "coverage", "typical_coverage"), ("bias",),
@@ -97,8 +98,8 @@ share of studies with a second chance for the whole set.""",
 0.7 and 1.8 %. Each study's noise floor says with how many process pairs such a gain is proven 9 times in 10, and the
 study is run with that as `[confirm] processes`. Columns are by the number of candidates: of 12 the search may lose the
 right one before it is proven, of 3 all are. Share of studies in which the noise floor says so, the pairs, the share
-found with its lower 95 % bound (goal: 90 %), the share found within the announced mean time, that time in minutes, and
-the time taken.""",
+found with its lower 95 % bound, the share found within the announced time (goal, with 3: 90 %), that time in minutes,
+and the time taken.""",
         machines=ANNOUNCED,
     ),
     "budget": Part(
@@ -173,13 +174,13 @@ def missed_goals(results: dict[str, list[Row]]) -> list[str]:
             if value < (0.93 if key in exact else 0.94) or (key in exact and value > 0.97):
                 missed.append(f"{row['machine']}: coverage {key} {value:.4f}")
     for row in results.get("power", []):
-        if row["coverage"] < 0.94:  # a simulation's own error, as above; without winners there is none
-            missed.append(f"{row['machine']}: coverage of what is reported of winners {row['coverage']:.4f}")
+        if row["typical_coverage"] < 0.94:  # a simulation's own error, as above; without winners there is none
+            missed.append(f"{row['machine']}: coverage of what is reported of winners {row['typical_coverage']:.4f}")
     missed += [
-        f"{row['machine']}: with {count} candidates found {share:.3f} of what was announced"
+        f"{row['machine']}: with {count} candidates found {share:.3f} in time of what was announced"
         for row in results.get("announced", [])
-        for count, share in row["found"].items()
-        if not share >= 0.9  # nothing announced is nothing kept
+        for count, share in row["in_time"].items()
+        if count == str(FINALISTS_ALONE) and not share >= 0.9  # nothing announced is nothing kept
     ]
     return missed
 
