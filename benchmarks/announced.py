@@ -94,7 +94,7 @@ def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Ke
 
 
 def _promise_of(case: Case, effects: Sequence[float], seed: int) -> Promise | None:
-    """What the noise floor of the study with this seed announces, and nothing more: run whole, it has the same floor."""
+    """What the noise floor of the study with this seed announces; run whole, the study has the same."""
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
         probe(run)

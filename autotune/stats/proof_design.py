@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from autotune.stats.estimates import DEFAULT_SESOI
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, simulate_looks
@@ -107,11 +108,15 @@ def study_power(
     """
     hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
     claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
-    size = {"pair_sd": pair_sd, "most": most, "sesoi": sesoi}
-    goes_on, pairs = simulate_looks(hurdle, effect=math.log1p(-effect), stream=0, **size)  # type: ignore[arg-type]
-    holds, ended = simulate_looks(claim, effect=math.log1p(-effect), stream=1, **size)  # type: ignore[arg-type]
+    gain = math.log1p(-effect)
+
+    def looks(plan: ProofPlan, truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, sesoi=sesoi, stream=stream)
+
+    goes_on, pairs = looks(hurdle, gain, 0)
+    holds, ended = looks(claim, gain, 1)
     for other in range(1, finalists):
-        pairs = pairs + simulate_looks(hurdle, effect=0.0, stream=1 + other, **size)[1]  # type: ignore[arg-type]
+        pairs = pairs + looks(hurdle, 0.0, 1 + other)[1]
     after = np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0)
     pairs = pairs + np.where(goes_on, ended + after, 0)
     limit = float(np.quantile(pairs, IN_TIME, method="higher"))
@@ -158,6 +163,8 @@ def smallest_gain(
         return None
     while low + 1 < high:
         middle = (low + high) // 2
-        is_found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time >= power
+        is_found = (
+            study_power(middle / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time >= power
+        )
         low, high = (low, middle) if is_found else (middle, high)
     return high / 1000
