@@ -139,7 +139,7 @@ def pairs_to_find(
     power: float = 0.9,
     highest: int = 100,
 ) -> StudyPower | None:
-    """The least cap at which a gain is found in time with some chance, and its cost; None if that is above `highest`."""
+    """The least cap at which a gain is found in time with some chance, and its cost; None if above `highest`."""
     low, high = FIRST_LOOK, highest
     found = study_power(effect, pair_sd, most=high, finalists=finalists, sesoi=sesoi)
     if effect <= sesoi or found.found_in_time < power:
@@ -157,7 +157,7 @@ def pairs_to_find(
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI, power: float = 0.9
 ) -> float | None:
-    """The smallest gain that is found in time with some chance within a cap, to a tenth of a per cent; None above 50 %."""
+    """The smallest gain found in time with some chance within a cap, to a tenth of a per cent; None above 50 %."""
     low, high = int(sesoi * 1000), 500
     if study_power(high / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time < power:
         return None
