@@ -239,17 +239,23 @@ def test_hostile_values_are_data(study: Path) -> None:
     assert not list(folder.rglob("pwned"))
 
 
+# A job in the background of a shell ignores interrupts, and its children inherit that.
+HEARS_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     folder = edited(study, 'noise = "quiet"', 'noise = "quiet"\ndelay_s = 0.05')
     process = subprocess.Popen(
-        [sys.executable, "-m", "autotune", "run", "typed.toml"],
+        [sys.executable, "-c", HEARS_INTERRUPTS, "-m", "autotune", "run", "typed.toml"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A job in the background of a shell ignores interrupts, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     records = folder / "runs/typed/records.jsonl"
     deadline = time.monotonic() + 60

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import plain_estimate, standing
-from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, ProofRecord
+from autotune.model.proofs import plain_estimate, reported_gain, standing
+from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.audit import disagreements
 from autotune.results.words import format_estimate
 from autotune.rundir.store import RECORDS, Store
@@ -47,8 +47,10 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
         record |= {"estimate": plain(made.estimate), "corrected": plain(made.corrected), "verdict": str(made.verdict)}
         record |= {"process_count": made.process_count, "goes_on": made.goes_on}
         last = made.estimate
-    gains = [r for r in records if r["kind"] == "finalist" and r["stage"] == "gain"]
-    last = Estimate(**gains[-1]["estimate"]) if gains else last
+    after = {r["stage"]: RECORD.validate_python(r) for r in records if r["kind"] == "finalist"}
+    gain, alone = after.get("gain"), after.get("alone")
+    if isinstance(gain, FinalistResult) and isinstance(alone, FinalistResult):
+        last = reported_gain(gain, alone) or last
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": plain(last), "sentence": f"ratio {format_estimate(last)}"}
         record.pop("digest")

@@ -255,7 +255,7 @@ def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
     monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
     spec = replay_study()
     assert spec.replay is not None
-    launcher = Interrupting(spec.replay, {6: database.spoil})
+    launcher = Interrupting(spec.replay, {10: database.spoil})
     _, store, diary = run_replay(spec, trials=8, storage=database.url, launcher=launcher)
     assert len(store.of(TrialResult)) == 8
     assert sum("does not answer" in n for n in diary.notes) == 1
