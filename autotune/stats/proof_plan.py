@@ -210,15 +210,15 @@ def _chance(
 def _is_hopeless(
     n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, sesoi: float
 ) -> npt.NDArray[np.bool_]:
-    """Whether a gain can hardly be proven any more; not where as many pairs again settle that there is none.
+    """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
 
-    To know that two sets are alike is worth a few pairs, where that is all it takes.
+    To know that two sets are alike, or that one is slower, is worth a few pairs, where that is all it takes.
     """
     soon = np.minimum(2 * n, most)
     half = plan.half_widths(soon.tolist()) * sd / np.sqrt(soon)
-    is_alike = abs(mean) + half < math.log1p(sesoi)
+    is_told_soon = (abs(mean) + half < math.log1p(sesoi)) | (mean - half > math.log1p(sesoi))
     hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, sesoi=sesoi) < HOPELESS
-    return hopeless & ~is_alike
+    return hopeless & ~is_told_soon
 
 
 def simulate_looks(
