@@ -60,13 +60,13 @@ class SoakArms(Record):
     """Both arms of a soak.
 
     Attributes:
-        looks: One; two if something spoke against the set: then only what both show counts.
+        looks: One; two or three if something spoke against the set: then only what all show counts.
         typical: log of the typical step, candidate over reference, per unit of work, from the proof; None without one.
         process_sd: Standard deviation of that from one pair of processes to the next.
         work: What a step of each arm does, where it differs.
     """
 
-    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=2)]
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=3)]
     typical: LogRatio | None = None
     process_sd: Amount = 0.0
     work: WorkPerStep | None = None

@@ -59,7 +59,7 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
 def judge_soak(arms: SoakArms) -> Failure | None:
     """What a soak says against a set: a leak, stalls or slow steps that take its gain back; None if nothing.
 
-    A machine has its moods, so what one look shows must show in the second one, too.
+    A machine has its moods, so what one look shows must show in the others, too.
     """
     found = [_judge_look(arms, arms.looks[: count + 1]) for count in range(len(arms.looks))]
     return found[-1] if None not in found else None

@@ -32,8 +32,10 @@ def _seen(record: SoakRecord) -> list[str]:
     found = [describe_stalls(mine.stalls) + (f" (reference: {describe_stalls(base.stalls)})" if base else "")]
     if base is None:
         found.append("the reference failed beside it, so total times are not compared")
-    if len(arms.looks) > 1:
+    if len(arms.looks) == 2:
         found.append("run twice, for something spoke against the first run and not against the second")
+    if len(arms.looks) == 3:
+        found.append("run three times, for something spoke against the first two and not against the third")
     growths = [
         f"{what} grows by {format_growth(growth, _growth(base, kind) or 0.0)}"
         for kind, what in (("host", "memory"), ("device", "device memory"))

@@ -37,6 +37,9 @@ none. What does not come so often may be the machine's."""
 ALPHA_PROOF = 0.02
 """Likewise over all processes of a proof, of which there is no second look: six to none."""
 
+ALPHA_GAP = 0.001
+"""Likewise of total times that are above typical steps: few processes, and stalls make what they differ by skew."""
+
 ALPHA_GROWTH = 0.001
 """Likewise of growth: neighbouring segments of a machine with bursts are alike, and a line seems surer than it is."""
 
@@ -159,7 +162,8 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
     That is so if the total is not below the reference's and what it loses is surely the candidate's own: it has more
     stalls than the reference, or its total is above its typical step in process after process. (Hiccups of the machine
     fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the whole interval
-    of the total lies above the whole one of the typical step: that figure is not what training gets.
+    of the total lies above the whole one of the typical step, in process after process: that figure is not what
+    training gets.
 
     Args:
         totals: Of each pair of processes, at least two.
@@ -167,15 +171,15 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
         typical: What the proof makes of them.
     """
     total = confirm([t.log_ratio for t in totals]).ordinary
-    if total.low > typical.high:
-        return total
-    if total.ratio < 1.0:
+    is_apart = total.low > typical.high
+    if total.ratio < 1.0 and not is_apart:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
     gaps = np.asarray([t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)])
     error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
-    goes_on = float(np.mean(gaps)) > student_quantile(2 * ALPHA, len(gaps) - 1) * error
-    return total if goes_on or _has_more(mine, base, alpha=ALPHA_PROOF) else None
+    goes_on = float(np.mean(gaps)) > student_quantile(2 * ALPHA_GAP, len(gaps) - 1) * error
+    has_more = _has_more(mine, base, alpha=ALPHA_PROOF)
+    return total if goes_on or (has_more and total.ratio >= 1.0) else None
 
 
 # ---------------------------------------------------------------------- long runs, one arm after the other

@@ -17,6 +17,7 @@ from autotune.model import (
     KERNELS,
     Artefact,
     Failure,
+    FailureKind,
     FlagSet,
     LossBasis,
     LossCheck,
@@ -46,6 +47,9 @@ KEPT_SAMPLES = 96
 """Samples of memory that a record keeps."""
 
 REFERENCE_TRIES = 2
+
+LOOKS = 3
+"""Looks at both arms that must all speak against a set."""
 
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
@@ -127,8 +131,8 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     if failure is None and run.report is not None:
         reference = _run_reference(bench, run, folder, is_compared=is_compared)
 
-        def look_again() -> tuple[LongRun, LongRun]:
-            into = _beside(bench, folder, "again")
+        def look_again(number: int) -> tuple[LongRun, LongRun]:
+            into = _beside(bench, folder, "again" if number == 2 else f"again-{number}")
             again = run_set(into)
             beside = LongRun(failure=again.failure)
             if again.failure is None:
@@ -236,9 +240,12 @@ def _run_reference(bench: Bench, run: LongRun, folder: Path, *, is_compared: boo
 
 
 def _judge_arms(
-    unit: SoakUnit, run: LongRun, reference: LongRun, look_again: Callable[[], tuple[LongRun, LongRun]]
+    unit: SoakUnit, run: LongRun, reference: LongRun, look_again: Callable[[int], tuple[LongRun, LongRun]]
 ) -> tuple[SoakArms, Failure | None]:
-    """What both arms did, and what that says against the set: in a second process of each, too."""
+    """What both arms did, and what that says against the set: in further processes of each, too.
+
+    Memory does not depend on what else the machine does, so two looks are enough for it.
+    """
     arms = SoakArms(looks=(_look(run, reference),), typical=unit.typical, process_sd=unit.process_sd)
     if reference.failure is None and reference.report is not None and run.report is not None:
         try:
@@ -246,13 +253,12 @@ def _judge_arms(
         except WorkerFailed as error:
             return arms, error.failure
         arms = arms.model_copy(update={"work": work})
-    if judge_soak(arms) is None:
-        return arms, None
-    again, beside = look_again()
-    if again.failure is not None:
-        return arms, again.failure
-    arms = arms.model_copy(update={"looks": (*arms.looks, _look(again, beside))})
-    return arms, judge_soak(arms)
+    while (found := judge_soak(arms)) is not None and len(arms.looks) < LOOKS - (found.kind is FailureKind.LEAK):
+        again, beside = look_again(len(arms.looks) + 1)
+        if again.failure is not None:
+            return arms, again.failure
+        arms = arms.model_copy(update={"looks": (*arms.looks, _look(again, beside))})
+    return arms, found
 
 
 def _look(run: LongRun, reference: LongRun) -> SoakLook:

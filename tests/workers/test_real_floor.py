@@ -38,7 +38,7 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
     run_study(study)
     store, floor = study.store, study.store.of(FloorResult)[0]
     logs = sorted(str(p.parent.relative_to(store.path)) for p in (store.path / "floor").rglob("worker.log"))
-    assert logs == ["floor", "floor/reference", "floor/second-2", "floor/second-3"]
+    assert logs == ["floor", "floor/reference", "floor/rounding", "floor/second-2", "floor/second-3"]
     pairs = list(store.pairs("floor"))
     each = len(pairs) // 3
     assert [p.index for p in pairs] == list(range(3 * each))
