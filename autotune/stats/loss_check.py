@@ -64,6 +64,13 @@ Of simulated sets in another rounding 2 to 11 % were called wrong with reference
 MOST_TOLERANCE = 0.25
 """Past this, a difference is no rounding, unless references themselves were seen so far apart."""
 
+UNSEEN_GROWTH = 1.5
+"""Power of the step with which rounding is taken to grow where no reference shows it.
+
+Seen on XLA:CPU over 200 steps of llama-tiny: 1.3 in bfloat16; in float32 1.6 between a program without its
+optimizations and one with them, which begins far below what is allowed at the first step.
+"""
+
 _STEEPEST = 2.0
 """Power of the step with which differences are taken to grow, at most, past the last step that references told."""
 
@@ -131,11 +138,11 @@ class LossSpread:
         """How far a candidate may be off at a step, relative to the reference; always finite.
 
         `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in `dtype` may cause
-        at the first step. Where no reference in another rounding was seen, that is taken to add up step by step.
+        at the first step. Where no reference in another rounding was seen, that is taken to grow with the steps.
         """
         rounding = rounding_of(dtype) * (_GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0)
         seen = MARGIN * self.seen(AHEAD * step, quantity)
-        found = max(rounding, seen) if self.is_rounded else seen + (step + 1) * rounding
+        found = max(rounding, seen) if self.is_rounded else seen + (step + 1) ** UNSEEN_GROWTH * rounding
         told = MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
         return min(found, max(MOST_TOLERANCE, told))
 

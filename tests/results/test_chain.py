@@ -33,8 +33,7 @@ pairs_cap = 12
 
 [confirm]
 finalists = 1
-processes = 4
-pairs = 20
+processes = 20
 """
 
 
