@@ -87,7 +87,8 @@ def told_of_measuring(found: FinalistResult, runs: Sequence[ConfirmRun]) -> Iter
     """What in the figures of the pairs that came after a proof does not follow from them."""
     name = f"the {found.stage} of {found.settings}"
     mine = [r for r in runs if (r.stage, r.settings) == (found.stage, found.settings)]
-    here = plain_estimate(sorted(mine, key=lambda r: r.repeat)[: found.process_count])
+    able = sorted((r for r in mine if r.failure is None), key=lambda r: r.repeat)
+    here = plain_estimate(able[: found.process_count])
     if found.failure is None and any(r.failure is not None for r in mine):
         yield f"{name} has figures though one of its processes failed"
     if (here is None) != (found.estimate is None):

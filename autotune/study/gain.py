@@ -90,7 +90,7 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
             f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
             '`measure.mode = "sandwich"` measures everything alone'
         )
-    return _record(run, proven, ALONE, runs[: found.used], veto=veto, reason=found.reason)
+    return _record(run, proven, ALONE, runs, used=found.used, veto=veto, reason=found.reason)
 
 
 def _run(
@@ -124,14 +124,23 @@ def _runs(run: StudyRun, proven: FinalistResult, stage: str) -> list[ConfirmRun]
 
 
 def _record(
-    run: StudyRun, proven: FinalistResult, stage: str, runs: list[ConfirmRun], *, veto: str | None, reason: str
+    run: StudyRun,
+    proven: FinalistResult,
+    stage: str,
+    runs: list[ConfirmRun],
+    *,
+    veto: str | None,
+    reason: str,
+    used: int | None = None,
 ) -> FinalistResult:
-    estimate = plain_estimate(runs)
+    """The figures of so many of the pairs; one that failed speaks against the set, whichever it is."""
     failure = next((r.failure for r in runs if r.failure is not None), None)
+    counted = [r for r in runs if r.failure is None][:used]
+    estimate = plain_estimate(counted)
     verdict = judge(estimate, sesoi=run.spec.measure.smallest_effect) if estimate is not None else Verdict.UNRESOLVED
     result = FinalistResult(
         stage=stage, trial=proven.trial, settings=proven.settings, estimate=estimate, corrected=estimate,
-        verdict=verdict if failure is None else Verdict.UNRESOLVED, process_count=len(runs), failure=failure,
+        verdict=verdict if failure is None else Verdict.UNRESOLVED, process_count=len(counted), failure=failure,
         work=proven.work, goes_on=failure is None and veto is None, reason=reason, veto=veto,
     )  # fmt: skip
     run.store.append_news(result)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
 from autotune.results.audit import disagreements
 from autotune.rundir.store import RECORDS, Store
@@ -16,7 +17,7 @@ from autotune.settings.parameters import SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof_design import CLAIM, HURDLE
 from autotune.study.proof import unsettled
-from autotune.workers.base import Progress
+from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import EFFECTS, Diary, Run, replay_study
 
@@ -182,6 +183,25 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "alone the set is" in conclusion.sentence
     assert 'measure.mode = "sandwich"' in conclusion.sentence
+
+
+class FailingAlone(ReplayLauncher):
+    """The set fails in its third run alone."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        if "/alone-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
+            raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it fell", phase="step"))
+        return super().start(settings, folder, progress=progress)
+
+
+def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None:
+    spec = study(0.9)
+    assert spec.replay is not None
+    launcher = FailingAlone(spec.replay, seed=0, platform="cpu")
+    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "it fell" in conclusion.sentence
+    assert [f.failure is not None for f in store.of(FinalistResult) if f.stage == "alone"] == [True]
 
 
 def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
