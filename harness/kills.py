@@ -70,10 +70,12 @@ xla_backend_optimization_level = 0
 [measure]
 pairs_cap = 12
 block_s = 0.02
+floor_processes = 2
 [confirm]
-processes = 3
+processes = 4
 finalists = 1
 pairs = 6
+alone = 0
 soak = "5s"
 """
 
