@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
-    ONCE_MORE,
     PREDICTED,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FlagSet,
     Objective,
     Outcome,
     ScreenRecord,
@@ -24,7 +22,6 @@ from autotune.model import (
     front_estimates,
 )
 from autotune.results import (
-    describe_finalist,
     describe_soak,
     format_estimate,
     keep_in_run,
@@ -32,7 +29,6 @@ from autotune.results import (
     proof_digest,
     time_of,
 )
-from autotune.rundir import Store
 from autotune.stats import Verdict
 from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
@@ -86,25 +82,14 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
             f"({format_share(spec.measure.smallest_effect)})"
         )
-    sentence += "".join(
-        f"; {settings} looked faster but {why}"
-        for settings, why in {**_objections(run.store), **run.objections}.items()
-    )
+    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
+    sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {describe_soak(least)}"
     if (left := unsettled(run.store)) is not None:
         sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}
-
-
-def _objections(store: Store) -> dict[FlagSet, str]:
-    """What spoke against sets that were faster by their typical step, the newest of each."""
-    found = {}
-    for result in store.of(FinalistResult):
-        if result.veto is not None or (result.stage in ONCE_MORE and result.failure is not None):
-            found[result.settings] = result.veto or describe_finalist(result)
-    return found
 
 
 def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float) -> dict[str, object]:
