@@ -53,5 +53,7 @@ def _why(result: FinalistResult) -> str:
     """What there is to say beside the word: what speaks against the set, or why no more was measured."""
     if result.veto is not None:
         return f": {result.veto}"
+    if result.stage not in ONCE_MORE and result.goes_on:  # the reason is of the hurdle, the word of the claim
+        return ", and goes on" if result.verdict is Verdict.UNRESOLVED else ""
     told = result.stage in ONCE_MORE or result.verdict is Verdict.UNRESOLVED
     return f", {result.reason}" if told and result.reason else ""
