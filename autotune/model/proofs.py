@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autotune.model.measurement import Objective
 from autotune.model.records import ConfirmRun, FinalistResult, ProofRecord
-from autotune.model.totals import veto_of
+from autotune.model.totals import training_total, veto_of
 from autotune.stats import Estimate, ProofPlan, Verdict, confirm, judge, look
 
 
@@ -113,23 +113,30 @@ def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     return confirm(ratios).ordinary if len(ratios) >= 2 else None
 
 
-def reported_gain(gain: FinalistResult, alone: FinalistResult | None) -> Estimate | None:
+def reported_gain(
+    gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun] = ()
+) -> Estimate | None:
     """The figure that a winner is reported with, whose interval holds the truth although the set was proven first.
 
     In turns a neighbour idles beside each arm, and in production none does. So where runs alone can tell a gain, the
     interval reaches over what they say, too; and where the figure in turns is none that they could mean, theirs counts.
+    Likewise of total times, where a typical step is not what training gets.
 
     Args:
         gain: What pairs in turns measured after the proof.
         alone: What runs of each arm alone did; None where there are none.
+        runs: All pairs of processes of the set.
     """
-    turns = gain.estimate
-    other = alone.estimate if alone is not None else None
-    if turns is None or other is None or other.high >= 1.0:
-        return turns
-    ratio = turns.ratio if other.low <= turns.ratio <= other.high else other.ratio
-    low, high = min(turns.low, other.low), max(turns.high, other.high)
-    return Estimate(ratio=ratio, low=low, high=high, level=turns.level, pair_count=turns.pair_count)
+    found = gain.estimate
+    if found is None:
+        return None
+    others = [alone.estimate] if alone is not None and alone.estimate is not None else []
+    others = [other for other in (training_total(runs, found), *others) if other is not None and other.high < 1.0]
+    for other in others:
+        ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
+        low, high = min(found.low, other.low), max(found.high, other.high)
+        found = Estimate(ratio=ratio, low=low, high=high, level=found.level, pair_count=found.pair_count)
+    return found
 
 
 def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:

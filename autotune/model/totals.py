@@ -15,6 +15,7 @@ from autotune.stats import (
     Stalls,
     TotalTime,
     add_stalls,
+    apart_total,
     compare_totals,
     find_leak,
     growing_step,
@@ -45,15 +46,23 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
         runs: All pairs of processes of one proof of the set; those of older versions do not tell totals.
         typical: The proof's estimate of the typical step.
     """
-    told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
-    totals = [total for total, _ in told]
-    if typical is None or len(totals) < 2:
-        return None
-    found = slower_total(totals, [log_ratio for _, log_ratio in told], typical)
-    if found is None:
+    totals, log_ratios = _told(runs)
+    if typical is None or len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
     return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
+
+
+def training_total(runs: Sequence[ConfirmRun], typical: Estimate) -> Estimate | None:
+    """The ratio of total times, where the typical step is not what training gets; None where it is."""
+    totals, log_ratios = _told(runs)
+    return apart_total(totals, log_ratios, typical) if len(totals) >= 2 else None
+
+
+def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
+    """Total times, and the log ratios of the typical steps beside them, of pairs of processes that tell both."""
+    told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
+    return [total for total, _ in told], [log_ratio for _, log_ratio in told]
 
 
 def judge_soak(arms: SoakArms) -> Failure | None:

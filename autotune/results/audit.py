@@ -222,7 +222,7 @@ def _of_winner(
     told = [r for r in runs if r.settings == conclusion.settings and r.against is None]
     if gain is not None and (against := veto_of(told, gain.estimate)) is not None:
         yield f"{conclusion.settings} is {against}, the conclusion has it as the winner"
-    yield from _of_figures(conclusion, reported_gain(gain, alone) if gain is not None else proof.estimate)
+    yield from _of_figures(conclusion, reported_gain(gain, alone, told) if gain is not None else proof.estimate)
 
 
 def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:

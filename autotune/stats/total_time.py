@@ -161,25 +161,43 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
 
     That is so if the total is not below the reference's and what it loses is surely the candidate's own: it has more
     stalls than the reference, or its total is above its typical step in process after process. (Hiccups of the machine
-    fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the whole interval
-    of the total lies above the whole one of the typical step, in process after process: that figure is not what
-    training gets.
+    fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the total lies
+    apart from the typical step, see `apart_total`, and is not surely below the reference's.
 
     Args:
         totals: Of each pair of processes, at least two.
         log_ratios: log of the typical step, candidate over reference, of the same pairs of processes.
         typical: What the proof makes of them.
     """
+    if (apart := apart_total(totals, log_ratios, typical)) is not None and apart.high >= 1.0:
+        return apart
     total = confirm([t.log_ratio for t in totals]).ordinary
-    is_apart = total.low > typical.high
-    if total.ratio < 1.0 and not is_apart:
+    if total.ratio < 1.0:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
+    return total if _goes_on(totals, log_ratios) or _has_more(mine, base, alpha=ALPHA_PROOF) else None
+
+
+def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
+    """The estimate of total time, if the typical step is not what training gets.
+
+    That is so if the whole interval of the total lies above the whole one of the typical step, and the total is above
+    it in process after process.
+
+    Args:
+        totals: As for `slower_total`.
+        log_ratios: Likewise.
+        typical: Likewise.
+    """
+    total = confirm([t.log_ratio for t in totals]).ordinary
+    return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
+
+
+def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
+    """Whether total times are surely above typical steps, in process after process."""
     gaps = np.asarray([t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)])
     error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
-    goes_on = float(np.mean(gaps)) > student_quantile(2 * ALPHA_GAP, len(gaps) - 1) * error
-    has_more = _has_more(mine, base, alpha=ALPHA_PROOF)
-    return total if goes_on or (has_more and total.ratio >= 1.0) else None
+    return float(np.mean(gaps)) > student_quantile(2 * ALPHA_GAP, len(gaps) - 1) * error
 
 
 # ---------------------------------------------------------------------- long runs, one arm after the other

@@ -44,11 +44,11 @@ def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
         run.view.stage("final proof", "alone: each arm with nothing beside it: does that agree?")
         alone = check_alone(run, proven)
     last = alone or gain
-    estimate = reported_gain(gain, alone)
+    every = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings and r.against is None]
+    estimate = reported_gain(gain, alone, every)
     if last.is_vetoed:
         return OnceMore(estimate=estimate, objection=last.veto or describe_finalist(last))
-    every = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings and r.against is None]
-    counts = alone is not None and estimate != gain.estimate
+    counts = alone is not None and estimate != reported_gain(gain, None, every)
     return OnceMore(
         estimate=estimate,
         alone=alone.process_count if alone is not None and counts else 0,

@@ -30,10 +30,14 @@ settings = { xla_backend_optimization_level = [0, 2] }
 
 [measure]
 pairs_cap = 12
+floor_processes = 2
 
 [confirm]
 finalists = 1
-processes = 20
+processes = 8
+alone = 4
+soak = "5s"
+soak_steps = 50
 """
 
 

@@ -15,6 +15,7 @@ from autotune.stats.total_time import (
     Stalls,
     TotalTime,
     add_stalls,
+    apart_total,
     compare_totals,
     find_stalls,
     growing_step,
@@ -26,6 +27,7 @@ from autotune.stats.total_time import (
 
 CASES = 1000
 LOOKS = 3
+NONE = Stalls(steps=100, count=0, typical_s=1.0, lost_s=0.0, longest_s=0.0)
 QUIET = NOISE_MODELS["quiet"]
 
 
@@ -163,6 +165,25 @@ def test_a_stall_in_forty_steps_costs_a_proof_of_twelve_processes(noise: str) ->
     faster, refused = proofs(noise, 0.2, stalls=(18.0, 1 / 40), cases=300, processes=12)
     assert faster > 250
     assert refused >= 0.99 * faster
+
+
+def test_a_gain_that_stalls_take_a_part_of_is_not_what_a_typical_step_says() -> None:
+    totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.77, 0.775, 0.768, 0.772)]
+    typical = [math.log(r) for r in (0.7, 0.701, 0.699, 0.7)]
+    estimate = confirm(typical).corrected
+    assert slower_total(totals, typical, estimate) is None
+    found = apart_total(totals, typical, estimate)
+    assert found is not None
+    assert found.low < 0.771 < found.high < 1.0
+    assert apart_total(totals, [t.log_ratio for t in totals], confirm([t.log_ratio for t in totals]).corrected) is None
+
+
+def test_a_total_that_is_apart_and_not_surely_below_one_is_refused() -> None:
+    totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.95, 1.0, 1.01, 0.97, 0.99)]
+    typical = [math.log(0.8)] * 5
+    found = slower_total(totals, typical, confirm(typical).corrected)
+    assert found is not None
+    assert found.ratio < 1.0 < found.high
 
 
 # ---------------------------------------------------------------------- figures

@@ -185,6 +185,16 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     assert 'measure.mode = "sandwich"' in conclusion.sentence
 
 
+def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Run) -> None:
+    """A typical step is 30 % faster, one in 40 takes five times as long: 23 % in total."""
+    spec = study(0.7, noise="stalls", alone=0)
+    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
+    assert conclusion.estimate is not None
+    assert conclusion.estimate.low < 0.7 < 0.76 < conclusion.estimate.ratio < 0.78 < conclusion.estimate.high
+    assert disagreements(store, conclusion) == []
+
+
 class FailingAlone(ReplayLauncher):
     """The set fails in its third run alone."""
 

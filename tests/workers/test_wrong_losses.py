@@ -28,6 +28,7 @@ from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
+MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "warmup_steps": 3, "floor_processes": 2}
 SEARCH = {
     "trials": 1,
     "settings": {"xla_cpu_enable_fast_min_max": [False, True]},
@@ -43,8 +44,8 @@ def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[Concl
             "name": "planted",
             "workload": workload,
             "search": SEARCH,
-            "measure": {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "warmup_steps": 3, **measure},
-            "confirm": {"finalists": 1, "processes": 6, "soak": "1s", "soak_steps": 50},
+            "measure": {**MEASURE, **measure},
+            "confirm": {"finalists": 1, "processes": 6, "alone": 0, "soak": "1s", "soak_steps": 50},
         }
     )
     study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
