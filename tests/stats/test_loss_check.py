@@ -74,6 +74,16 @@ def test_rounding_may_grow_with_the_steps_where_no_reference_showed_it() -> None
     assert not check(late, spread=LossSpread(steps=(0,), losses=(1e-9,), norms=(0.0,), is_rounded=True)).is_ok
 
 
+def test_what_is_left_of_a_loss_may_differ_as_more_of_it_would() -> None:
+    """As was seen of a tiny model without optimizations and with them; a loss that is not small may not."""
+    for first, is_ok in ((5.5, True), (0.4, False)):
+        reference = {0: StepLoss(first), 387: StepLoss(0.350)}
+        candidate = {0: StepLoss(first), 387: StepLoss(0.465)}
+        assert compare_traces(reference, candidate, spread=NOTHING, dtype="float32").is_ok is is_ok
+        rounded = LossSpread(steps=(0, 387), losses=(0.0, 1e-3), norms=(0.0, 0.0), is_rounded=True)
+        assert not compare_traces(reference, candidate, spread=rounded, dtype="float32").is_ok
+
+
 def test_a_trace_that_ends_early_is_wrong() -> None:
     found = check(LOSSES[:3])
     assert (found.is_ok, found.step, found.got) == (False, 3, None)
