@@ -91,7 +91,7 @@ class Runner:
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
-        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
+        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit) or self.comparer.mode == SANDWICH:
             bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
