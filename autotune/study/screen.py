@@ -162,6 +162,8 @@ class StudyScreener:
         """
         if self._screen is not None and self._opened_for == (target, topology):
             return self._screen
+        if self._screen is not None:  # opened for a cluster that is not the one that runs
+            self._screen.abort()
         asked, self._opened_for = self._spec.screen, (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
