@@ -31,10 +31,11 @@ from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.no_gpu import why_no_gpu
 from autotune.study.share import MemoryShare
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import with_declared_work
-from autotune.workers import Launcher, Worker, WorkerFailed
+from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
 
 R = TypeVar("R")
 
@@ -277,10 +278,11 @@ class Bench:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {line}" for line in failure.last_lines[-8:])
+        advice = why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
             f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            f"  {self.share.advice(failure)}, then run the same command again"
+            f"{advice}, then run the same command again"
         )
 
     def close(self) -> None:
