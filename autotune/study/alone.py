@@ -140,8 +140,9 @@ class OneAtATime(Comparer):
             runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
-        )
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", mode=SANDWICH,
+            meter=bench.meter, work=work,
+        )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:

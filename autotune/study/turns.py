@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.machine import NO_METER, EnergyMeter
-from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkerReport, WorkPerStep, log_ratio
+from autotune.model import TURNS, Arm, FlagSet, Pair, WorkerReport, WorkPerStep, log_ratio
 from autotune.stats import Decision, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
-from autotune.study.limits import PHASE as LIMIT
 from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -108,16 +107,19 @@ class InTurns(Comparer):
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """One at a time for sets that turned out not to fit beside another process."""
+        return self._one_at_a_time() if self.bench.share.is_known_alone(*sets) else self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """One at a time, if two processes did not fit into the device's memory and the study leaves the choice."""
-        spec = self.bench.spec
-        if (
-            error.failure.kind is not FailureKind.OUT_OF_MEMORY
-            or error.failure.phase == LIMIT  # it does not fit alone either
-            or spec.device.platform != "cuda"
-            or spec.measure.mode != "auto"
-        ):
+        if not self.bench.share.is_too_small(error.failure):
             return None
+        if not isinstance(error, ReferenceFailed):
+            self.bench.share.remember(candidate)
+        return self._one_at_a_time()
+
+    def _one_at_a_time(self) -> Comparer:
         self.bench.release_reference()
         return OneAtATime(self.bench)
 

@@ -25,10 +25,10 @@ from autotune.model import (
     unpack,
 )
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.guarded import GuardedProcess, listen
 from autotune.workers.profile_text import profile_text
-from autotune.workers.settings_check import check_environment, check_options
+from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -120,8 +120,9 @@ class LocalLauncher:
             "type": "job",
             "check_steps": self._spec.measure.check_steps,
             "warmup_steps": self._spec.measure.warmup_steps,
-            "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+            "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            "platform": self._spec.device.platform,
             **fields,
         }
 
@@ -296,7 +297,7 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """A failure that the driver found, with what the log says once the process is ended."""
