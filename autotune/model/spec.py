@@ -231,6 +231,9 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
+        for key, before_s in (("start_limit_s", 600.0), ("block_limit_s", 120.0)):
+            if data["measure"][key] is None:  # what was the default once: those runs go on
+                data["measure"][key] = before_s
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         for key in ("workload", "search"):
             data[key] = _used(key, data[key])

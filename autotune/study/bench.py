@@ -22,6 +22,7 @@ from autotune.model import (
     Pair,
     SameStep,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     WorkPerStep,
     artefacts_of,
@@ -115,6 +116,10 @@ class Bench:
         self.lane = lane
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
+
+    def limit_times(self, limits: TimeLimits) -> None:
+        """Processes that are started from now on may take so long."""
+        self._launcher.limits = limits
 
     @property
     def now_s(self) -> float:

@@ -25,11 +25,14 @@ from autotune.model import (
     LaunchError,
     NodeLostError,
     Pair,
+    StudySpec,
+    TimeLimits,
     TrialResult,
     TrialStatus,
     View,
     WorkPerStep,
     log_ratio,
+    time_limits,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.bench import floor_folder
@@ -154,6 +157,11 @@ class Lanes:
         self._lanes.clear()
 
     @property
+    def limits(self) -> TimeLimits | None:
+        """What processes may take on the first lane that has a noise floor; None before there is one."""
+        return next((_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+
+    @property
     def names(self) -> Sequence[str]:
         """Lanes that are there now."""
         return sorted(self._lanes)
@@ -197,6 +205,7 @@ class Lanes:
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,
+            limits=_limits_after(self._store.spec, lane.floor),
         )
         if isinstance(job.unit, TrialUnit):
             lane.told_programs = len(self._programs)
@@ -373,3 +382,11 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
+
+
+def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | None:
+    """What processes of a lane may take, once its noise floor has told what the reference does."""
+    if floor is None:
+        return None
+    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    return time_limits(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -20,6 +20,9 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
             break
         if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
             continue  # without it the set would be none that may be tried
+        if known_ablation(run, current, name) is None and not run.time.allows(lambda takes: takes.ablation_s):
+            run.view.note("not minimised further: what is left of the budget is kept for the final proof")
+            break
         found = _ablation(run, current, name)
         run.view.ablation(found)
         if not found.kept:
@@ -34,11 +37,16 @@ def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
     return found.kept and found.failure is None
 
 
+def known_ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult | None:
+    """What is recorded of leaving one setting out."""
+    found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, name))
+    return next(found, None)
+
+
 def _ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult:
     """What leaving one setting out does: as recorded, or measured now."""
-    for known in run.store.of(AblationResult):
-        if known.settings == settings and known.left_out == name:
-            return known
+    if (known := known_ablation(run, settings, name)) is not None:
+        return known
     # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
     if not artefacts_of(settings) and run.evaluator.is_same_program(settings, settings.without(name)):
         kept, reason = pays(None, run.spec.measure.smallest_effect)

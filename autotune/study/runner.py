@@ -87,6 +87,8 @@ class Runner:
         bench.loss_tolerance = assignment.loss_tolerance
         bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
+        if assignment.limits is not None:
+            bench.limit_times(assignment.limits)
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):

@@ -18,6 +18,7 @@ from autotune.stats import Decision, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.durations import LEAST_FLOOR, floor_processes, refuse_short_budget
 from autotune.study.limits import PHASE as LIMIT
 from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
@@ -128,7 +129,11 @@ class InTurns(Comparer):
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[list[float]] = []
-        for number in range(spec.measure.floor_processes):
+        steps = bench.steps_for(reference)
+        steps *= 2 * floor_pairs(reference.report, steps)
+        least = {"starts": LEAST_FLOOR + 1, "steps": LEAST_FLOOR * steps}
+        refuse_short_budget(spec, reference.report, used_s=bench.now_s, **least)
+        for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
             with contextlib.closing(bench.start(FlagSet(), beside)) as worker:
                 reports.append(worker.report)

@@ -27,6 +27,7 @@ from autotune.model import (
     Record,
     Settings,
     SoakRecord,
+    TimeLimits,
     TrialConfig,
     TrialResult,
 )
@@ -193,6 +194,7 @@ class Assignment(Record):
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
         at_s: The study's time now, in seconds.
+        limits: What processes may take; None before the noise floor has told.
     """
 
     unit: AnyUnit
@@ -207,6 +209,7 @@ class Assignment(Record):
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
+    limits: TimeLimits | None = None
 
 
 def node_lost(deaths: int) -> Failure:
