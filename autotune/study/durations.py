@@ -110,7 +110,7 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, used_s: flo
     """
     floor_s = starts * reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
     budget_s = spec.search.time_budget
-    if budget_s is None or used_s + floor_s <= budget_s:
+    if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
         return
     raise LaunchError(
         f"search.time_budget must hold the noise floor, search and proof but is {format_seconds(budget_s)}: the "

@@ -13,6 +13,7 @@ from autotune.study.time_left import describe_timetable
 from autotune.study.trial import Known
 from autotune.study.units import Job
 
+
 class Search:
     """The search of one session.
 

@@ -231,13 +231,15 @@ def describe_timetable(table: Timetable, *, asked: int) -> str:
         asked: Trials that the study asks for.
     """
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in table.parts)
-    whole = format_seconds(table.budget_s)
+    whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
-            f"the {table.name} of {whole} is too small to prove anything here: a trial ({format_seconds(table.trial_s)}) and "
-            f"the least proof ({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
+            f"{whole} is too small to prove anything here: a trial ({each}) and the least proof "
+            f"({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
             f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
             "one the same command goes on from where it ended"
         )
-    count = f"all {asked} trials" if table.trials >= asked else f"{table.trials} of {asked} trials, more if they end sooner"
-    return f"the {table.name} of {whole} is split into {split}: time for {count} of up to {format_seconds(table.trial_s)} each"
+    count = (
+        f"{table.trials} of {asked} trials, more if they end sooner" if table.trials < asked else f"all {asked} trials"
+    )
+    return f"{whole} is split into {split}: time for {count} (up to {each} each)"

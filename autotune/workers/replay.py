@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, MemoryUse, ReplaySpec, TimeLimits, WorkerReport
+from autotune.model import (
+    DUMPED_KERNELS,
+    PROFILE,
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    ReplaySpec,
+    TimeLimits,
+    WorkerReport,
+)
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
+from autotune.model.records import ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.stats.estimates import Outlook
@@ -73,7 +73,8 @@ class Ended:
     @property
     def found(self) -> bool:
         """Whether some trial looked promising."""
-        return any(r.outlook_at(sesoi=self.spec.measure.smallest_effect) is Outlook.PROMISING for r in self.of(TrialResult))
+        sesoi = self.spec.measure.smallest_effect
+        return any(r.outlook_at(sesoi=sesoi) is Outlook.PROMISING for r in self.of(TrialResult))
 
     def said(self, text: str) -> bool:
         return any(text in note for note in self.diary.notes)
