@@ -6,8 +6,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.model import TURNS, ConfirmRun, FloorResult, LaunchError, StudySpec, WorkerReport, format_seconds
-from autotune.stats import ALONE_PAIRS, STARTS
+from autotune.model import (
+    TURNS,
+    ConfirmRun,
+    FloorResult,
+    LaunchError,
+    StudySpec,
+    TurnCosts,
+    WorkerReport,
+    format_seconds,
+)
+from autotune.stats import ALONE_PAIRS, NoiseFloor
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""
@@ -61,24 +70,22 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
 
 
 def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
-    floor, blocks = result.floor, spec.confirm.pairs_after(result.floor)
-    run_s = max(spec.measure.run_steps * result.comparison.reference_step_s, blocks * floor.pair_s / 2.0)
-    compared_s = spec.measure.pairs_cap * floor.pair_s
+    costs, measure = _costs(spec, result), spec.measure
+    run_s = costs.run_alone_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
     return Durations(
-        start_s=floor.start_s,
-        trial_s=floor.start_s + compared_s,
+        start_s=costs.start_s,
+        trial_s=costs.trial_s(measure.pairs_cap),
         pair_s=pair_of_processes_s(spec, result),
-        alone_s=ALONE_PAIRS * 2.0 * (floor.start_s + run_s) if spec.confirm.alone else 0.0,
-        ablation_s=STARTS * floor.start_s + compared_s,
+        alone_s=ALONE_PAIRS * 2.0 * run_s if spec.confirm.alone else 0.0,
+        ablation_s=costs.fresh_pair_s(measure.pairs_cap),
         soak_s=soak_s,
     )
 
 
 def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
-    floor = result.floor
-    sandwiches_s = spec.measure.sandwiches * 3.0 * (floor.start_s + floor.pair_s / 2.0)
+    sandwiches_s = spec.measure.sandwiches * 3.0 * pair_of_processes_s(spec, result) / 2.0
     return Durations(
-        start_s=floor.start_s,
+        start_s=result.floor.start_s,
         trial_s=sandwiches_s,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=0.0,
@@ -87,11 +94,20 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
     )
 
 
+def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
+    return spec.turns.costs(step_s=result.comparison.reference_step_s, start_s=result.floor.start_s)
+
+
+def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
+    """Pairs of blocks that each fresh pair of processes runs in turns."""
+    return spec.confirm.pairs_after(floor, starts=spec.turns.starts)
+
+
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     """Seconds of one fresh pair of processes of a proof, from the noise floor's times."""
     floor = result.floor
     if result.comparison.mode == TURNS:
-        return STARTS * floor.start_s + spec.confirm.pairs_after(floor) * floor.pair_s
+        return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, floor))
     return 2.0 * floor.start_s + floor.pair_s
 
 
