@@ -16,7 +16,7 @@ from autotune.model import (
     WorkerReport,
     format_seconds,
 )
-from autotune.stats import ALONE_PAIRS, NoiseFloor
+from autotune.stats import ALONE_PAIRS, NoiseFloor, SequentialPlan
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""
@@ -37,15 +37,18 @@ class Durations:
 
     Attributes:
         start_s: Until a process is ready.
-        trial_s: A trial that runs all its pairs of blocks, or sandwiches.
+        trial_s: A trial that is looked at once; `trial_most_s` with all its pairs of blocks, or sandwiches.
+        turn_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
         alone_s: All runs of each arm alone that come after a proof; 0 where there are none.
-        ablation_s: One setting left out, with all its pairs.
+        ablation_s: One setting left out, looked at once.
         soak_s: The winner for a while, and the reference as long; 0 where there is none.
     """
 
     start_s: float
     trial_s: float
+    trial_most_s: float
+    turn_s: float
     pair_s: float
     alone_s: float
     ablation_s: float
@@ -71,13 +74,16 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
 
 def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
     costs, measure = _costs(spec, result), spec.measure
+    least = SequentialPlan(cap=measure.pairs_cap).looks[0]
     run_s = costs.run_alone_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
     return Durations(
         start_s=costs.start_s,
-        trial_s=costs.trial_s(measure.pairs_cap),
+        trial_s=costs.trial_s(least),
+        trial_most_s=costs.trial_s(measure.pairs_cap),
+        turn_s=costs.pair_s,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=ALONE_PAIRS * 2.0 * run_s if spec.confirm.alone else 0.0,
-        ablation_s=costs.fresh_pair_s(measure.pairs_cap),
+        ablation_s=costs.fresh_pair_s(least),
         soak_s=soak_s,
     )
 
@@ -87,6 +93,8 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
     return Durations(
         start_s=result.floor.start_s,
         trial_s=sandwiches_s,
+        trial_most_s=sandwiches_s,
+        turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=0.0,
         ablation_s=sandwiches_s,

@@ -231,7 +231,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread, most=unit.most)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
+from autotune.study.finalists import promising
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
-from autotune.study.time_left import describe_timetable
+from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
-from autotune.study.units import Job
+from autotune.study.units import Job, TrialUnit
 
 
 class Search:
@@ -31,6 +32,7 @@ class Search:
         self._causes_seen = 0
         self._tried: dict[int, FlagSet] = {}  # what lanes are trying now
         self._blamed: set[int] = set()  # whose cause a lane is looking for
+        self._is_hopeful = False  # whether there is anything to prove
         self._is_over = False
         self._table = run.time.timetable()
 
@@ -80,8 +82,10 @@ class Search:
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
+        sesoi = self._run.spec.measure.smallest_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
+            self._is_hopeful = self._is_hopeful or bool(promising([result], count=1, sesoi=sesoi))
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
@@ -108,11 +112,18 @@ class Search:
     def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
         """Ends the search when one more trial would reach into the time of the proofs, or a budget is used up."""
         time = self._run.time
-        trial_s, kept_s = (self._table.trial_s, self._table.reserved_s) if self._table is not None else (0.0, 0.0)
+        trial_s, kept_s = (self._table.trial_s, self._kept_s) if self._table is not None else (0.0, 0.0)
         if (what := time.used_up(trial_s, kept_s)) is not None and not self._is_over:
             kept = ", what is left is kept for proofs" if kept_s else ""
             self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials{kept}")
             self._is_over = True
+
+    @property
+    def _kept_s(self) -> float:
+        """Seconds that are kept for proofs; none where there was no time for both, and there is nothing to prove."""
+        if self._table is None or not (self._table.is_enough or self._is_hopeful):
+            return 0.0
+        return self._table.reserved_s
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
@@ -135,6 +146,9 @@ class Search:
         if isinstance(found, TrialResult):
             self._end(found)
             return None
+        if self._table is not None and isinstance(found, TrialUnit):
+            most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
+            found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
         run.evaluator.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
@@ -176,7 +190,7 @@ class Search:
         if takes is None or self._table is None:
             return True
         each_s = limits.start_s if failure.kind is FailureKind.HANG and limits is not None else takes.start_s
-        return self._run.time.used_up(most_starts(failure.kind) * each_s, self._table.reserved_s) is None
+        return self._run.time.used_up(most_starts(failure.kind) * each_s, self._kept_s) is None
 
     def _end_blame(self, record: BlameRecord) -> None:
         self._store.append(record)

@@ -21,6 +21,12 @@ from autotune.study.lanes import Lanes
 BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of the time after the noise floor that is kept for more than the least proof."""
 
+FEWEST_TRIALS = 4
+"""Trials without which a study is hardly worth its noise floor; a budget that holds fewer is said to be too small."""
+
+TRIAL_SHARE = 0.25
+"""Share of the time left for the search that one trial may take: what it does not settle in that, others may."""
+
 ABLATIONS = 3
 """Settings of a winner for which time is kept to leave each of them out in turn."""
 
@@ -46,8 +52,9 @@ class Timetable:
         budget_s: All of it; `used_s` of that before the search.
         least_s: What the proof of one set takes at least, from finalist to soak.
         reserved_s: What is kept for proofs.
-        trial_s: A trial at most.
-        trials: As many as surely fit beside what is kept; fewer than were asked, or as many.
+        trial_s: A trial that is looked at once.
+        trials: As many as fit beside what is kept, at least and at most: if each runs all its pairs, or is looked at
+            once; no more than were asked.
         parts: What is kept for each stage, in order.
     """
 
@@ -57,17 +64,17 @@ class Timetable:
     least_s: float
     reserved_s: float
     trial_s: float
-    trials: int
+    trials: tuple[int, int]
     parts: tuple[tuple[str, float], ...]
 
     @property
     def needed_s(self) -> float:
-        """The smallest budget in which a set can be found and proven."""
-        return self.used_s + self.trial_s + self.least_s
+        """The smallest budget in which a few sets can be tried and one of them proven."""
+        return self.used_s + FEWEST_TRIALS * self.trial_s + self.least_s
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is time for a trial and one proof."""
+        """Whether there is time for a few trials and one proof."""
         return self.needed_s <= self.budget_s
 
 
@@ -116,6 +123,20 @@ class TimeLeft:
     def _side_by_side(self, seconds: float) -> float:
         """Wall time of work that all lanes share."""
         return seconds / max(1, len(self._lanes.names))
+
+    def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
+        """Pairs of blocks for which there is time in one unit; None for as many as the study allows.
+
+        Args:
+            kept_s: What is kept of the budgets.
+            starts: Processes that the unit starts.
+            share: Of the rest that the unit may take.
+        """
+        takes = self.takes
+        if takes is None or not takes.turn_s:
+            return None
+        rest_s = min(b.whole_s - b.used_s for b in self.budgets) - kept_s
+        return max(1, int((share * rest_s - starts * takes.start_s) / takes.turn_s))
 
     # ------------------------------------------------------------------ what must follow
 
@@ -194,7 +215,9 @@ class TimeLeft:
         if least_s + takes.trial_s > rest_s:
             reserved_s = 0.0
         search_s = max(0.0, rest_s - reserved_s)
-        trials = int(search_s / takes.trial_s) * max(1, len(self._lanes.names))
+        lanes = max(1, len(self._lanes.names))
+        trials = (int(search_s / each_s) * lanes for each_s in (takes.trial_most_s, takes.trial_s))
+        fewest, most = (min(spec.search.trials, count) for count in trials)
         return Timetable(
             name=budget.name,
             budget_s=budget.whole_s,
@@ -202,7 +225,7 @@ class TimeLeft:
             least_s=least_s,
             reserved_s=reserved_s,
             trial_s=takes.trial_s,
-            trials=min(spec.search.trials, trials),
+            trials=(fewest, most),
             parts=self._parts(takes, floor.at_s, search_s, reserved_s),
         )
 
@@ -234,12 +257,11 @@ def describe_timetable(table: Timetable, *, asked: int) -> str:
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
-            f"{whole} is too small to prove anything here: a trial ({each}) and the least proof "
-            f"({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
+            f"{whole} is too small to find and prove anything here: {FEWEST_TRIALS} trials ({each} each) and the least "
+            f"proof ({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
             f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
             "one the same command goes on from where it ended"
         )
-    count = (
-        f"{table.trials} of {asked} trials, more if they end sooner" if table.trials < asked else f"all {asked} trials"
-    )
-    return f"{whole} is split into {split}: time for {count} (up to {each} each)"
+    fewest, most = table.trials
+    count = f"all {asked} trials" if fewest >= asked else f"{fewest} to {most} of {asked} trials"
+    return f"{whole} is split into {split}: time for {count} (at least {each} each)"

@@ -57,12 +57,14 @@ class TrialUnit(Unit):
     Attributes:
         incumbent: The best estimate so far; None where no set is given up for being worse.
         compiled_key: Name of the program as the screen compiled it.
+        most: Pairs of blocks for which there is time; None for as many as the study allows.
     """
 
     kind: Literal["trial"] = "trial"
     config: TrialConfig
     incumbent: Estimate | None = None
     compiled_key: str | None = None
+    most: int | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -99,11 +101,12 @@ class PairUnit(Unit):
 
 
 class AblationUnit(Unit):
-    """A set without one setting against the whole set."""
+    """A set without one setting against the whole set; `most` as in `TrialUnit`."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
     left_out: str
+    most: int | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`: what cannot be told to be useless stays."""

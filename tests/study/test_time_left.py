@@ -89,17 +89,21 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
         return
     assert ended.table is not None
     if not ended.table.is_enough:
-        assert ended.said("too small to prove anything"), name
+        assert ended.said("too small to find and prove anything"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
         assert len(ended.of(SoakRecord)) == 1
 
 
-STEPS, STARTS, BUDGETS = (0.02, 0.1, 0.25, 0.5, 0.85), (5.0, 20.0, 45.0, 90.0), (10 * MINUTE, 30 * MINUTE, 120 * MINUTE)
+STEPS, STARTS, BUDGETS = (
+    (0.02, 0.1, 0.25, 0.5, 0.85),
+    (5.0, 20.0, 45.0, 90.0),
+    (10 * MINUTE, 30 * MINUTE, 60 * MINUTE, 120 * MINUTE),
+)
 GRID = list(itertools.product(STEPS, STARTS, ("turns", "sandwich"), BUDGETS))
 
 
-@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::11])
+@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::13])
 def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
     step_s: float, start_s: float, mode: str, budget_s: float
 ) -> None:
@@ -121,14 +125,17 @@ def test_the_whole_grid(mode: str, trials: int, start_factor: float) -> None:
             assert ended.timed.clock.now_s <= 1.1 * budget_s, str(spec.replay)
 
 
-@pytest.mark.parametrize("stops", [(100.0,), (500.0, 900.0), (1300.0,), (1500.0, 1600.0, 1700.0)])
+@pytest.mark.parametrize("stops", [(200.0,), (500.0, 900.0), (2000.0,), (2500.0, 2700.0, 2900.0)])
 def test_a_study_that_is_stopped_and_goes_on_keeps_to_the_same_budget(stops: tuple[float, ...]) -> None:
-    budget_s = 40 * MINUTE
-    keeps_its_time(Ended(study(0.1, 20.0, budget_s), stops=stops), budget_s)
+    budget_s = 60 * MINUTE
+    ended = Ended(study(0.1, 20.0, budget_s), stops=stops)
+    keeps_its_time(ended, budget_s)
+    assert ended.conclusion is not None
+    assert ended.conclusion.outcome is Outcome.WINNER
 
 
 def test_a_finished_study_that_is_run_again_changes_nothing() -> None:
-    ended = Ended(study(0.25, 20.0, 30 * MINUTE))
+    ended = Ended(study(0.25, 20.0, 60 * MINUTE))
     before, pairs = ended.conclusion, len(ended.of(ConfirmRun))
     ended.go_on(ended.spec)
     assert ended.conclusion is not None
@@ -141,7 +148,7 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     small = study(0.25, 45.0, 30 * MINUTE)
     ended = Ended(small)
     assert ended.table is not None
-    first = next(i for i, note in enumerate(ended.diary.notes) if "too small to prove anything" in note)
+    first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
     assert ended.conclusion is not None
     assert "nothing is proven: the budget left no time" in ended.conclusion.sentence
@@ -177,24 +184,24 @@ def test_what_it_says_is_needed_is_enough() -> None:
 def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:
     """Their search for a cause costs whole time limits, so it is left out where proofs need the time."""
     hang = {"xla_b=2": FailureKind.HANG, "xla_c=1": FailureKind.CRASH}
-    ended = Ended(study(0.25, 20.0, 30 * MINUTE, replay={"failures": hang}))
-    keeps_its_time(ended, 30 * MINUTE)
+    ended = Ended(study(0.25, 20.0, 60 * MINUTE, replay={"failures": hang}))
+    keeps_its_time(ended, 60 * MINUTE)
 
 
 def test_the_split_is_told_before_the_search_and_comes_to_the_budget() -> None:
-    ended = Ended(study(0.25, 20.0, 30 * MINUTE))
+    ended = Ended(study(0.25, 20.0, 60 * MINUTE))
     table = ended.table
     assert table is not None
     assert sum(seconds for _, seconds in table.parts) == pytest.approx(table.budget_s, abs=1.0)
     assert ended.diary.notes[0] == describe_timetable(table, asked=30)
     assert {name for name, _ in table.parts} >= {"noise floor", "screen and search", "proofs", "gain", "alone", "soak"}
-    assert len(ended.of(TrialResult)) >= table.trials
+    assert table.trials[0] <= len(ended.of(TrialResult)) <= table.trials[1]
 
 
 def test_gpu_hours_are_split_alike() -> None:
-    spec = study(0.25, 20.0, None, search={"time_budget": None, "gpu_hours": 0.5})
+    spec = study(0.25, 20.0, None, search={"time_budget": None, "gpu_hours": 1.0})
     ended = Ended(spec)
-    assert ended.timed.clock.now_s <= 33 * MINUTE
+    assert ended.timed.clock.now_s <= 66 * MINUTE
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.WINNER
     assert ended.diary.notes[0].startswith("the budget of GPU hours")
@@ -210,7 +217,7 @@ def test_without_a_budget_nothing_is_split_or_left_out() -> None:
 def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that would break: who keeps nothing back ends late or proves nothing."""
     monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
-    ended = Ended(study(0.25, 20.0, 30 * MINUTE, trials=60))
+    ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60))
     assert ended.found
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is not Outcome.WINNER
