@@ -38,7 +38,7 @@ from autotune.stats import (
 )
 from autotune.study.bench import Bench, ReferenceFailed, typical_step_s
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
-from autotune.study.durations import refuse_short_budget
+from autotune.study.durations import floor_alone_s, refuse_short_budget
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -143,8 +143,9 @@ class OneAtATime(Comparer):
             runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
-        )
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", mode=SANDWICH,
+            meter=bench.meter, work=work,
+        )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
@@ -155,8 +156,8 @@ class OneAtATime(Comparer):
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
                 if self._is_first:  # of a noise floor: is there time for the others?
                     self._is_first = False
-                    left = 3 * bench.spec.measure.sandwiches
-                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, starts=left, steps=0)
+                    left_s = floor_alone_s(bench.spec, worker.report)
+                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, floor_s=left_s)
                 run = self._measure(worker, beside)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:

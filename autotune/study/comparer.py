@@ -188,7 +188,7 @@ class Comparer(ABC):
         def once(comparer: Comparer) -> Compared[S]:
             return comparer._compare(candidate, folder, name=name, rule=rule, against=against, inspect=inspect)
 
-        return self._until_reference_holds(once, is_reference_ours=against is None)
+        return self._until_reference_holds(once, candidate, against or FlagSet(), is_reference_ours=against is None)
 
     def fresh_pair(
         self,
@@ -206,7 +206,7 @@ class Comparer(ABC):
         def once(comparer: Comparer) -> Compared[S]:
             return comparer._fresh_pair(candidate, folder, name=name, pairs=pairs, against=other, inspect=inspect)
 
-        return self._until_reference_holds(once, is_reference_ours=True)
+        return self._until_reference_holds(once, candidate, other, is_reference_ours=True)
 
     def floor(self, folder: Path, *, plan: SequentialPlan) -> MeasuredFloor:
         """Measures the reference against other processes of itself; see `compare`.
@@ -215,17 +215,21 @@ class Comparer(ABC):
             folder: Where raw samples and logs go.
             plan: Of the trials, of which the noise floor tells what they can find.
         """
-        return self._until_reference_holds(lambda comparer: comparer._floor(folder, plan), is_reference_ours=True)
+        return self._until_reference_holds(
+            lambda comparer: comparer._floor(folder, plan), FlagSet(), FlagSet(), is_reference_ours=True
+        )
 
-    def _until_reference_holds(self, once: Callable[[Comparer], R], *, is_reference_ours: bool) -> R:
+    def _until_reference_holds(
+        self, once: Callable[[Comparer], R], candidate: FlagSet, other: FlagSet, *, is_reference_ours: bool
+    ) -> R:
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
-        comparer, retries = self, 0
+        comparer, retries = self.for_sets(candidate, other), 0
         while True:
             try:
                 return once(comparer)
             except WorkerFailed as error:
-                if (other := comparer.instead(error)) is not None:
-                    comparer = other
+                if (way := comparer.instead(error, candidate)) is not None:
+                    comparer = way
                 elif is_reference_ours and isinstance(error, ReferenceFailed):
                     self.bench.lose_reference(error)
                 elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
@@ -234,7 +238,11 @@ class Comparer(ABC):
                 else:
                     raise
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """The way to compare some sets, from what earlier pairs have shown of them."""
+        return self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """The way to compare when this one failed because it is this one; None if that is not the cause."""
         return None
 

@@ -68,7 +68,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
         return None
     soak_s = max(spec.confirm.soak, spec.confirm.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
-    took = [r.duration_s for r in runs if r.duration_s and not r.is_alone and r.failure is None][-RECENT:]
+    took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     return replace(planned, pair_s=max([planned.pair_s, *([statistics.median(took)] if took else [])]))
 
 
@@ -119,20 +119,18 @@ def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     return 2.0 * floor.start_s + floor.pair_s
 
 
-def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, used_s: float, starts: int, steps: int) -> None:
+def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, used_s: float, floor_s: float) -> None:
     """Ends a study whose time budget is used up by its noise floor, once its reference has started.
 
     Args:
         spec: The study.
         reference: What it said of itself.
         used_s: Seconds of the budget that are used.
-        starts: Processes that the noise floor starts at least after it.
-        steps: Steps of them all.
+        floor_s: Seconds that the rest of the noise floor takes at least.
 
     Raises:
         LaunchError: If it is.
     """
-    floor_s = starts * reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
     budget_s = spec.search.time_budget
     if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
         return
@@ -140,9 +138,29 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, used_s: flo
         f"search.time_budget must hold the noise floor, search and proof but is {format_seconds(budget_s)}: the "
         f"reference takes {format_seconds(reference.start_s)} to start, so the noise floor alone would be over after "
         f"{format_seconds(used_s + floor_s)}, and a proof takes several times that. Give it at least "
-        f"{format_seconds(used_s + PROOF_FLOORS * floor_s)}, or make the reference start faster "
+        f"{format_seconds(used_s + PROOF_FLOORS * floor_s)} (search.time_budget, --time-budget), or make the reference start faster "
         "(a smaller model, a compilation cache)"
     )
+
+
+def floor_of_turns_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
+    """Seconds of a noise floor in turns after its reference has started, which starts once more in another rounding.
+
+    Args:
+        reference: What it said of itself.
+        processes: Started beside it.
+        steps: Steps that are run with each of those, both arms together.
+    """
+    each_s = reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
+    return reference.start_s + processes * each_s
+
+
+def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
+    """Likewise of one in sandwiches, while the first of its runs is in hand."""
+    step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
+    costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
+    run_s = costs.run_alone_s(pairs=1, least_steps=spec.measure.run_steps)
+    return 3 * spec.measure.sandwiches * run_s  # the first has started, one in another rounding is yet to start
 
 
 def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:

@@ -35,6 +35,7 @@ from autotune.model import (
     time_limits,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
 from autotune.study.promise import promise_of
@@ -89,9 +90,11 @@ class Lanes:
     Attributes:
         engine: Offers the lanes; set before the first use.
         ledger: What the study has used up.
+        must_be_alone: Whether a unit is known not to fit beside another process.
     """
 
     engine: Engine
+    must_be_alone: Callable[[AnyUnit], bool] = staticmethod(lambda unit: False)
 
     def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
@@ -192,12 +195,14 @@ class Lanes:
     def _begin(self, lane: _Lane, job: Job) -> None:
         lane.job, lane.heard_s = job, self._store.watch.total_s
         self._learn_programs()
+        floor_mode = lane.floor.comparison.mode if lane.floor else None
+        is_alone = floor_mode != SANDWICH and self.must_be_alone(job.unit)
         assignment = Assignment(
-            unit=self._sized(job.unit),
+            unit=self._sized(job.unit, is_alone=is_alone),
             lane=lane.name,
             folder=job.own_folder,
             name=job.name,
-            mode=lane.floor.comparison.mode if lane.floor else None,
+            mode=SANDWICH if is_alone else floor_mode,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
             loss_spread=lane.floor.loss_spread if lane.floor else None,
             spread=lane.floor.floor.spread if lane.floor else 0.0,
@@ -211,14 +216,14 @@ class Lanes:
             lane.told_programs = len(self._programs)
         self.engine.begin(lane.name, {"type": "unit", "assignment": assignment.model_dump(mode="json")})
 
-    def _sized(self, unit: AnyUnit) -> AnyUnit:
+    def _sized(self, unit: AnyUnit, *, is_alone: bool) -> AnyUnit:
         """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
         if not isinstance(unit, PairUnit) or unit.pairs is not None:
             return unit
         floors = self._store.of(FloorResult)
         spec = self._store.spec
         pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
-        return unit.model_copy(update={"pairs": pairs})
+        return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:
         """All settings that a unit may run under."""

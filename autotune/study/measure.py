@@ -96,7 +96,7 @@ def _relative(bench: Bench, failure: Failure) -> Failure:
 def _request(bench: Bench, comparer: Comparer, unit: TrialUnit) -> str:
     """What a trial was asked to do: settings and the environment they make, allow-listed."""
     spec, config = bench.spec, unit.config
-    merged = bench.settings_of(config.settings, alone=comparer.mode == SANDWICH)
+    merged = bench.share.settings_of(config.settings, alone=comparer.mode == SANDWICH)
     body = {
         "trial": config.number,
         "origin": config.origin,

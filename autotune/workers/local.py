@@ -31,7 +31,7 @@ from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure
 from autotune.workers.guarded import GuardedProcess, listen
 from autotune.workers.profile_text import profile_text
-from autotune.workers.settings_check import check_environment, check_options
+from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -125,7 +125,7 @@ class LocalLauncher:
             "type": "job",
             "check_steps": self._spec.measure.check_steps,
             "warmup_steps": self._spec.measure.warmup_steps,
-            "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+            "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
             **fields,
         }
