@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.machine.telemetry import GpuWatch
-from autotune.model import EnergyUse, Pair, StudySpec, WorkPerStep
+from autotune.model import Arm, EnergyUse, Pair, StudySpec, WorkPerStep
 from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
 
 T = TypeVar("T")
@@ -90,9 +90,9 @@ class EnergyMeter:
             work: What a step of each arm does, where it differs: the ratio is then of energy per unit of it.
         """
         per_step = work.ratio if work is not None else 1.0
-        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.reference_s))]
-        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.candidate_s))]
-        durations = sorted(sum(steps) for p in pairs for steps in (p.reference_s, p.candidate_s))
+        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.ran_s(Arm.REFERENCE)))]
+        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.ran_s(Arm.CANDIDATE)))]
+        durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
         if not len(reference) == len(candidate) == len(pairs) > 0 or durations[len(durations) // 2] < self.shortest_s:
             return None
         if sandwiches:

@@ -36,8 +36,9 @@ from autotune.stats import (
     estimate_sandwiches,
     spread_of,
 )
-from autotune.study.bench import Bench, ReferenceFailed
+from autotune.study.bench import Bench, ReferenceFailed, typical_step_s
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.durations import floor_alone_s, refuse_short_budget
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -49,10 +50,11 @@ LARGEST_GAP = 0.1
 
 
 class Run(NamedTuple):
-    """One fresh run: its report, seconds of each step, the joules drawn if they are known, and what it told."""
+    """One fresh run: its report, seconds of each counted step and of those before, joules of all, and what it told."""
 
     report: WorkerReport
     times_s: tuple[float, ...]
+    settling_s: tuple[float, ...] | None
     joules: float | None
     trace: LossTrace
 
@@ -62,7 +64,7 @@ class OneAtATime(Comparer):
 
     Args:
         bench: Where.
-        blocks: Length of a run, in blocks of turns, where the program waits for its turns.
+        blocks: Length of a run, in blocks of turns, where the program waits for its turns; see `TurnSizes.steps_alone`.
     """
 
     mode = SANDWICH
@@ -71,6 +73,7 @@ class OneAtATime(Comparer):
         super().__init__(bench)
         self._blocks = blocks
         self._run_steps: int | None = None
+        self._is_first = False
 
     def _compare(
         self,
@@ -151,6 +154,10 @@ class OneAtATime(Comparer):
         beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
         try:
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
+                if self._is_first:  # of a noise floor: is there time for the others?
+                    self._is_first = False
+                    left_s = floor_alone_s(bench.spec, worker.report)
+                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, floor_s=left_s)
                 run = self._measure(worker, beside)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
@@ -168,7 +175,7 @@ class OneAtATime(Comparer):
         spec, meter = self.bench.spec, self.bench.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = max(steps, self._blocks * self.bench.steps_for(worker))
+            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as in turns: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
@@ -187,12 +194,14 @@ class OneAtATime(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.bench.gpus.look(folder)
-        return Run(worker.report, times, total, trace)
+        settling_s, counted_s = spec.turns.split_alone(times)
+        return Run(worker.report, counted_s, settling_s or None, total, trace)
 
     def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
         spec = self.bench.spec
         rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        self._is_first = True
         found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
         assert found.comparison is not None
         reports = (found.reference, found.candidate)
@@ -231,7 +240,7 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0)
         degrees=2 * count,
         spread=spread_of(run_sd**2, 2 * count),
         start_s=start_s,
-        pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
+        pair_s=statistics.median(p.lasted_s for p in pairs),
     )
 
 
@@ -269,6 +278,8 @@ def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float
         first=first,
         reference_s=reference.times_s,
         candidate_s=candidate.times_s,
+        reference_settling_s=reference.settling_s,
+        candidate_settling_s=candidate.settling_s,
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -104,7 +104,14 @@ class StoppingRule:
     estimate: Callable[[list[float]], Estimate]
 
 
-def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None, spread: float = 0.0) -> StoppingRule:
+def sequential(
+    plan: SequentialPlan,
+    *,
+    sesoi: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
+    most: int | None = None,
+) -> StoppingRule:
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 
     Args:
@@ -112,12 +119,17 @@ def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None
         sesoi: Smallest effect of interest.
         incumbent: See `autotune.stats.decide`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
+        most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
     """
+    last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
 
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) not in plan.looks and len(ratios) < plan.cap:
             return None
-        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        found = decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        if len(ratios) >= last and not found.stop:
+            return replace(found, stop=True, reason="no time for more pairs")
+        return found
 
     return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
 

@@ -64,7 +64,7 @@ class CommandLauncher(LocalLauncher):
             cwd=self._study_dir,
             rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
             run_steps=measure.run_steps,
-            limit_s=READY_SHARE * measure.start_limit_s,
+            limit_s=READY_SHARE * self.limits.start_s,
         )
         return [job]
 
