@@ -1,9 +1,11 @@
 /* A stand-in for NVIDIA's management library: answers from a text file that is read anew with every question.
  *
- * STATE (set by the compiler's command line) names the file. Each line is `GPU KEY VALUE RATE EVERY SINCE`: the answer
+ * The file is gpus.txt beside the library. Each line is `GPU KEY VALUE RATE EVERY SINCE`: the answer
  * is VALUE plus RATE for each second of CLOCK_MONOTONIC since SINCE, in jumps of EVERY seconds (0: smoothly). GPU is an
  * index, or - for the machine. KEY is a function's name, with its numbers after dots. A VALUE !N is NVML's error N; the
  * KEY * is an error whatever is asked. What has no line is not supported (error 3). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,11 +30,21 @@ static int owner_of(void *device) {
     return (int)(handle / MIG_HANDLES) - 1;
 }
 
+static FILE *open_state(void) {
+    char path[4096];
+    Dl_info own;
+    if (!dladdr((void *)open_state, &own) || strlen(own.dli_fname) + 16 > sizeof path) return NULL;
+    strcpy(path, own.dli_fname);
+    char *last = strrchr(path, '/');
+    strcpy(last == NULL ? path : last + 1, "gpus.txt");
+    return fopen(path, "r");
+}
+
 /* One line of the file: 0, or NVML's error. */
 static int find(int gpu, const char *key, answer_t *found) {
     char line[512], owner[16], name[128], wanted[16];
     int status = NOT_SUPPORTED;
-    FILE *file = fopen(STATE, "r");
+    FILE *file = open_state();
     if (file == NULL) return NO_DRIVER;
     if (gpu < 0) strcpy(wanted, "-"); else snprintf(wanted, sizeof wanted, "%d", gpu);
     while (fgets(line, sizeof line, file)) {

@@ -8,8 +8,11 @@ driver see the same GPUs: counters rise by themselves at the rates that were set
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -83,8 +86,10 @@ H200 = {
 
 
 def missing() -> str:
-    """What this machine lacks to compile the library; empty if nothing."""
-    return "" if shutil.which("cc") else "a C compiler (cc)"
+    """What this machine lacks to compile the library, and to load it; empty if nothing."""
+    if importlib.util.find_spec("pynvml") is None:
+        return "nvidia-ml-py must be installed"
+    return "" if shutil.which("cc") else "a C compiler (cc) must be installed"
 
 
 class FakeNvml:
@@ -101,7 +106,7 @@ class FakeNvml:
         self._state = folder / STATE
         if not (folder / LIBRARY).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _compile(folder, self._state, without)
+            (folder / LIBRARY).write_bytes(_compiled(tuple(sorted(without))))
         if not self._state.exists():
             machine = {"nvmlDeviceGetCount": gpus, **MACHINE}
             lines = {("-", key): f"{value} 0 0 0" for key, value in machine.items()}
@@ -184,14 +189,18 @@ def uuid_of(gpu: int) -> str:
     return f"GPU-{gpu:x}abcdef0-0000-4000-8000-00000000000{gpu:x}"
 
 
-def _compile(folder: Path, state: Path, without: Collection[str]) -> None:
-    """Compiles the library; a function under another name is one that is not there.
+@functools.cache
+def _compiled(without: tuple[str, ...]) -> bytes:
+    """The library; a function under another name is one that is not there.
 
     It has no soname: once loaded, the dynamic linker would give it to whoever asks for NVML in this process.
     """
     absent = [f"-D{name}=absent_{name}" for name in without]
-    options = ["-shared", "-fPIC", "-O1", f'-DSTATE="{state}"', *absent]
-    subprocess.run(["cc", *options, "-o", str(folder / LIBRARY), str(SOURCE)], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(prefix="autotune-nvml-") as folder:
+        library = Path(folder) / LIBRARY
+        command = ["cc", "-shared", "-fPIC", "-O1", *absent, "-o", str(library), str(SOURCE), "-ldl"]
+        subprocess.run(command, check=True, capture_output=True)
+        return library.read_bytes()
 
 
 def _owner(gpu: int | None) -> str:

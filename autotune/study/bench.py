@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     Artefact,
     Failure,
@@ -313,7 +313,10 @@ def block_steps(step_s: float, *, block_s: float, least: int) -> int:
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
+    if spec.device.platform != "cuda" or spec.replay is not None:
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))
 
 
 def _steers_memory(name: str) -> bool:
