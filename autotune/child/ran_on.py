@@ -2,13 +2,12 @@
 
 Told by the process that ran the steps, for that is what was measured: the driver of a study may run on another machine,
 and see other libraries. Run as a program it tells what a process started like this would find, and starts nothing on
-a GPU: ``python -P -m autotune.child.ran_on '{"count": 1}'`` answers with one JSON object.
+a GPU: ``python -m autotune.child.ran_on '{"count": 1}'`` answers with one JSON object.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.nvml import VISIBLE, NvmlDevice, ask, load_nvml, plain, visible_devices
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
 MAPS = Path("/proc/self/maps")
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -30,10 +30,10 @@ _LIBRARIES = {
     "nccl": re.compile(r"libnccl\.so[.\d]*"),
 }
 _WHEELS = {
-    "13": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
-    "12": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+    "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+    "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
 }
-"""For each CUDA: the package below ``nvidia`` into which JAX's plugin looks first, and what it asks the linker for."""
+"""For each plugin: the package below ``nvidia`` into which it looks first, and what it asks the linker for."""
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
@@ -50,7 +50,6 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     return {
         "versions": {**versions, **loaded_versions()},
         "gpus": [_state(nvml, d) for d in chosen],
-        "visible": len(visible),
     }
 
 
@@ -143,21 +142,14 @@ def _driver_of_kernel() -> str | None:
 
 def load_as_jax_does() -> None:
     """Loads the libraries that JAX's CUDA plugin would: those of NVIDIA's wheels first, else what the linker finds."""
-    cuda = next((c for c in _WHEELS if _is_installed(f"jax-cuda{c}-plugin")), None)
-    for package, library in (name.split("/") for name in (_WHEELS[cuda] if cuda else ())):
+    plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
+    for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
         for path in (*_in_wheel(package, library), library):
             try:
                 ctypes.CDLL(path)
             except OSError:
                 continue
             break
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _in_wheel(package: str, library: str) -> list[str]:

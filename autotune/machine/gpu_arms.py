@@ -51,12 +51,17 @@ class Looked:
     """What was seen over one measurement.
 
     Attributes:
-        during: Figures of both arms; None where nobody looked, or at one arm only.
+        arms: Figures of each arm that was looked at.
         warnings: What makes the measurement doubtful, in words.
     """
 
-    during: GpusDuring | None = None
+    arms: Mapping[str, ArmOfGpus] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def during(self) -> GpusDuring | None:
+        """Figures of both arms; None where one was not looked at."""
+        return GpusDuring(**self.arms) if len(self.arms) == len(ARMS) else None
 
 
 NOT_LOOKED = Looked()
@@ -133,18 +138,15 @@ def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], troubl
         others: Of each GPU, the most processes of other people that were seen on it.
         trouble: What else happened, in words.
     """
-    during = None
-    watches = [arms[a] for a in ARMS if a in arms and arms[a].blocks]
-    if len(watches) == len(ARMS):
-        indices = watches[0].indices | watches[1].indices
-        reasons = [r for r in HELD_BACK if all(w.held_s(i, r) is not None for w in watches for i in indices)]
-        if indices:
-            reference, candidate = (w.figures(reasons) for w in watches)
-            during = GpusDuring(reference=reference, candidate=candidate)
-    warnings = [*trouble, *(held_in_one_arm([during]) if during is not None else [])]
-    for index in sorted({i for w in watches for i in w.indices} | set(others)):
+    seen = {a: arms[a] for a in ARMS if a in arms and arms[a].indices}
+    watches = list(seen.values())
+    indices = {i for w in watches for i in w.indices}
+    reasons = [r for r in HELD_BACK if all(w.held_s(i, r) is not None for w in watches for i in indices)]
+    found = Looked({a: w.figures(reasons) for a, w in seen.items()})
+    warnings = [*trouble, *(held_in_one_arm([found.during]) if found.during is not None else [])]
+    for index in sorted(indices | set(others)):
         warnings += _warnings_of(index, watches, others.get(index, 0))
-    return Looked(during, tuple(warnings))
+    return Looked(found.arms, tuple(warnings))
 
 
 def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[str]:

@@ -17,6 +17,7 @@ from autotune.model import (
     AblationResult,
     BlameRecord,
     ConclusionRecord,
+    ConfirmRun,
     Failure,
     FinalistResult,
     FlagSet,
@@ -343,7 +344,7 @@ def evidence(winner: Winner) -> list[str]:
         lines.append(f"options, part of this winner, that no variable carries: {changed}")
         lines.append("give them to the program: exec with {NAME} in its arguments, --format arguments, overrides, toml")
     lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload"
         + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
         + " (autotune recheck)"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport
+from autotune.model import DeviceMemory, FlagSet, GpuState, StudySpec, WorkerReport
 from autotune.workers.base import Progress
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
@@ -74,6 +74,7 @@ class HookWorker(LocalWorker):
         jax = message["jax"] or {}
         lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
         self._refuse_lost(lost)
+        ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         return report.model_copy(
@@ -85,7 +86,8 @@ class HookWorker(LocalWorker):
                 "peak_bytes": max((m.peak_bytes for m in memory), default=None),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"]} if jax else {},
+                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
 
