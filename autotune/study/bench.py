@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     Arm,
     Artefact,
@@ -376,4 +376,7 @@ def typical_step_s(worker: Worker) -> float:
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
+    if spec.device.platform != "cuda" or spec.replay is not None:
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))

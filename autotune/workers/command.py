@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FailureKind, FlagSet, StudySpec, WorkerReport
+from autotune.model import DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
 from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
@@ -79,6 +79,7 @@ class HookWorker(LocalWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
         self._refuse_lost(lost)
+        ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         return report.model_copy(
@@ -90,7 +91,8 @@ class HookWorker(LocalWorker):
                 "peak_bytes": max((m.peak_bytes for m in memory), default=None),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"]} if jax else {},
+                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
 

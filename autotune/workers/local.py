@@ -172,6 +172,7 @@ class LocalWorker:
             update={
                 "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
                 "device_memory": tuple(m for r in reports for m in r.device_memory),
+                "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
         if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
