@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,12 +115,14 @@ class RealMachine:
 
     Args:
         platform: ``cuda`` or ``cpu``.
+        home: Where commands keep what they learn and compile.
     """
 
     is_simulated = False
 
-    def __init__(self, platform: str) -> None:
+    def __init__(self, platform: str, home: Path) -> None:
         self.platform = platform
+        self._home = home
 
     def made_by(self) -> dict[str, Any]:
         """See `Machine`."""
@@ -179,7 +181,8 @@ class RealMachine:
 
     def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
         """See `Machine`."""
-        return run_command([sys.executable, "-m", "autotune", *arguments], limit_s=limit_s, folder=folder)
+        command = [sys.executable, "-m", "autotune", *arguments]
+        return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
 
 
 def _seen(file: Path, begin: int) -> dict[str, Any]:
@@ -202,10 +205,12 @@ def _seen(file: Path, begin: int) -> dict[str, Any]:
     return {**found, "held_back_by": tuple(sorted({w for s in samples for w in s.get("throttled_by", ())}))}
 
 
-def run_command(command: Sequence[str], *, limit_s: float, folder: Path) -> Done:
+def run_command(command: Sequence[str], *, limit_s: float, folder: Path, home: Path) -> Done:
     """Runs a command in the repository; its words stay in the folder, whatever becomes of us."""
     folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": paths, "XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
+    env = {**os.environ, **own}
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(
@@ -232,3 +237,12 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def as_toml(value: object) -> str:
+    """Plain data as TOML has it on one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {as_toml(inner)}" for name, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    return json.dumps(value)

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, Stopwatch, StudySpec, load_study
+from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, Stopwatch, StudySpec, load_study, parse_set
 from autotune.settings import load_recipes
 from autotune.workers import Launcher, ReplayLauncher, Worker, WorkerFailed
 from benchmarks.gpu.hour import read_seconds, write_seconds
-from benchmarks.gpu.machine import Block, Done, run_command
+from benchmarks.gpu.machine import Block, Done, as_toml, run_command
 
 LONGEST_STEP_S = 5.0
 """Of the clock: a stopwatch takes a longer gap for a pause."""
@@ -92,10 +92,11 @@ class Figures:
     def replay(self, spec: StudySpec) -> ReplaySpec:
         """The formula of a study: every setting that no effect is assumed of changes nothing."""
         effects, of = self.data["effects"], self.workload(spec)
-        known = {f"{n}={v}" for recipe in load_recipes().values() for n, v in recipe.settings.items()}
+        named = {f"{n}={v}" for recipe in load_recipes().values() for n, v in recipe.settings.items()}
+        inert = {*named, f"{FRACTION}=0.45"} - set(effects) - set(self.data["failures"])
         return ReplaySpec(
             step_s=of["step_s"], effects=effects, failures=self.data["failures"], noise=self.data["noise"],
-            start_s=of["start_s"], inert=tuple(sorted({*known, f"{FRACTION}=0.45"} - set(effects) - set(self.data["failures"]))),
+            start_s=of["start_s"], inert=tuple(sorted(inert)),
         )  # fmt: skip
 
     def factor(self, settings: Mapping[str, str], table: str) -> float:
@@ -172,13 +173,15 @@ class SimulatedMachine:
 
     Args:
         figures: The file of assumed figures.
+        home: Where commands keep what they learn.
     """
 
     platform = "cuda"
     is_simulated = True
 
-    def __init__(self, figures: Path) -> None:
+    def __init__(self, figures: Path, home: Path) -> None:
         self._figures = Figures(figures)
+        self._home = home
         self._clock: SimulatedClock | None = None
         self._path = figures
 
@@ -229,7 +232,7 @@ class SimulatedMachine:
         if arguments[0] in ("run", "doctor"):
             until_s = self._clock.spent_s + limit_s
             command = [sys.executable, "-m", "benchmarks.gpu.simulated", str(self._figures.path), str(self._path)]
-            return run_command([*command, str(until_s), *arguments], limit_s=600.0, folder=folder)
+            return run_command([*command, str(until_s), *arguments], limit_s=600.0, folder=folder, home=self._home)
         self._clock.advance(self._figures.data["commands"][arguments[0]])
         spec = load_study(Path(arguments[1]))
         answer = self._screen() if arguments[0] == "screen" else self._predict(spec, arguments)
@@ -258,19 +261,10 @@ class SimulatedMachine:
     def _predict(self, spec: StudySpec, arguments: tuple[str, ...]) -> list[dict[str, Any]]:
         texts = ["", *(text for option, text in itertools.pairwise(arguments) if option == "--set")]
         of, rows = self._figures.workload(spec), []
-        for settings in map(FlagSet.parse, texts):
+        for settings in map(parse_set, texts):
             step_s = 0.8 * of["step_s"] * self._figures.factor(settings, "predicted")
             rows.append({"settings": dict(settings), "step_s": step_s, "peak_bytes": round(0.97 * of["peak_bytes"])})
         return rows
-
-
-def as_toml(value: object) -> str:
-    """Plain data as TOML has it on one line."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {as_toml(inner)}" for name, inner in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(as_toml, value)) + "]"
-    return json.dumps(value)
 
 
 def main() -> None:
