@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.compiler import check_predictions, compiler_problem
+from autotune.compiler import check_predictions, compiler_problem, compiler_versions
 from autotune.compiler.calibrate import agreement
 from autotune.rundir import Store
 from benchmarks.gpu.estimates import estimate_ratios
@@ -23,6 +23,7 @@ from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.prepare import prepared
 from benchmarks.gpu.processes import Part, part
 from benchmarks.gpu.search import run_of
+from benchmarks.gpu.table import AGAIN
 
 STUDIES = ("dense", "moe")
 
@@ -56,9 +57,7 @@ def of_table(out: Path, study: str) -> Row:
     return {
         "agreement": asdict(found),
         "factor": statistics.median(m / t for m, t in zip(measured, told, strict=True)),
-        "sets": [
-            {"name": n, "predicted_s": t, "measured_s": m} for n, t, m in zip(known, told, measured, strict=True)
-        ],
+        "sets": [{"name": n, "predicted_s": t, "measured_s": m} for n, t, m in zip(known, told, measured, strict=True)],
         "predicted_peak_bytes": predicted["default"].get("peak_bytes"),
         "measured_peak_bytes": max(filter(None, peak), default=None),
     }
@@ -68,7 +67,7 @@ def of_run(found: Part, run: Path) -> Row:
     """Predicted against measured steps of a study's trials."""
     if found.machine.is_simulated or found.args.dry_run:
         return {"cannot": "nothing of it was measured on a GPU"}
-    if (problem := compiler_problem()) is not None:
+    if (problem := compiler_problem(compiler_versions())) is not None:
         return {"cannot": str(problem)}
     check = check_predictions(Store.open(run), cache_dir=found.out / "home" / "cache" / "autotune" / "screen")
     return {"agreement": asdict(check.agreement), "calibration": asdict(check.calibration), "target": check.target}
@@ -84,7 +83,7 @@ def runs_of(out: Path, study: str) -> list[tuple[str, int, float]]:
     found = []
     for row in steady_rows(out, study):
         _, number, name = row["unit"].split(" ", 2)
-        found.append((name, int(number), statistics.mean(row["steady"]["step_s"])))
+        found.append(("default" if name == AGAIN else name, int(number), statistics.mean(row["steady"]["step_s"])))
     return found
 
 

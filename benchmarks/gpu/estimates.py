@@ -11,6 +11,9 @@ import numpy as np
 LEVEL = 0.05
 """Chance that any of a table's intervals misses."""
 
+LEAST_DEGREES = 2
+"""Of freedom, from which on the spread of a table's own processes is used."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
@@ -34,7 +37,7 @@ class Estimates:
 
     Attributes:
         ratios: By name; not of the default itself.
-        process_sd: Standard deviation of the log of a process's step time, rounds taken out; NaN where not known.
+        process_sd: Standard deviation of the log of a process's step time that was used; NaN where not known.
         degrees: Of freedom of it.
     """
 
@@ -43,7 +46,9 @@ class Estimates:
     degrees: int
 
 
-def estimate_ratios(runs: Sequence[tuple[str, int, float]], *, default: str) -> Estimates:
+def estimate_ratios(
+    runs: Sequence[tuple[str, int, float]], *, default: str, spread: tuple[float, int] | None = None
+) -> Estimates:
     """Least squares of log step time on set and round; processes of all sets are taken to spread alike.
 
     Rounds may be incomplete. Each interval is as wide as makes all of them hold together with 95 % (Bonferroni).
@@ -51,6 +56,8 @@ def estimate_ratios(runs: Sequence[tuple[str, int, float]], *, default: str) -> 
     Args:
         runs: Name of the set, number of the round, mean step in seconds: one for each fresh process.
         default: The set that the others are compared with.
+        spread: Standard deviation of a process measured elsewhere on this machine, and its degrees of freedom: where
+            these runs alone do not tell it.
 
     Raises:
         ValueError: If the default never ran.
@@ -71,15 +78,15 @@ def estimate_ratios(runs: Sequence[tuple[str, int, float]], *, default: str) -> 
     degrees = len(runs) - int(np.linalg.matrix_rank(design))
     residual = logs - design @ found
     sd = math.sqrt(float(residual @ residual) / degrees) if degrees > 0 else math.nan
+    if degrees < LEAST_DEGREES and spread is not None:
+        sd, degrees = spread
     half = _quantile(degrees, len(others)) * sd
     counts = {name: sum(n == name for n, _, _ in runs) for name in names}
     ratios = {}
     for i, name in enumerate(others):
         error = half * math.sqrt(inverse[i, i])
         at = float(found[i])
-        ratios[name] = Ratio(
-            ratio=math.exp(at), low=math.exp(at - error), high=math.exp(at + error), runs=counts[name]
-        )
+        ratios[name] = Ratio(ratio=math.exp(at), low=math.exp(at - error), high=math.exp(at + error), runs=counts[name])
     return Estimates(ratios=ratios, process_sd=sd, degrees=degrees)
 
 

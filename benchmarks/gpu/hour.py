@@ -14,6 +14,9 @@ from typing import Any, Protocol
 BEAT_S = 0.5
 """How often the time spent is written down: what a kill can make nobody's."""
 
+ROOM = 1.1
+"""What a unit is planned with over what the dearest one of its kind took."""
+
 Row = dict[str, Any]
 
 
@@ -115,9 +118,9 @@ class Hour:
         return done[-1] if done else None
 
     def cost_of(self, kind: str, otherwise_s: float) -> float:
-        """Seconds that a unit of a kind takes: what the dearest one took, or an assumption where none was done."""
-        took = [row["took_s"] for row in self.rows if row.get("kind") == kind]
-        return max(took, default=otherwise_s)
+        """Seconds that a unit of a kind takes: a little more than the dearest one took, or what is assumed of it."""
+        took = [row["took_s"] for row in self.rows if row.get("kind") == kind and "error" not in row]
+        return ROOM * max(took) if took else otherwise_s
 
     def do(self, unit: str, cost_s: float, work: Callable[[], Row], *, kind: str = "") -> Row | None:
         """The result of a unit: of an earlier session, or done now if so much time is left.

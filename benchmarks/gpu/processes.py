@@ -8,13 +8,12 @@ import json
 import math
 import random
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FlagSet, StudySpec, load_study, parse_study
+from autotune.model import FailureKind, FlagSet, StudySpec, load_study, parse_study
 from autotune.workers import Launcher, Worker, WorkerFailed
 from benchmarks.gpu.hour import Hour, Row
 from benchmarks.gpu.machine import HERE, Block, Machine, RealMachine
@@ -111,6 +110,8 @@ def run_alone(
             warm = machine.block(spec, worker, steps_in(worker, warm_s), folder)
             steady = machine.block(spec, worker, steps_in(worker, steady_s), folder)
         except WorkerFailed as error:
+            if error.failure.kind is FailureKind.HANG and spec.measure.start_limit_s < LONGEST_START_S:
+                raise TimeoutError("the minutes were over before its process was done") from error
             return {"settings": dict(settings), "failure": json.loads(error.failure.model_dump_json())}
         report = json.loads(worker.report.model_dump_json())
         worker.close()
@@ -148,9 +149,3 @@ def in_turns(
         mean_s = [statistics.mean(blocks[i].step_s) for i in (0, 1)]
         rows.append({"first": order[0], "mean_s": mean_s, "log_ratio": math.log(mean_s[1] / mean_s[0])})
     return rows
-
-
-def fail(words: str) -> int:
-    """Says what is wrong, for the exit status."""
-    print(words, file=sys.stderr)
-    return 1

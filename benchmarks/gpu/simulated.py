@@ -130,7 +130,11 @@ class ClockedLauncher:
         self._starting += 1
         took_s = of["start_s"] * math.exp(luck) * (start["beside"] if self._starting > 1 else 1.0)
         try:
-            self._clock.advance(took_s)
+            limit_s = self._spec.measure.start_limit_s
+            self._clock.advance(min(took_s, limit_s))
+            if took_s > limit_s:
+                message = f"not ready after {limit_s:.0f} s"
+                raise WorkerFailed(Failure(kind=FailureKind.HANG, message=message, phase="compile"))
             limit = self._figures.data["gpu"]["memory_bytes"] * float(settings.get(FRACTION, DEFAULT_FRACTION))
             if of["peak_bytes"] > limit:
                 message = f"RESOURCE_EXHAUSTED: {of['peak_bytes']:.0f} bytes needed, {limit:.0f} may be taken"

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200] [--dry-run | --simulate]
 
-Round-robin: each round starts every set once, in an order drawn anew, in a fresh process alone on the GPU; it runs
-until it is warm, then a block of seconds. A drift of the machine is a round's, what a process draws at its start is in
-the intervals. More minutes go on with more rounds. The sets come from `prepare`; without it they are compiled here.
+Round-robin: each round starts every set once, in an order drawn anew, and the default twice. Each process is fresh and
+alone on the GPU; it runs until it is warm, then a block of seconds. A drift of the machine is a round's; what a process
+draws at its start is in the intervals. More minutes go on with more rounds. The sets come from `prepare`; without it
+they are compiled here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.model import FlagSet
+from autotune.settings import load_recipes
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.prepare import distinct, is_own_program, prepared, where
 from benchmarks.gpu.processes import Part, part, run_alone
@@ -23,6 +25,8 @@ from benchmarks.gpu.search import best_of, run_of, which
 WARM_S, STEADY_S = 4.0, 6.0
 FIRST_COST_S = 60.0
 MOST_ROUNDS = 50
+AGAIN = "default (again)"
+"""Name of the default's second process of a round: two equal sets tell what processes differ by."""
 
 
 def main() -> int:
@@ -60,24 +64,37 @@ def sets_of(found: Part) -> Mapping[str, FlagSet] | None:
 
 
 def one_round(found: Part, arms: Mapping[str, FlagSet], number: int) -> bool:
-    """Every set once; whether there was time for all of them."""
-    names = list(arms)
-    random.Random(f"{found.args.of}/{number}").shuffle(names)
-    scale = 0.02 if found.args.dry_run else 1.0
-    for name in names:
+    """Every set once, the default twice; whether there was time for all of them."""
+    others = [*list(arms)[1:], AGAIN]
+    random.Random(f"{found.args.of}/{number}").shuffle(others)
+    if number == 0:  # what matters most comes first once: a searched set, and what equal processes differ by
+        searched = [name for name in list(arms)[1:2] if not is_published(name)]
+        others = [*searched, AGAIN, *(name for name in others if name not in (*searched, AGAIN))]
+    for name in ["default", *others]:
         if number and "failure" in (found.hour.find(f"round 0 {name}") or {}):
             continue  # it does not run here: once is enough
-        kind = f"arm {name}"
-        cost_s = found.hour.cost_of(kind, found.hour.cost_of("arm default", 10.0 if scale < 1 else FIRST_COST_S))
-        folder = found.hour.folder / f"round-{number}" / f"set-{list(arms).index(name)}"
-
-        def work(settings: FlagSet = arms[name], folder: Path = folder) -> Row:
-            spec = found.spec(found.args.of)
-            return run_alone(found.machine, spec, settings, folder, warm_s=WARM_S * scale, steady_s=STEADY_S * scale)
-
-        if found.hour.do(f"round {number} {name}", cost_s, work, kind=kind) is None:
+        settings = arms.get(name, FlagSet())
+        folder = found.hour.folder / f"round-{number}" / name.replace(" ", "-").replace(",", "")
+        if not one_process(found, f"round {number} {name}", settings, folder):
             return False
     return True
+
+
+def is_published(name: str) -> bool:
+    """Whether a set is a recipe: not what a study of ours found."""
+    return name in load_recipes()
+
+
+def one_process(found: Part, unit: str, settings: FlagSet, folder: Path) -> bool:
+    """One fresh process alone; whether there was time for it."""
+    scale = 0.02 if found.args.dry_run else 1.0
+
+    def work() -> Row:
+        spec = found.spec(found.args.of)
+        return run_alone(found.machine, spec, settings, folder, warm_s=WARM_S * scale, steady_s=STEADY_S * scale)
+
+    cost_s = found.hour.cost_of("process", 10.0 if found.args.dry_run else FIRST_COST_S)
+    return found.hour.do(unit, cost_s, work, kind="process") is not None
 
 
 if __name__ == "__main__":
