@@ -38,7 +38,7 @@ FLOOR_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of a noise floor."""
 
 FEWEST_LONG_PAIRS = 4
-"""Fewest where a pair of blocks takes seconds: trials' intervals hold as often as with 8 (tests/stats/test_gpu_turns.py)."""
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
 
 
 class InTurns(Comparer):
