@@ -7,9 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -21,7 +19,9 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
+from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
@@ -56,12 +56,6 @@ Settings = Annotated[
     PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
-
-
-class Record(BaseModel):
-    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Stamped(Record):
@@ -158,6 +152,7 @@ class WorkerReport(Record):
         attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
         warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
         peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+        kernels: What XLA's autotuner chose in this process; None where it left no results.
     """
 
     fingerprint: str
@@ -183,6 +178,7 @@ class WorkerReport(Record):
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    kernels: Kernels | None = None
 
 
 class WorkloadFacts(Protocol):

@@ -17,6 +17,7 @@ from autotune.model import (
     AblationResult,
     BlameRecord,
     ConclusionRecord,
+    ConfirmRun,
     Failure,
     FinalistResult,
     FlagSet,
@@ -41,6 +42,7 @@ from autotune.model import (
     plain,
     retold,
 )
+from autotune.results.kernel_words import describe_kernels, kernel_lines
 from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
 from autotune.stats import Estimate, NoiseFloor
@@ -139,6 +141,8 @@ def describe_floor(result: FloorResult) -> list[str]:
         )
     if result.promise is not None:
         lines.append(describe_promise(result.promise))
+    if result.kernels is not None:
+        lines.append(describe_kernels(result.kernels))
     if floor.process_sd is not None and not floor.is_honest:
         lines.append(_DIFFERENT)
     elif not floor.is_honest:
@@ -286,6 +290,7 @@ def warning_lines(store: Store) -> list[str]:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
     if store.spec.replay is not None:
         found.append("this study was replayed from a formula: it says nothing about any machine")
+    found += kernel_lines(store.of(FloorResult), store.of(ConfirmRun))
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]

@@ -92,10 +92,11 @@ class Machine:
         Args:
             target: What it approaches while they run, by who runs them.
             step_s: Seconds of one of them, about.
+            count: How many.
         """
-        end, lag = np.asarray(target)[..., None], self.model.clock_s
+        end, lag = np.asarray(target, dtype=np.float64)[..., None], self.model.clock_s
         if not lag:
-            return np.zeros((*self.shape, count)) + end
+            return np.broadcast_to(end, (*self.shape, count)).astype(np.float64)
         away, each = self._clock[..., None] - end, np.asarray(step_s)[..., None] / lag
         self._clock = np.asarray((end + away * np.exp(-count * each))[..., 0])
         slow: Floats = end + away * np.exp(-each * np.arange(count)) * (-np.expm1(-each) / each)
@@ -175,7 +176,7 @@ class Process:
     @property
     def step_s(self) -> Floats:
         """Seconds of one of its steps at the highest clock, but for noise."""
-        return np.exp(self._log_step)
+        return np.asarray(np.exp(self._log_step), dtype=np.float64)
 
     def own(self, count: int) -> Floats:
         """Logs of what belongs to the process in its next `count` steps, `[*shape, count]`."""

@@ -30,6 +30,7 @@ from autotune.model import (
 )
 from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
+from autotune.study.kernel_book import KernelBook
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_block, check_loss
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
@@ -83,6 +84,7 @@ class Bench:
         reference_trace: What the living reference told of its loss.
         spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
+        kernels: What XLA's autotuner chose in processes so far.
         has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
     """
@@ -105,6 +107,7 @@ class Bench:
         self.restarts = 0
         self.gpus = watch_of(spec)
         self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
+        self.kernels = KernelBook(spec, desk.incident)
         self._launcher = launcher
         self._reference: Worker | None = None
         self._began_at_s, self._began_s = 0.0, time.monotonic()
@@ -139,10 +142,13 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
-        merged = self._in_force(self.settings_of(settings, alone=alone))
+        merged = self.kernels.told_to_dump(self._in_force(self.settings_of(settings, alone=alone)))
         for attempt in range(INFRASTRUCTURE_RETRIES + 1):
             try:
-                return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
+                self.kernels.forget(folder)
+                worker = self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
+                worker.report = self.kernels.told_by(worker.report, settings, folder)
+                return worker
             except WorkerFailed as error:
                 if not error.infrastructure:
                     raise

@@ -163,8 +163,9 @@ class InTurns(Comparer):
             stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
-            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
-        )
+            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise,
+            log_times=[0.0, *map(statistics.median, groups)],
+        )  # fmt: skip
 
     def _floor_pairs(self, reference: Worker, second: Worker, folder: Path, *, begin: int) -> list[Pair]:
         """The pairs of one second process; the first of them has the number `begin`."""

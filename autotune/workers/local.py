@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model import (
     ARTEFACT_SETTINGS,
+    DUMP_HERE,
+    DUMP_VARIABLE,
     Failure,
     FailureKind,
     FlagSet,
@@ -87,6 +89,8 @@ class LocalLauncher:
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         env = self._worker_environment(settings)
+        if DUMP_HERE.items() <= settings.items():
+            env[DUMP_VARIABLE] = str(folder.resolve())
         return [
             GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
             for rank in range(self._spec.under(settings).device.rank_count)

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, MemoryUse, ReplaySpec, WorkerReport
+from autotune.model import (
+    DUMP_VARIABLE,
+    DUMPED_KERNELS,
+    PROFILE,
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    ReplaySpec,
+    WorkerReport,
+)
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
@@ -43,7 +53,7 @@ class ReplayLauncher:
         log = self.log(settings, folder)
         progress("compile")
         _wait(self._replay.delay_s)
-        self._leave_results(settings)
+        self._leave_results(settings, folder)
         profiled = self._read_profile(settings)
         entries = [f"{n}={v}" for n, v in settings.items() if n not in (PROFILE, DUMPED_KERNELS)]
         losses: tuple[float, ...] = LOSSES
@@ -90,10 +100,11 @@ class ReplayLauncher:
         except OSError:
             return False
 
-    def _leave_results(self, settings: FlagSet) -> None:
+    def _leave_results(self, settings: FlagSet, folder: Path) -> None:
         """Leaves the recorded results of an autotuner where a process is told to."""
         if self._replay.autotune_results and (path := settings.get(DUMPED_KERNELS)) is not None:
-            Path(path).write_text(self._replay.autotune_results, encoding="utf-8")
+            file = Path(path.replace(DUMP_VARIABLE, str(folder)))
+            file.write_text(self._replay.autotune_results, encoding="utf-8")
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Writes what a worker's log would hold; returns the file."""

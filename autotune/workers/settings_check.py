@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.model import FlagSet, SettingError, kind_of
+from autotune.model import DUMP_HERE, FlagSet, SettingError, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
         return SettingsCheck((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
     for name, wanted in settings.items():
         kind = kind_of(name)
-        if kind == "option":  # the program was called with it
+        if kind == "option" or DUMP_HERE.get(name) == wanted:  # it was called with it; or it is ours, for the record
             continue
         got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
         if got != wanted:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.model.blocks import is_divided_as_told
+from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair
 from autotune.model.spec import StudySpec, parse_study, recorded_study
 from autotune.model.turn_sizes import TurnSizes, settle
@@ -38,9 +39,9 @@ def test_what_a_study_says_is_what_it_gets(platform: str) -> None:
 
 
 def test_what_is_no_length_is_refused_by_name() -> None:
-    with pytest.raises(Exception, match="measure.settle_s"):
+    with pytest.raises(StudyFileError, match=r"measure\.settle_s"):
         study(settle_s=-1)
-    with pytest.raises(Exception, match="measure.block_s"):
+    with pytest.raises(StudyFileError, match=r"measure\.block_s"):
         study(block_s="long")
 
 

@@ -78,9 +78,9 @@ def test_alone_at_steady_state_it_is_seen_whole_however_slow_the_clock_is(clock_
 @pytest.mark.parametrize("clock_s", [0.5, 2.0])
 @pytest.mark.parametrize(
     "sizes",
-    [TurnSizes(block_s=0.06, block_steps=1), TurnSizes(block_s=0.5, block_steps=1), TurnSizes(block_s=3.0, block_steps=1), GPU],
+    [*(TurnSizes(block_s=block_s, block_steps=1) for block_s in (0.06, 0.5, 3.0)), GPU],
     ids=["0.06", "0.5", "3", "gpu"],
-)  # fmt: skip
+)
 def test_equal_arms_stay_equal_at_every_length_of_a_block(sizes: TurnSizes, clock_s: float) -> None:
     ratios = blocks(sizes, clock_s=clock_s, cost=0.0, step_s=0.05, count=400, seed=11)
     assert abs(float(ratios.mean())) < 0.001
