@@ -32,6 +32,7 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
     OnceMore, Standing, plain_estimate, ratios_of, reported_gain, runs_of, standing,
 )  # fmt: skip
@@ -48,6 +49,7 @@ from autotune.model.secrets import (
 from autotune.model.replay import ReplaySpec
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
+from autotune.model.time_limits import TimeLimits, compile_limit_s, time_limits
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,

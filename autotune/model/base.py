@@ -1,4 +1,4 @@
-"""What every record is."""
+"""What every record is made of."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from autotune.model.artefacts import Artefact
+from autotune.model.gpus import GpusDuring
 from autotune.model.kernels import Kernels, KernelSpread
 from autotune.model.long_run import SoakArms
 from autotune.model.losses import LossCheck
@@ -137,6 +138,9 @@ class ConfirmRun(Stamped):
         total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
         reference_kernels: What XLA's autotuner chose in the reference's process; None where it did not tell.
         candidate_kernels: Likewise in the candidate's.
+        warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
+        energy_problem: As in `Comparison`.
+        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -158,6 +162,9 @@ class ConfirmRun(Stamped):
     total: TotalTime | None = None
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
+    warnings: tuple[str, ...] | None = None
+    energy_problem: str | None = None
+    during: GpusDuring | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 

@@ -38,6 +38,7 @@ from autotune.stats import (
 )
 from autotune.study.bench import Bench, ReferenceFailed, typical_step_s
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.durations import floor_alone_s, refuse_short_budget
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -72,6 +73,7 @@ class OneAtATime(Comparer):
         super().__init__(bench)
         self._blocks = blocks
         self._run_steps: int | None = None
+        self._is_first = False
 
     def _compare(
         self,
@@ -101,7 +103,7 @@ class OneAtATime(Comparer):
                 work = work_between((base, candidate), (before.report, worker.report))
                 if not pairs and inspect is not None and (settled := inspect(before.report, worker.report)) is not None:
                     return Compared(reference=before.report, candidate=worker.report, settled=settled)
-                middle = self._measure(worker, folder)
+                middle = self._measure(worker, folder, Arm.CANDIDATE)
             add(Arm.REFERENCE, before, middle)
             add(Arm.CANDIDATE, self._run_reference(base, folder), middle)
         comparison = make_comparison(
@@ -109,7 +111,7 @@ class OneAtATime(Comparer):
             estimate(pairs, work),
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
-            warnings=bench.gpus.warnings(),
+            looked=bench.gpus.take(),
             meter=bench.meter,
             work=work,
         )
@@ -130,7 +132,7 @@ class OneAtATime(Comparer):
                 runs[arm] = self._run_reference(against, folder)
             else:
                 with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
-                    runs[arm] = self._measure(worker, folder)
+                    runs[arm] = self._measure(worker, folder, arm)
         reports = (runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
         work = work_between((FlagSet(), candidate), reports)
@@ -141,8 +143,9 @@ class OneAtATime(Comparer):
             runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", meter=bench.meter, work=work
-        )
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", mode=SANDWICH,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
+        )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
     def _run_reference(self, settings: FlagSet, folder: Path) -> Run:
@@ -151,7 +154,11 @@ class OneAtATime(Comparer):
         beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
         try:
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
-                run = self._measure(worker, beside)
+                if self._is_first:  # of a noise floor: is there time for the others?
+                    self._is_first = False
+                    left_s = floor_alone_s(bench.spec, worker.report)
+                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, floor_s=left_s)
+                run = self._measure(worker, beside, Arm.REFERENCE)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
                 raise not_finite(error.failure.message) from error
@@ -163,7 +170,7 @@ class OneAtATime(Comparer):
         bench.has_run = True
         return run
 
-    def _measure(self, worker: Worker, folder: Path) -> Run:
+    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> Run:
         """The steps of one run."""
         spec, meter = self.bench.spec, self.bench.meter
         steps = self._run_steps or spec.measure.run_steps
@@ -176,7 +183,8 @@ class OneAtATime(Comparer):
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+            with self.bench.gpus.block(arm):
+                more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
             trace.take(worker, count)
@@ -194,6 +202,7 @@ class OneAtATime(Comparer):
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
         spec = self.bench.spec
         rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        self._is_first = True
         found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
         assert found.comparison is not None
         reports = (found.reference, found.candidate)

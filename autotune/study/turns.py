@@ -12,12 +12,11 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.machine import NO_METER, EnergyMeter
+from autotune.machine import NO_METER, NO_WATCH, EnergyMeter, GpuWatch
 from autotune.model import (
     EVERY_STEP,
     TURNS,
     Arm,
-    FailureKind,
     FlagSet,
     Pair,
     TurnSizes,
@@ -29,7 +28,7 @@ from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, read_noise_flo
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
-from autotune.study.limits import PHASE as LIMIT
+from autotune.study.durations import LEAST_FLOOR, floor_of_turns_s, floor_processes, refuse_short_budget
 from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -102,7 +101,7 @@ class InTurns(Comparer):
             if inspect is not None:
                 bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
-            bench.gpus.look(folder)  # between two pairs, when nothing is timed
+            bench.gpus.look(folder)  # for other people's processes, between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
             reference,
@@ -114,25 +113,29 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             work=work,
             traces=traces,
         )
         comparison = make_comparison(
             pairs, rule.estimate(ratios), stopped=stopped,
-            warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """One at a time for sets that turned out not to fit beside another process."""
+        return self._one_at_a_time() if self.bench.share.is_known_alone(*sets) else self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """One at a time, if two processes did not fit into the device's memory and the study leaves the choice."""
-        spec = self.bench.spec
-        if (
-            error.failure.kind is not FailureKind.OUT_OF_MEMORY
-            or error.failure.phase == LIMIT  # it does not fit alone either
-            or spec.device.platform != "cuda"
-            or spec.measure.mode != "auto"
-        ):
+        if not self.bench.share.is_too_small(error.failure):
             return None
+        if not isinstance(error, ReferenceFailed):
+            self.bench.share.remember(candidate)
+        return self._one_at_a_time()
+
+    def _one_at_a_time(self) -> Comparer:
         self.bench.release_reference()
         return OneAtATime(self.bench)
 
@@ -143,7 +146,11 @@ class InTurns(Comparer):
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[list[float]] = []
-        for number in range(spec.measure.floor_processes):
+        steps = bench.steps_for(reference)
+        steps *= 2 * floor_pairs(reference.report, steps)
+        least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
+        refuse_short_budget(spec, reference.report, used_s=bench.now_s, floor_s=least_s)
+        for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
             with contextlib.closing(bench.start(FlagSet(), beside)) as worker:
                 reports.append(worker.report)
@@ -159,7 +166,7 @@ class InTurns(Comparer):
             least=FEWEST_LONG_PAIRS,
         )
         comparison = make_comparison(
-            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            pairs, noise.estimate, looked=bench.gpus.take(), meter=bench.meter,
             stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
@@ -187,6 +194,7 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             traces=(bench.reference_trace or LossTrace(bench.spec, reference.report), trace),
             begin=begin,
         )
@@ -217,6 +225,7 @@ def measure_pairs(
     on_pair: Callable[[Pair], None],
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
+    gpus: GpuWatch = NO_WATCH,
     work: WorkPerStep | None = None,
     traces: tuple[LossTrace, LossTrace] | None = None,
     begin: int = 0,
@@ -233,6 +242,7 @@ def measure_pairs(
         on_pair: Told of each pair, which it must keep before the next one is run.
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
+        gpus: Looks at the GPUs while each block runs.
         work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
         traces: What reference and candidate tell of their losses, to be gone on with.
         begin: Number of the first pair.
@@ -256,7 +266,8 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
+                with gpus.block(arm):
+                    blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,23 +15,24 @@ from pydantic import ValidationError
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model import (
     ARTEFACT_SETTINGS,
-    DUMP_HERE,
-    DUMP_VARIABLE,
     Failure,
     FailureKind,
     FlagSet,
     MemoryUse,
     Stopwatch,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     kind_of,
+    time_limits,
     unpack,
 )
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.guarded import GuardedProcess, listen
+from autotune.workers.kernel_results import is_refused, keeps_kernels, where_to_leave
 from autotune.workers.profile_text import profile_text
-from autotune.workers.settings_check import check_environment, check_options
+from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -50,16 +52,25 @@ class LocalLauncher:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
+        self.limits = time_limits(spec.measure)
         self._alive: list[LocalWorker] = []
+        self._keeps_kernels = keeps_kernels(spec)
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
-        return self._begin(worker, self._jobs(settings, folder), progress)
+        try:
+            worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
+            return self._begin(worker, self._jobs(settings, folder), progress)
+        except WorkerFailed as error:
+            if not self._keeps_kernels or not is_refused(error.failure):
+                raise
+            self._keeps_kernels = False  # this build does not know how: no study may end by that
+            return self.start(settings, folder, progress=progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it if it never is."""
         self._alive = [w for w in self._alive if not w.closed] + [worker]
+        worker.limits = self.limits
         try:
             worker.wait_ready(jobs, progress)
         except BaseException:
@@ -89,11 +100,12 @@ class LocalLauncher:
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         env = self._worker_environment(settings)
-        if DUMP_HERE.items() <= settings.items():
-            env[DUMP_VARIABLE] = str(folder.resolve())
+        ranks = self._spec.under(settings).device.rank_count
+        if self._keeps_kernels and ranks == 1:
+            env |= where_to_leave(settings, folder)
         return [
             GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
-            for rank in range(self._spec.under(settings).device.rank_count)
+            for rank in range(ranks)
         ]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
@@ -124,8 +136,9 @@ class LocalLauncher:
             "type": "job",
             "check_steps": self._spec.measure.check_steps,
             "warmup_steps": self._spec.measure.warmup_steps,
-            "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+            "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            "platform": self._spec.device.platform,
             **fields,
         }
 
@@ -144,7 +157,7 @@ class LocalWorker:
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
-        self._measure = spec.measure
+        self.limits: TimeLimits = time_limits(spec.measure)
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
@@ -161,7 +174,7 @@ class LocalWorker:
         """Gives every rank its job and waits until all are compiled and warm."""
         for process, job in zip(self._processes, jobs, strict=True):
             process.send(job)
-        ready = self._gather("ready", self._measure.start_limit_s, progress)
+        ready = self._gather("ready", self.limits.start_s, progress)
         try:
             reports = [self._report(message) for message in ready]
         except (ValidationError, KeyError, TypeError, ValueError) as error:
@@ -170,8 +183,12 @@ class LocalWorker:
             update={
                 "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
                 "device_memory": tuple(m for r in reports for m in r.device_memory),
+                "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
+        if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
+            own_s = statistics.median(self.report.warmup_step_times_s or (0.0,))
+            self.limits = time_limits(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
@@ -224,7 +241,7 @@ class LocalWorker:
         """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
         for process in self._processes:
             process.send({"type": "profile", "steps": steps})
-        found = self._gather("profile", self._measure.start_limit_s, None)[0]
+        found = self._gather("profile", self.limits.start_s, None)[0]
         try:
             return profile_text(unpack(found["packed"])).encode()
         except (KeyError, TypeError, ValueError) as error:
@@ -232,7 +249,7 @@ class LocalWorker:
 
     def _block_limit_s(self, steps: int) -> float:
         """How long a block may take before the worker counts as hung."""
-        return self._measure.block_limit_s
+        return self.limits.of_block(steps)
 
     def close(self) -> None:
         """Asks politely, then ends everything; see `base.Worker`."""
@@ -300,7 +317,7 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """A failure that the driver found, with what the log says once the process is ended."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from autotune.model import (
-    DUMP_VARIABLE,
     DUMPED_KERNELS,
     PROFILE,
     Failure,
@@ -19,6 +18,7 @@ from autotune.model import (
     FlagSet,
     MemoryUse,
     ReplaySpec,
+    TimeLimits,
     WorkerReport,
 )
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
@@ -46,6 +46,7 @@ class ReplayLauncher:
         self._device_count = device_count
         self._seed = seed
         self._starts: Counter[str] = Counter()
+        self.limits = TimeLimits()  # nothing hangs
         self._machine = Machine(model, np.random.default_rng(seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
@@ -53,7 +54,7 @@ class ReplayLauncher:
         log = self.log(settings, folder)
         progress("compile")
         _wait(self._replay.delay_s)
-        self._leave_results(settings, folder)
+        self._leave_results(settings)
         profiled = self._read_profile(settings)
         entries = [f"{n}={v}" for n, v in settings.items() if n not in (PROFILE, DUMPED_KERNELS)]
         losses: tuple[float, ...] = LOSSES
@@ -100,11 +101,10 @@ class ReplayLauncher:
         except OSError:
             return False
 
-    def _leave_results(self, settings: FlagSet, folder: Path) -> None:
+    def _leave_results(self, settings: FlagSet) -> None:
         """Leaves the recorded results of an autotuner where a process is told to."""
         if self._replay.autotune_results and (path := settings.get(DUMPED_KERNELS)) is not None:
-            file = Path(path.replace(DUMP_VARIABLE, str(folder)))
-            file.write_text(self._replay.autotune_results, encoding="utf-8")
+            Path(path).write_text(self._replay.autotune_results, encoding="utf-8")
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Writes what a worker's log would hold; returns the file."""
