@@ -113,7 +113,17 @@ def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
     promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
-    return list(dict.fromkeys([*(describe_floor(floors[-1]) if floors else []), *promised[:1]]))
+    told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
+    return list(dict.fromkeys([*told, *promised[:1]]))
+
+
+def _turn_lines(store: Store, floor: FloorResult) -> list[str]:
+    """Which steps count, where not all of them do."""
+    sizes, in_turns = store.spec.turns, floor.comparison.mode == TURNS
+    if not (settle_s := sizes.settle_s if in_turns else sizes.steady_s):
+        return []
+    what = "blocks" if in_turns else "runs"
+    return [f"{what} count what comes after their first {format_seconds(settle_s)}, in which the device settles"]
 
 
 def describe_floor(result: FloorResult) -> list[str]:
