@@ -42,6 +42,7 @@ from autotune.model import (
     plain,
     retold,
 )
+from autotune.results.kernel_words import describe_kernels, kernel_lines
 from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
 from autotune.stats import Estimate, NoiseFloor
@@ -112,7 +113,17 @@ def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
     promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
-    return list(dict.fromkeys([*(describe_floor(floors[-1]) if floors else []), *promised[:1]]))
+    told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
+    return list(dict.fromkeys([*told, *promised[:1]]))
+
+
+def _turn_lines(store: Store, floor: FloorResult) -> list[str]:
+    """Which steps count, where not all of them do."""
+    sizes, in_turns = store.spec.turns, floor.comparison.mode == TURNS
+    if not (settle_s := sizes.settle_s if in_turns else sizes.steady_s):
+        return []
+    what = "blocks" if in_turns else "runs"
+    return [f"{what} count what comes after their first {format_seconds(settle_s)}, in which the device settles"]
 
 
 def describe_floor(result: FloorResult) -> list[str]:
@@ -140,6 +151,8 @@ def describe_floor(result: FloorResult) -> list[str]:
         )
     if result.promise is not None:
         lines.append(describe_promise(result.promise))
+    if result.kernels is not None:
+        lines.append(describe_kernels(result.kernels))
     if floor.process_sd is not None and not floor.is_honest:
         lines.append(_DIFFERENT)
     elif not floor.is_honest:
@@ -288,6 +301,7 @@ def warning_lines(store: Store) -> list[str]:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
     if store.spec.replay is not None:
         found.append("this study was replayed from a formula: it says nothing about any machine")
+    found += kernel_lines(store.of(FloorResult), store.of(ConfirmRun))
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]

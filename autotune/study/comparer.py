@@ -77,6 +77,8 @@ class MeasuredFloor:
         pairs: Raw pairs of blocks with all of them, in order.
         comparison: All pairs together.
         noise: What they say about this machine.
+        log_times: Of the living one, which is the measure, and of the others their typical step, as logarithms; None
+            where that is not known.
     """
 
     reference: WorkerReport
@@ -84,6 +86,7 @@ class MeasuredFloor:
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: NoiseFloor
+    log_times: Sequence[float] | None = None
 
     @property
     def drift(self) -> float:
