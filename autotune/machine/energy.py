@@ -85,7 +85,7 @@ class EnergyMeter:
 
         The block that stands in the middle of all by its length decides.
         """
-        durations = sorted(sum(_metered_s(p, arm)) for p in pairs for arm in Arm)
+        durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
         if not self.is_counting or not durations or (typical := durations[len(durations) // 2]) >= self.shortest_s:
             return None
         return f"energy is not resolvable: blocks of {self.shortest_s:g} s needed, these took {format_seconds(typical)}"
@@ -101,8 +101,8 @@ class EnergyMeter:
             work: What a step of each arm does, where it differs: the ratio is then of energy per unit of it.
         """
         per_step = work.ratio if work is not None else 1.0
-        reference = [j for p in pairs if (j := _step_j(p.reference_j, _metered_s(p, Arm.REFERENCE)))]
-        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, _metered_s(p, Arm.CANDIDATE)))]
+        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.ran_s(Arm.REFERENCE)))]
+        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.ran_s(Arm.CANDIDATE)))]
         if not len(reference) == len(candidate) == len(pairs) > 0 or self.problem_of(pairs) is not None:
             return None
         if sandwiches:
@@ -173,11 +173,6 @@ def rapl_meter(powercap: Path) -> EnergyMeter:
     if len(zones) > packages:
         source += " and memory"
     return EnergyMeter(counters=counters, source=source, shortest_s=RAPL_SHORTEST_S)
-
-
-def _metered_s(pair: Pair, arm: Arm) -> Sequence[float]:
-    """Seconds of the steps of an arm's block that its joules are of."""
-    return pair.reference_s if arm is Arm.REFERENCE else pair.candidate_s
 
 
 def _step_j(joules: float | None, steps: Sequence[float]) -> float | None:

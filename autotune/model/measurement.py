@@ -227,8 +227,11 @@ class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
     Attributes:
-        reference_s: Duration of each step of the reference's block, in seconds.
+        reference_s: Duration of each counted step of the reference's block, in seconds.
         candidate_s: Likewise of the candidate's block.
+        reference_settling_s: Of each step before those, not counted, for the device had not come to rest yet after the
+            switch; None where every step counts.
+        candidate_settling_s: Likewise of the candidate's block.
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
         candidate_j: Likewise during the candidate's block.
@@ -239,10 +242,23 @@ class Pair(Record):
     first: Arm
     reference_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
     candidate_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    reference_settling_s: tuple[StepTime, ...] | None = None
+    candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
     loss: SameStep | None = None
+
+    def ran_s(self, arm: Arm) -> tuple[float, ...]:
+        """Seconds of all steps of an arm's block, in order: those that settled the device, and those that count."""
+        if arm is Arm.REFERENCE:
+            return (*(self.reference_settling_s or ()), *self.reference_s)
+        return (*(self.candidate_settling_s or ()), *self.candidate_s)
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds of both blocks, every step of them."""
+        return sum(sum(self.ran_s(arm)) for arm in Arm)
 
 
 class WorkPerStep(Record):

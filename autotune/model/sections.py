@@ -24,6 +24,7 @@ from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
+from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_duration
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
 
@@ -34,6 +35,8 @@ def _duration_or_none(value: str | float) -> float:
     """Seconds of a duration that may be 0, for none."""
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
+
+DurationOrNone = Annotated[float, BeforeValidator(_duration_or_none), Field(ge=0)]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -266,7 +269,11 @@ class MeasureSpec(Section):
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case.
-        block_s: Shortest block, seconds; a block has at least `block_steps` steps.
+        block_s: Shortest counted part of a block, seconds; it has at least `block_steps` steps. ``auto``: 0.05, and on
+            GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
+            none, and on GPUs those of 3 s.
+        steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
         warmup_steps: Steps that are run before the first block and never used.
         check_steps: First steps whose loss and gradient norm are compared with the reference's.
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
@@ -281,8 +288,10 @@ class MeasureSpec(Section):
 
     smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
-    block_s: Seconds = 0.05
+    block_s: Seconds | Literal["auto"] = "auto"
     block_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    settle_s: DurationOrNone | Literal["auto"] = "auto"
+    steady_s: DurationOrNone | Literal["auto"] = "auto"
     warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
     check_steps: Annotated[int, Field(ge=1, le=100)] = 5
     start_limit_s: Seconds = 600.0
@@ -292,6 +301,21 @@ class MeasureSpec(Section):
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
     floor_processes: Annotated[int, Field(ge=2, le=50)] = 4
+
+    def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
+        """Sizes of blocks and of runs alone on a platform, with what "auto" stands for there.
+
+        Args:
+            platform: ``cpu`` or ``cuda``.
+            takes_turns: Whether the program waits for its turns; of one that runs by itself nothing is left out but
+                its warm-up, for it may end.
+        """
+        usual = GPU_SIZES if platform == "cuda" else CPU_SIZES
+        told = {n: getattr(self, n) for n in ("block_s", "settle_s", "steady_s")}
+        sizes = {**usual, **{n: value for n, value in told.items() if value != "auto"}}
+        if not takes_turns:
+            sizes["steady_s"] = 0.0
+        return TurnSizes(block_steps=self.block_steps, **sizes)
 
 
 class ConfirmSpec(Section):
@@ -321,11 +345,16 @@ class ConfirmSpec(Section):
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 
-    def pairs_after(self, floor: NoiseFloor | None) -> int:
-        """Pairs of blocks in each pair of processes, once the noise floor is known."""
+    def pairs_after(self, floor: NoiseFloor | None, *, starts: float = AT_ONCE) -> int:
+        """Pairs of blocks in each pair of processes, once the noise floor is known.
+
+        Args:
+            floor: It, or None.
+            starts: Starts' worth of seconds that a pair of processes takes to start.
+        """
         if self.pairs != "auto":
             return self.pairs
-        return proof_size(floor) if floor is not None else DEFAULT_PROOF_SIZE
+        return proof_size(floor, starts=starts) if floor is not None else DEFAULT_PROOF_SIZE
 
 
 class PgleSpec(Section):

@@ -36,7 +36,7 @@ from autotune.stats import (
     estimate_sandwiches,
     spread_of,
 )
-from autotune.study.bench import Bench, ReferenceFailed
+from autotune.study.bench import Bench, ReferenceFailed, typical_step_s
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
@@ -49,10 +49,11 @@ LARGEST_GAP = 0.1
 
 
 class Run(NamedTuple):
-    """One fresh run: its report, seconds of each step, the joules drawn if they are known, and what it told."""
+    """One fresh run: its report, seconds of each counted step and of those before, joules of all, and what it told."""
 
     report: WorkerReport
     times_s: tuple[float, ...]
+    settling_s: tuple[float, ...] | None
     joules: float | None
     trace: LossTrace
 
@@ -62,7 +63,7 @@ class OneAtATime(Comparer):
 
     Args:
         bench: Where.
-        blocks: Length of a run, in blocks of turns, where the program waits for its turns.
+        blocks: Length of a run, in blocks of turns, where the program waits for its turns; see `TurnSizes.steps_alone`.
     """
 
     mode = SANDWICH
@@ -168,7 +169,7 @@ class OneAtATime(Comparer):
         spec, meter = self.bench.spec, self.bench.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = max(steps, self._blocks * self.bench.steps_for(worker))
+            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as in turns: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
@@ -176,7 +177,7 @@ class OneAtATime(Comparer):
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            with self.bench.gpus.block(arm):
+            with self.bench.gpus.block(arm, settle_s=max(0.0, spec.turns.steady_s - sum(times))):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
@@ -188,7 +189,8 @@ class OneAtATime(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.bench.gpus.look(folder)
-        return Run(worker.report, times, total, trace)
+        settling_s, counted_s = spec.turns.split_alone(times)
+        return Run(worker.report, counted_s, settling_s or None, total, trace)
 
     def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
@@ -232,7 +234,7 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0)
         degrees=2 * count,
         spread=spread_of(run_sd**2, 2 * count),
         start_s=start_s,
-        pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
+        pair_s=statistics.median(p.lasted_s for p in pairs),
     )
 
 
@@ -270,6 +272,8 @@ def _pair(index: int, first: Arm, reference: Run, candidate: Run, *, at_s: float
         first=first,
         reference_s=reference.times_s,
         candidate_s=candidate.times_s,
+        reference_settling_s=reference.settling_s,
+        candidate_settling_s=candidate.settling_s,
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,

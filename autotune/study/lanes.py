@@ -207,7 +207,8 @@ class Lanes:
         if not isinstance(unit, PairUnit) or unit.pairs is not None:
             return unit
         floors = self._store.of(FloorResult)
-        pairs = self._store.spec.confirm.pairs_after(floors[0].floor if floors else None)
+        spec = self._store.spec
+        pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
         return unit.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:

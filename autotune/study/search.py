@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.model import BlameRecord, FlagSet, FloorResult, RunDirectoryError, TrialConfig, TrialResult
-from autotune.stats import STARTS, proof_pairs
+from autotune.stats import proof_pairs
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import choose_finalists, promising
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
@@ -136,9 +136,10 @@ class Search:
         results = results[-RECENT:]
         starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
         steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
-        block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
+        turns = self._run.spec.turns
+        costs = turns.costs(step_s=statistics.median(steps), start_s=statistics.median(starts))
         floor = self._store.of(FloorResult)[0].floor if self._store.of(FloorResult) else None
-        one_s = STARTS * statistics.median(starts) + 2 * spec.confirm.pairs_after(floor) * block_s
+        one_s = costs.fresh_pair_s(spec.confirm.pairs_after(floor, starts=turns.starts))
         return one_s * proof_pairs(spec.confirm.finalists, most=spec.confirm.processes)
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:

@@ -13,8 +13,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.machine import NO_METER, NO_WATCH, EnergyMeter, GpuWatch
-from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkerReport, WorkPerStep, log_ratio
-from autotune.stats import Decision, SequentialPlan, read_noise_floor
+from autotune.model import (
+    EVERY_STEP,
+    TURNS,
+    Arm,
+    FailureKind,
+    FlagSet,
+    Pair,
+    TurnSizes,
+    WorkerReport,
+    WorkPerStep,
+    log_ratio,
+)
+from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
@@ -25,6 +36,9 @@ from autotune.workers import Worker, WorkerFailed
 
 FLOOR_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of a noise floor."""
+
+FEWEST_LONG_PAIRS = 4
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
 
 
 class InTurns(Comparer):
@@ -43,7 +57,7 @@ class InTurns(Comparer):
         inspect: Inspect[S] | None,
     ) -> Compared[S]:
         if against is not None:
-            with self._fresh(against, candidate, folder) as (first, second):
+            with self._fresh(against, candidate, folder, name) as (first, second):
                 return self._run((against, candidate), first, second, folder, name=name, rule=rule, inspect=inspect)
         reference = self.bench.reference()
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
@@ -54,13 +68,13 @@ class InTurns(Comparer):
         self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
         rule = fixed(pairs, sesoi=self.bench.spec.measure.smallest_effect)
-        with self._fresh(against, candidate, folder) as (reference, worker):
+        with self._fresh(against, candidate, folder, name) as (reference, worker):
             sets = (against, candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager
-    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path) -> Iterator[tuple[Worker, Worker]]:
-        first, second = self.bench.start_both(one, other, folder)
+    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path, name: str) -> Iterator[tuple[Worker, Worker]]:
+        first, second = self.bench.start_both(one, other, folder, name=name)
         with contextlib.closing(first), contextlib.closing(second):
             yield first, second
 
@@ -94,6 +108,7 @@ class InTurns(Comparer):
             reference,
             candidate,
             steps=bench.steps_for(reference),
+            sizes=bench.spec.turns,
             rng=random.Random(f"{bench.spec.seed}/{name}"),
             stop=rule.stop,
             on_pair=on_pair,
@@ -141,7 +156,8 @@ class InTurns(Comparer):
             plan=plan,
             sesoi=spec.measure.smallest_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
-            pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
+            pair_s=statistics.median(p.lasted_s for p in pairs),
+            least=FEWEST_LONG_PAIRS,
         )
         comparison = make_comparison(
             pairs, noise.estimate, looked=bench.gpus.take(), meter=bench.meter,
@@ -165,6 +181,7 @@ class InTurns(Comparer):
             reference,
             second,
             steps=steps,
+            sizes=bench.spec.turns,
             rng=random.Random(f"{bench.spec.seed}/floor/{begin}" if begin else f"{bench.spec.seed}/floor"),
             stop=fixed(count, sesoi=bench.spec.measure.smallest_effect).stop,
             on_pair=on_pair,
@@ -186,6 +203,7 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
+    least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
     return min(most, max(least, round(report.start_s / 3 / pair_s))) if pair_s > 0 else most
 
 
@@ -194,6 +212,7 @@ def measure_pairs(
     candidate: Worker,
     *,
     steps: int,
+    sizes: TurnSizes = EVERY_STEP,
     rng: random.Random,
     stop: Callable[[list[float]], Decision | None],
     on_pair: Callable[[Pair], None],
@@ -209,7 +228,8 @@ def measure_pairs(
     Args:
         reference: Worker under the baseline, idle.
         candidate: Worker under the settings on trial, idle.
-        steps: Steps in each block.
+        steps: Steps in each block, those that are not counted included.
+        sizes: Say which are not.
         rng: Tosses the coin of each pair.
         stop: Given the log ratios so far, whether to stop and why; None between looks.
         on_pair: Told of each pair, which it must keep before the next one is run.
@@ -239,7 +259,7 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                with gpus.block(arm):
+                with gpus.block(arm, settle_s=sizes.settle_s):
                     blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:
@@ -250,11 +270,16 @@ def measure_pairs(
                 trace.take(worker, steps)
             told = traces[1].beside(traces[0])
         (reference_s, reference_j), (candidate_s, candidate_j) = blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE]
+        (reference_settling_s, reference_s), (candidate_settling_s, candidate_s) = map(
+            sizes.split, (reference_s, candidate_s)
+        )
         pair = Pair(
             index=begin + len(pairs),
             first=order[0],
             reference_s=reference_s,
             candidate_s=candidate_s,
+            reference_settling_s=reference_settling_s or None,
+            candidate_settling_s=candidate_settling_s or None,
             at_s=round(at_s, 3),
             reference_j=reference_j,
             candidate_j=candidate_j,
