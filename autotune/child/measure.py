@@ -23,7 +23,7 @@ from autotune.child.channel import Channel, serve
 from autotune.child.memory import memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.profile import pack, take_profile
-from autotune.child.ran_on import ran_on
+from autotune.child.ran_on import is_on_gpus, ran_on
 
 BATCH_RING = 4
 """Batches kept on the device and used in turn through a block: making them anew would be timed with the step."""
@@ -96,7 +96,7 @@ class Job:
             **workload.figures,
             "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
         }
-        if devices[0].platform != "cpu":  # now that the steps have loaded all that they need
+        if is_on_gpus():  # now that the steps have loaded all that they need
             told = ran_on(range(wanted) if job["process_count"] == 1 else _own_gpus(job))
             self.report["versions"] |= told["versions"]
             self.report["gpus"] = told["gpus"]

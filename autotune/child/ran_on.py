@@ -56,6 +56,11 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     }
 
 
+def is_on_gpus() -> bool:
+    """Whether this process was told to run on GPUs; the driver tells every process that it measures."""
+    return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
+
+
 def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
     """Versions of NVIDIA's libraries that this process has loaded, as they say themselves."""
     found = {}
