@@ -21,11 +21,18 @@ TELL = "import json; from autotune.child.ran_on import ran_on; print(json.dumps(
 LOAD = "import ctypes; [ctypes.CDLL(n) for n in {names!r}]; "
 
 
-def told(nvml: FakeNvml, *, load: tuple[str, ...] = (), devices: object = None, path: str = "", **env: str) -> Any:
+def told(
+    nvml: FakeNvml,
+    *,
+    load: tuple[str, ...] = (),
+    devices: object = None,
+    path: str = "",
+    env: dict[str, str] | None = None,
+) -> Any:
     """What a process tells that loaded some libraries before."""
     program = LOAD.format(names=load) + TELL.format(devices=devices)
     paths = os.pathsep.join(filter(None, [path, str(nvml.folder)]))
-    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
@@ -79,7 +86,7 @@ def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
     nvml.set(2, "mig.0", "MIG-7e57")
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert [g["index"] for g in told(nvml, devices=devices, **env)["gpus"]] == indices
+    assert [g["index"] for g in told(nvml, devices=devices, env=env)["gpus"]] == indices
 
 
 def test_where_cuda_counts_in_an_order_of_its_own_cuda_is_asked(tmp_path: Path) -> None:
