@@ -293,8 +293,8 @@ def warning_lines(store: Store) -> list[str]:
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
         found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
-    for r in store.of(ConfirmRun):
-        found += [f"proof of trial {r.trial}, processes {r.repeat + 1}: {w}" for w in r.warnings or ()]
+    for c in store.of(ConfirmRun):
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
     return list(dict.fromkeys(found))
 
 

@@ -33,6 +33,13 @@ def test_the_measured_process_tells_what_it_ran_on(start: Start, three_gpus: Fak
     assert "jax" in report.versions
 
 
+def test_what_all_processes_of_a_trial_ran_on_is_kept(start: Start, three_gpus: FakeNvml) -> None:
+    device = {"count": 2, "process_count": 2}
+    report = start(study({"entry": "pretender:build"}, device=device)).report
+    assert report.gpus is not None
+    assert [g.uuid for g in report.gpus] == [uuid_of(2), uuid_of(0)]
+
+
 def test_a_process_on_the_cpu_says_nothing_of_gpus_beside_it(start: Start, three_gpus: FakeNvml) -> None:
     report = start(study({"entry": "faulty:build"}, device={"count": 1})).report
     assert report.gpus is None
