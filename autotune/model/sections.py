@@ -252,7 +252,8 @@ class ScreenSpec(Section):
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
         cache: Take from and add to the cache of compiled programs.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
-        compile_limit: Longest time for one compilation.
+        compile_limit: Longest time for one compilation; default: eight times what the reference's took, at least 2
+            minutes.
     """
 
     enabled: bool | Literal["auto"] = "auto"
@@ -260,7 +261,7 @@ class ScreenSpec(Section):
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     cache: bool = True
     time_budget: Seconds | None = None
-    compile_limit: Seconds = 900.0
+    compile_limit: Seconds | None = None
 
 
 class MeasureSpec(Section):
@@ -276,8 +277,10 @@ class MeasureSpec(Section):
         steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
         warmup_steps: Steps that are run before the first block and never used.
         check_steps: First steps whose loss and gradient norm are compared with the reference's.
-        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
-        block_limit_s: Longest time for one block; past it the worker counts as hung.
+        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
+            what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
+        block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
+            reference's steps, at least 2 minutes.
         log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
         mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
             runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
@@ -294,8 +297,8 @@ class MeasureSpec(Section):
     steady_s: DurationOrNone | Literal["auto"] = "auto"
     warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
     check_steps: Annotated[int, Field(ge=1, le=100)] = 5
-    start_limit_s: Seconds = 600.0
-    block_limit_s: Seconds = 120.0
+    start_limit_s: Seconds | None = None
+    block_limit_s: Seconds | None = None
     log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
     mode: Literal["auto", "turns", "sandwich"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20

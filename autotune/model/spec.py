@@ -237,6 +237,9 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
+        for key, before_s in (("start_limit_s", 600.0), ("block_limit_s", 120.0)):
+            if data["measure"][key] is None:  # what was the default once: those runs go on
+                data["measure"][key] = before_s
         sizes = self.turns  # "auto" is what it stands for, so that runs which told the number go on
         data["measure"] |= {"block_s": sizes.block_s, "settle_s": sizes.settle_s, "steady_s": sizes.steady_s}
         data["measure"] = _used("measure", data["measure"])

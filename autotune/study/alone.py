@@ -38,6 +38,7 @@ from autotune.stats import (
 )
 from autotune.study.bench import Bench, ReferenceFailed, typical_step_s
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
+from autotune.study.durations import floor_alone_s, refuse_short_budget
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -72,6 +73,7 @@ class OneAtATime(Comparer):
         super().__init__(bench)
         self._blocks = blocks
         self._run_steps: int | None = None
+        self._is_first = False
 
     def _compare(
         self,
@@ -141,8 +143,8 @@ class OneAtATime(Comparer):
             runs[Arm.CANDIDATE].trace.refuse_shorter(runs[Arm.REFERENCE].trace)
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
-            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", looked=bench.gpus.take(),
-            meter=bench.meter, work=work,
+            [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", mode=SANDWICH,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
@@ -152,6 +154,10 @@ class OneAtATime(Comparer):
         beside = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, "reference")
         try:
             with contextlib.closing(bench.start(settings, beside, alone=True)) as worker:
+                if self._is_first:  # of a noise floor: is there time for the others?
+                    self._is_first = False
+                    left_s = floor_alone_s(bench.spec, worker.report)
+                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, floor_s=left_s)
                 run = self._measure(worker, beside, Arm.REFERENCE)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
@@ -196,6 +202,7 @@ class OneAtATime(Comparer):
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
         spec = self.bench.spec
         rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        self._is_first = True
         found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
         assert found.comparison is not None
         reports = (found.reference, found.candidate)

@@ -17,7 +17,6 @@ from autotune.model import (
     EVERY_STEP,
     TURNS,
     Arm,
-    FailureKind,
     FlagSet,
     Pair,
     TurnSizes,
@@ -29,7 +28,7 @@ from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, read_noise_flo
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
-from autotune.study.limits import PHASE as LIMIT
+from autotune.study.durations import LEAST_FLOOR, floor_of_turns_s, floor_processes, refuse_short_budget
 from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
@@ -124,16 +123,19 @@ class InTurns(Comparer):
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """One at a time for sets that turned out not to fit beside another process."""
+        return self._one_at_a_time() if self.bench.share.is_known_alone(*sets) else self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """One at a time, if two processes did not fit into the device's memory and the study leaves the choice."""
-        spec = self.bench.spec
-        if (
-            error.failure.kind is not FailureKind.OUT_OF_MEMORY
-            or error.failure.phase == LIMIT  # it does not fit alone either
-            or spec.device.platform != "cuda"
-            or spec.measure.mode != "auto"
-        ):
+        if not self.bench.share.is_too_small(error.failure):
             return None
+        if not isinstance(error, ReferenceFailed):
+            self.bench.share.remember(candidate)
+        return self._one_at_a_time()
+
+    def _one_at_a_time(self) -> Comparer:
         self.bench.release_reference()
         return OneAtATime(self.bench)
 
@@ -144,7 +146,11 @@ class InTurns(Comparer):
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[list[float]] = []
-        for number in range(spec.measure.floor_processes):
+        steps = bench.steps_for(reference)
+        steps *= 2 * floor_pairs(reference.report, steps)
+        least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
+        refuse_short_budget(spec, reference.report, used_s=bench.now_s, floor_s=least_s)
+        for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
             with contextlib.closing(bench.start(FlagSet(), beside)) as worker:
                 reports.append(worker.report)
