@@ -64,7 +64,16 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
-def run_blocks(watch: GpuWatch, during: Callable[[str], None] = lambda arm: None, *, looks: int = 0) -> Looked:
+def nothing(arm: str) -> None: ...
+
+
+def run_blocks(
+    watch: GpuWatch,
+    during: Callable[[str], None] = nothing,
+    *,
+    before: Callable[[str], None] = nothing,
+    looks: int = 0,
+) -> Looked:
     """One block of each arm, ended once so many looks have been taken in it."""
     for arm in ("reference", "candidate"):
         seen, real = threading.Semaphore(0), watch._samples
@@ -76,6 +85,7 @@ def run_blocks(watch: GpuWatch, during: Callable[[str], None] = lambda arm: None
             seen.release()
             return found
 
+        before(arm)
         with mock.patch.object(watch, "_samples", counted), watch.block(arm):
             during(arm)
             for _ in range(looks):
@@ -93,7 +103,7 @@ def test_a_block_is_looked_at_while_it_runs(two: FakeNvml, tmp_path: Path) -> No
         two.set(0, "nvmlDeviceGetPowerUsage", 653_000 if arm == "candidate" else 120_000)
 
     watch = GpuWatch(pynvml, None)
-    found = run_blocks(watch, work, looks=3)
+    found = run_blocks(watch, before=work, looks=3)
     watch.look(tmp_path)
     told = [line for line in lines_of(tmp_path) if line["arm"] == "candidate"]
     assert {line["index"] for line in told} == {0, 1}
@@ -121,7 +131,7 @@ def test_what_a_gpu_does_when_nobody_measures_is_no_warning(two: FakeNvml, tmp_p
         two.set(0, REASONS, 0x04)
         watch.look(tmp_path)
         watch._next_s = 0.0
-    assert run_blocks(watch, work, looks=2).warnings == ()
+    assert run_blocks(watch, before=work, looks=2).warnings == ()
 
 
 def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_own(two: FakeNvml) -> None:
@@ -278,7 +288,7 @@ def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml, code: int) -> 
         two.set(0, REASONS, 0x08 if arm == "candidate" else 0x01)
 
     watch = GpuWatch(pynvml, "0")
-    found = run_blocks(watch, work, looks=2 * LEAST_LOOKS)
+    found = run_blocks(watch, before=work, looks=2 * LEAST_LOOKS)
     assert found.during is not None
     assert found.during.candidate.held_back["hw_slowdown"] > 0
     assert found.during.reference.held_back["hw_slowdown"] == 0
@@ -333,7 +343,7 @@ def test_a_changing_clock_is_told(two: FakeNvml) -> None:
     def work(arm: str) -> None:
         two.set(0, CLOCK, 1980 if arm == "reference" else 1410)
 
-    found = run_blocks(GpuWatch(pynvml, "0"), work, looks=2)
+    found = run_blocks(GpuWatch(pynvml, "0"), before=work, looks=2)
     assert found.warnings == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
 
 
