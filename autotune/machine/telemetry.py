@@ -101,7 +101,7 @@ class GpuWatch:
             self._unsaved = []
 
     def take(self) -> Looked:
-        """What was seen since the last call, over all blocks of both arms; None of it counts for the next one."""
+        """What was seen since the last call, over all blocks of both arms; nothing of it counts for the next call."""
         arms, others, trouble = self._arms, self._others, tuple(self._trouble)
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
         return put_together(arms, others, trouble)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,19 +13,23 @@ from autotune.child import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.gpus import ArmOfGpus, GpusDuring, held_in_one_arm
+from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome
+from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.audit import doubts
 from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
 from autotune.study.measured import Measuring
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
+from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run, runner_of
 from tests.runs import SPACE, Diary, asking, replay_study
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
+ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
 COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP}
 
 
@@ -34,17 +38,22 @@ class Heated(ReplayLauncher):
 
     now_s = 0.0
 
-    def heat(self, fake: FakeNvml, share_of: Callable[[bool], dict[str, float]]) -> None:
+    def heat(self, fake: FakeNvml, share_of: ShareOf) -> None:
         self._fake, self._share_of = fake, share_of
 
     def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
         worker = super().start(settings, folder, **more)
         run_block: Callable[[int], tuple[float, ...]] = worker.run_block
+        blocks = 0
 
         def run(steps: int) -> tuple[float, ...]:
             times = run_block(steps)
             self.now_s += sum(times)
-            for name, share in self._share_of(settings.get("xla_a") == "1").items():
+            nonlocal blocks
+            blocks += 1
+            if settings.get("xla_b") == "1" and blocks > 2:
+                raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it died", phase="step"))
+            for name, share in self._share_of(settings).items():
                 rise = round(share * sum(times) * 1e9)
                 self._fake.set(0, COUNTERS[name], self._fake.count(0, COUNTERS[name]) + rise)
             return times
@@ -59,9 +68,7 @@ def fake(tmp_path: Path) -> Iterator[FakeNvml]:
         yield nvml
 
 
-def heated_run(
-    path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, share_of: Callable[[bool], dict[str, float]], mode: str
-) -> Store:
+def heated_run(path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, share_of: ShareOf, mode: str) -> Store:
     """A finished study of one set that takes a tenth off the step."""
     spec = replay_study(noise={"white_sd": 1e-4}, effects={"xla_a=1": 0.9}, study={"measure": {"mode": mode}})
     assert spec.replay is not None
@@ -91,8 +98,8 @@ def heated_run(
 def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
     tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, reason: str, who: str, words: str, mode: str
 ) -> None:
-    def share_of(is_candidate: bool) -> dict[str, float]:
-        return {reason: 0.3 if is_candidate == (who == "candidate") else 0.0}
+    def share_of(settings: Mapping[str, str]) -> dict[str, float]:
+        return {reason: 0.3 if (settings.get("xla_a") == "1") == (who == "candidate") else 0.0}
 
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, mode)
     conclusion = store.last(ConclusionRecord)
@@ -124,6 +131,22 @@ def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
     )
     assert any("held back by its power limit" in w for w in floor.comparison.warnings)
     assert doubts(store) == []
+
+
+@needs_nvml
+def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share_of(settings: Mapping[str, str]) -> dict[str, float]:
+        return {"hw_thermal": 0.5 if settings.get("xla_b") == "1" else 0.0}
+
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns")
+    results = store.of(TrialResult)
+    failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
+    measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]
+    assert failed
+    assert any(r.number > min(failed) for r in measured)
+    assert [r.comparison.warnings for r in measured if r.comparison is not None] == [()] * len(measured)
 
 
 def during(reference: dict[str, float], candidate: dict[str, float], seconds: float = 10.0) -> GpusDuring:
