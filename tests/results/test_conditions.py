@@ -15,9 +15,11 @@ from autotune.model.measurement import WorkerReport
 from autotune.model.records import FloorResult
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, conditions_of, differences, this_machine
+from autotune.results.words import evidence
 from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FakeNvml, missing
+from tests.runs import make_winner
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -123,6 +125,17 @@ def test_the_measured_process_is_believed_before_the_driver(floor: FloorResult) 
     facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
     mine = proven(floor, facts=facts, count=1)
     assert (mine.jaxlib, mine.driver, mine.driver_major) == ("0.11.1", "580.65.06", "580")
+
+
+def test_what_was_told_stands_in_the_evidence_of_every_exported_file(floor: FloorResult) -> None:
+    told = proven(floor, count=1).model_dump(exclude={"platform", "workload"}, exclude_none=True)
+    lines = evidence(make_winner({}, **told))
+    assert "NVIDIA driver: 580.65.06" in lines
+    (gpu,) = (line for line in lines if line.startswith("GPU: "))
+    assert gpu == (
+        "GPU: VBIOS 96.00, GSP 580.65.06, up to 1980 / 3201 MHz, set to 1980 / 3201 MHz, 700 W, "
+        "persistence on, MIG off, ECC on"
+    )
 
 
 def test_of_an_older_proof_the_major_version_of_the_driver_counts_alone(here: dict[str, Any]) -> None:
