@@ -24,7 +24,7 @@ from autotune.child.devices import find_devices, leaves_out_cpu
 from autotune.child.memory import memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.profile import pack, take_profile
-from autotune.child.ran_on import ran_on
+from autotune.child.ran_on import is_on_gpus, ran_on
 
 BATCH_RING = 4
 """Batches kept on the device through a block, at least: making them anew would be timed with the step."""
@@ -102,8 +102,8 @@ class Job:
             "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
             "warnings": [warning] if (warning := leaves_out_cpu()) else [],
         }
-        if devices[0].platform != "cpu":  # now that the steps have loaded all that they need
-            told = ran_on(range(wanted) if job["process_count"] == 1 else _own_gpus(job))
+        if is_on_gpus():  # now that the steps have loaded all that they need
+            told = ran_on(_own_places(job, wanted))
             self.report["versions"] |= told["versions"]
             self.report["gpus"] = told["gpus"]
         # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
@@ -223,11 +223,14 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
 
 def _own_gpus(job: dict[str, Any]) -> list[int] | None:
     """Which of the node's GPUs are this rank's; None on CPU, where each rank makes its own devices."""
-    if job["platform"] != "cuda":
-        return None
-    each = job["device_count"] // job["process_count"]
+    return [*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None
+
+
+def _own_places(job: dict[str, Any], wanted: int) -> range:
+    """Places of this rank's devices among those that its node shows, of `wanted` in all."""
+    each = wanted // job["process_count"]
     first = job["local_rank"] * each
-    return list(range(first, first + each))
+    return range(first, first + each)
 
 
 if __name__ == "__main__":

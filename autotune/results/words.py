@@ -307,12 +307,28 @@ def warning_lines(store: Store) -> list[str]:
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
         found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
-    for r in store.of(ConfirmRun):
-        found += [f"proof of trial {r.trial}, processes {r.repeat + 1}: {w}" for w in r.warnings or ()]
+    for c in store.of(ConfirmRun):
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
     return list(dict.fromkeys(found))
 
 
 # ---------------------------------------------------------------------- a winner that is handed on
+
+
+def _devices_of(winner: Winner) -> list[str]:
+    """The devices of a proof, one fact a line."""
+    c, lines = winner.conditions, list[str]()
+    if c.driver is not None or c.driver_major is not None:
+        lines.append(f"NVIDIA driver: {c.driver or f'{c.driver_major}.x'}")
+    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
+    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
+        lines.append("GPU: " + ", ".join(limits))
+    if c.device_kind is not None:
+        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
+        lines.append(
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
+        )
+    return lines
 
 
 def evidence(winner: Winner) -> list[str]:
@@ -343,13 +359,7 @@ def evidence(winner: Winner) -> list[str]:
     if winner.kernels is not None and not winner.loads_kernels:
         lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    if c.driver is not None or c.driver_major is not None:
-        lines.append(f"NVIDIA driver: {c.driver or f'{c.driver_major}.x'}")
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
+    lines += _devices_of(winner)
     lines.append(f"machine: {winner.machine}")
     options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
     lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")

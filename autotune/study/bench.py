@@ -197,6 +197,7 @@ class Bench:
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
+            self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
         except WorkerFailed:
             worker.close()
             raise

@@ -228,6 +228,7 @@ class Comparer(ABC):
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
         comparer, retries = self.for_sets(candidate, other), 0
         while True:
+            self.bench.gpus.take()  # what was seen of a try that failed is not of this one
             try:
                 return once(comparer)
             except WorkerFailed as error:

@@ -266,7 +266,7 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                with gpus.block(arm):
+                with gpus.block(arm, settle_s=sizes.settle_s):
                     blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:
