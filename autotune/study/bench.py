@@ -30,7 +30,7 @@ from autotune.model import (
 from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
 from autotune.study.limits import refuse_over_limit
-from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.loss_gate import check_block, check_loss, unusable_dtype
 from autotune.study.no_gpu import why_no_gpu
 from autotune.study.share import MemoryShare
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
@@ -186,6 +186,8 @@ class Bench:
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
+            if (failure := unusable_dtype(worker.report)) is not None:
+                raise WorkerFailed(failure)
         except WorkerFailed:
             worker.close()
             raise
