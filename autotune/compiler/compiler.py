@@ -65,6 +65,9 @@ class CompileJob:
 
 Progress = Callable[[str], None]
 
+NICENESS = 15
+"""Of every process that compiles: whatever else runs goes first."""
+
 
 IN_FORK = ("lowered", "build", "import")
 """What each fork of a worker begins with: the lowered step; or it builds that; or it imports the workload, too.
@@ -88,6 +91,7 @@ class Compiler:
 
     Attributes:
         job: What is compiled.
+        processors: To which compilations that begin from now on keep; empty for all.
 
     Raises:
         LaunchError: If no fitting CUDA plugin is installed.
@@ -104,6 +108,7 @@ class Compiler:
         if job.target is not None and (problem := plugin.compiler_problem(job.versions)):
             raise LaunchError(problem)
         self.job = job
+        self.processors: frozenset[int] = frozenset()
         self._cache = Cache(cache_dir, job.digest)
         self._limit_s = limit_s
         self._progress = progress
@@ -145,6 +150,9 @@ class Compiler:
             if self._worker is None or self._worker.shared != shared:
                 self._start(shared)
             assert self._worker is not None
+            if self._is_stopped:
+                raise LaunchError("compiling was stopped")
+            self._worker.processors = self.processors
             if self._worker.broken is not None:
                 if not shared:
                     raise LaunchError(self._worker.broken.message)
@@ -165,7 +173,9 @@ class Compiler:
         """Starts a worker; one in which a backend of JAX was started is of no use, so the next does less."""
         for _ in IN_FORK:
             self.close()
-            self._worker = _Worker(self.job, shared, self._limit_s, self._progress, in_fork=self._in_fork)
+            self._worker = _Worker(
+                self.job, shared, self._limit_s, self._progress, in_fork=self._in_fork, processors=self.processors
+            )
             if self._worker.touched_by is None:
                 return
             self._in_fork = self._worker.touched_by
@@ -177,10 +187,15 @@ class Compiler:
             self._cache.drop(settings)
 
     def abort(self) -> None:
-        """Stops for good, from any thread: what is being compiled ends with a `LaunchError`."""
+        """Stops, from any thread: what is being compiled, and whatever is asked for after it, is a `LaunchError`."""
         self._is_stopped = True
         if (worker := self._worker) is not None:
             worker.abort()
+
+    def resume(self) -> None:
+        """Compiles again after `abort`; nothing may be under way."""
+        self.close()
+        self._is_stopped = False
 
     def close(self) -> None:
         """Ends the worker; the next compilation starts one."""
@@ -213,8 +228,18 @@ def of_worker(settings: FlagSet) -> FlagSet:
 class _Worker:
     """One compile worker behind its guard, in a folder of its own that goes with it."""
 
-    def __init__(self, job: CompileJob, shared: FlagSet, limit_s: float, progress: Progress, *, in_fork: str) -> None:
+    def __init__(
+        self,
+        job: CompileJob,
+        shared: FlagSet,
+        limit_s: float,
+        progress: Progress,
+        *,
+        in_fork: str,
+        processors: frozenset[int],
+    ) -> None:
         self._job = job
+        self.processors = processors
         self.shared = shared
         self._limit_s = limit_s
         self._count = 0
@@ -234,7 +259,7 @@ class _Worker:
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        self._process.send({**self._order(), "in_fork": in_fork})
+        self._process.send({**self._order(), "in_fork": in_fork, **self._manners()})
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
@@ -251,6 +276,9 @@ class _Worker:
             "target_config": target.config_text if target else None,
             "topology": topology.for_xla(target.network) if target else None,
         }
+
+    def _manners(self) -> dict[str, Any]:
+        return {"niceness": NICENESS, "processors": sorted(self.processors)}
 
     def compile(self, settings: FlagSet, *, has_estimates: bool) -> CompileResult | None:
         """Compiles one set; None if the worker itself is gone."""
@@ -269,6 +297,7 @@ class _Worker:
                 "environment": env,
                 "jax_options": list(jax_settings(settings)),
                 "limit_s": self._limit_s,
+                **self._manners(),
             }
         )
         answer = self._process.first(("compiled",), self._limit_s + 60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.compiler.canary import find_canary
@@ -109,6 +109,14 @@ class Screener:
     def abort(self) -> None:
         """Stops for good what is being compiled; from any thread."""
         self._compiler.abort()
+
+    def resume(self) -> None:
+        """Compiles again after `abort`; nothing may be under way."""
+        self._compiler.resume()
+
+    def keep_to(self, processors: Iterable[int]) -> None:
+        """Has what is compiled from now on keep to some processors; to all, if there are none among them."""
+        self._compiler.processors = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
         """Where a setting acts; one that the catalogue does not know must be measured."""

@@ -162,6 +162,11 @@ class Lanes:
         return sorted(self._lanes)
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether a lane is at work now."""
+        return any(x.job is not None for x in self._lanes.values())
+
+    @property
     def device_count(self) -> int:
         """Devices of all lanes that are there now."""
         return sum(x.devices for x in self._lanes.values())

@@ -36,8 +36,9 @@ class Measuring:
 
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""
-        if self._shares is not None:
+        if self._screen is not None and self._shares is not None:
             self._run.lanes.must_be_alone = self._shares.must_be_alone
+            self._screen.is_measuring = lambda: self._run.lanes.is_measuring
             self._shares.compile_reference()
         floor = self._run.lanes.first_floor()
         refuse_untold_work(self._run.spec, floor.reference)
@@ -91,6 +92,11 @@ class Measuring:
         """Has the screen compile what would be proposed next."""
         if self._screen is not None:
             self._screen.compile_ahead(guess)
+
+    def rest(self) -> None:
+        """Ends what is being compiled ahead."""
+        if self._screen is not None:
+            self._screen.rest()
 
     def close(self) -> None:
         """Ends the compile worker."""

@@ -198,6 +198,9 @@ class Predicting:
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """Every trial is a compilation: there is nothing to do meanwhile."""
 
+    def rest(self) -> None:
+        """Nothing is compiled ahead."""
+
     def close(self) -> None:
         """Ends the compile worker."""
         self._resources.close()

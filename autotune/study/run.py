@@ -85,6 +85,9 @@ class Evaluator(Protocol):
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """May compile what is likely to be tried next; `guess` gives it."""
 
+    def rest(self) -> None:
+        """Ends what is being compiled ahead: nothing more is tried, and a proof may follow."""
+
     def close(self) -> None:
         """Ends every process that it started."""
 

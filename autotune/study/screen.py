@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ from autotune.compiler import (
     narrowed,
     open_screener,
 )
-from autotune.machine import caller_environment, default_cache_dir
+from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
     Failure,
@@ -96,16 +96,19 @@ class StudyScreener:
 
     Attributes:
         report: What the screen found; None before it ran, and where it cannot.
+        is_measuring: Whether anything is measured on this machine now, with which compiling must not interfere.
     """
 
     def __init__(self, store: Store, view: View) -> None:
         self.report: ScreenReport | None = None
+        self.is_measuring: Callable[[], bool] = lambda: False
         self._store = store
         self._spec = store.spec
         self._view = view
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
+        self._ahead: Future[str | None] | None = None
         self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
@@ -266,8 +269,19 @@ class StudyScreener:
         return self._screen if self._is_on and self._believes_memory else None
 
     def wait(self, work: Callable[[], R]) -> R:
-        """Has something done by the thread that compiles, and waits for it."""
-        return self._pool.submit(work).result()
+        """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
+        return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
+
+    def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
+        """Does something, on processors that what is measured meanwhile can do without."""
+        screen = self._screen
+        if screen is None or not is_beside:
+            return work()
+        screen.keep_to(spare_processors(screen.job.topology.gpus_per_node))
+        try:
+            return work()
+        finally:
+            screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """What a set would run, and whether it fits; compiled now if it was not ahead."""
@@ -304,13 +318,22 @@ class StudyScreener:
         screen = self._screen
         if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
             return
-        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE:
+        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
+        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
             return
         settings = guess()
         if settings is not None:
-            self._pool.submit(
-                screen.program_key, settings
-            )  # what fails here fails again, and is told, when it is asked for
+            # What fails here fails again, and is told, when it is asked for.
+            self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
+
+    def rest(self) -> None:
+        """Ends what is being compiled ahead, for nobody waits for it and a proof is to have the machine for itself."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
+            return
+        self._screen.abort()
+        ahead.exception()  # waits until it has ended
+        self._screen.resume()
 
     def close(self) -> None:
         """Ends the compile worker, in whatever it is doing."""

@@ -49,6 +49,7 @@ class Search:
         if left > 0:
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
+            self._run.evaluator.rest()
         self._proposer.finish()
         self._tell_news()
 
