@@ -89,8 +89,8 @@ class HookWorker(LocalWorker):
                 "process_count": jax.get("process_count", 1),
                 "peak_bytes": max((m.peak_bytes for m in memory), default=None),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
-                "loss_dtype": message["loss_dtype"],
-                "norm_dtype": message["norm_dtype"],
+                "loss_dtype": message.get("loss_dtype"),
+                "norm_dtype": message.get("norm_dtype"),
                 "device_memory": tuple(memory),
                 "versions": {"jax": jax["version"]} if jax else {},
             }
