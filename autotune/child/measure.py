@@ -23,8 +23,9 @@ from autotune.child.channel import Channel, serve
 from autotune.child.devices import find_devices, leaves_out_cpu
 from autotune.child.dtypes import dtype_name
 from autotune.child.memory import memory_in_use
-from autotune.child.packages import installed_versions
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.profile import pack, take_profile
+from autotune.child.ran_on import ran_on
 
 BATCH_RING = 4
 """Batches kept on the device and used in turn through a block: making them anew would be timed with the step."""
@@ -98,9 +99,13 @@ class Job:
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
             **workload.figures,
-            "versions": {**installed_versions(["jax", "jaxlib"]), "python": platform.python_version()},
+            "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
             "warnings": [warning] if (warning := leaves_out_cpu()) else [],
         }
+        if devices[0].platform != "cpu":  # now that the steps have loaded all that they need
+            told = ran_on(range(wanted) if job["process_count"] == 1 else _own_gpus(job))
+            self.report["versions"] |= told["versions"]
+            self.report["gpus"] = told["gpus"]
         # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
         self.values = {n: os.environ.get(n) for n in job["variables"]}
         self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
+    Arm,
     Artefact,
     Failure,
     FailureKind,
@@ -23,6 +24,7 @@ from autotune.model import (
     Pair,
     SameStep,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     WorkPerStep,
     artefacts_of,
@@ -41,7 +43,6 @@ R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
-LONGEST_BLOCK_STEPS = 10_000
 
 
 class ReferenceFailed(WorkerFailed):
@@ -117,6 +118,10 @@ class Bench:
         self.lane = lane
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
+
+    def limit_times(self, limits: TimeLimits) -> None:
+        """Processes that are started from now on may take so long."""
+        self._launcher.limits = limits
 
     @property
     def now_s(self) -> float:
@@ -205,34 +210,72 @@ class Bench:
         place_artefacts(self.artefacts, folder)
         return in_force(settings, folder)
 
-    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
-        """Starts two fresh workers at once: starting is not measured, and most of a short run.
+    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
+        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+
+        Args:
+            reference: What is compared with.
+            candidate: The set.
+            folder: Where the candidate's log goes.
+            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
 
         Raises:
-            ReferenceFailed: If the first one failed.
+            ReferenceFailed: If the first one failed, whatever became of the second.
             WorkerFailed: If the second one did.
         """
         beside = self.folders.folder(*Path(self.folders.relative(folder)).parts, "reference")
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            first = pool.submit(self.start, reference, beside)
-            second = pool.submit(self.start, candidate, folder)
-            try:
-                of_first, of_second = first.exception(), second.exception()
-            except BaseException:  # interrupted: do not wait until both have compiled
-                self.close()
-                raise
-        if of_first is None and of_second is None:
+        asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
+        if self.spec.turns.in_order:
+            arms = [*asked]
+            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+            found = self._start_in_order({arm: asked[arm] for arm in arms})
+        else:
+            found = self._start_at_once(asked)
+        workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
+        if len(workers) == len(asked):
+            first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
             if not reference:
-                refuse_not_finite(first.result().report)
-            return first.result(), second.result()
-        for future in (first, second):
-            if future.exception() is None:
-                future.result().close()
+                refuse_not_finite(first.report)
+            return first, second
+        for worker in workers.values():
+            worker.close()
+        of_first, of_second = found[Arm.REFERENCE], found.get(Arm.CANDIDATE)
         if isinstance(of_first, WorkerFailed):
             raise ReferenceFailed(of_first) from of_first
-        failed = of_first or of_second
-        assert failed is not None
-        raise failed
+        assert isinstance(of_second, WorkerFailed)
+        raise of_second
+
+    def _start_in_order(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts one after the other; where the reference fails, nothing is to be learned of the candidate."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        for arm, (settings, folder) in asked.items():
+            try:
+                found[arm] = self.start(settings, folder)
+            except WorkerFailed as error:
+                found[arm] = error
+                if arm is Arm.REFERENCE:
+                    break
+            except BaseException:
+                self.close()
+                raise
+        return found
+
+    def _start_at_once(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts all at once: starting is not measured, and most of a short run."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
+            try:
+                errors = {arm: future.exception() for arm, future in futures.items()}
+            except BaseException:  # interrupted: do not wait until all have compiled
+                self.close()
+                raise
+        for arm, error in errors.items():
+            if error is not None and not isinstance(error, WorkerFailed):
+                self.close()
+                raise error
+            found[arm] = futures[arm].result() if error is None else error
+        return found
 
     def reference(self) -> Worker:
         """The living reference; started when first asked for, and again after it died, a bounded number of times.
@@ -295,10 +338,8 @@ class Bench:
     # ------------------------------------------------------------------ what a worker says of itself
 
     def steps_for(self, worker: Worker) -> int:
-        """Steps in a block, from the warm-up of a worker."""
-        times = worker.report.warmup_step_times_s
-        step_s = sorted(times)[len(times) // 2]
-        return block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
+        """Steps in a block, those that are not counted included, from the warm-up of a worker."""
+        return self.spec.turns.steps(typical_step_s(worker))
 
     def check_loss(self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """What is wrong with a candidate's loss or gradients, or how they were compared; see `loss_gate.check_loss`."""
@@ -329,18 +370,15 @@ def floor_folder(lane: str) -> tuple[str, ...]:
     return ("floor", lane) if lane else ("floor",)
 
 
-def block_steps(step_s: float, *, block_s: float, least: int) -> int:
-    """Steps in a block: long against the timer, short against drift.
-
-    Args:
-        step_s: Duration of one step of the reference, in seconds.
-        block_s: Shortest block, in seconds.
-        least: Fewest steps.
-    """
-    wanted = math.ceil(block_s / step_s) if step_s > 0 else LONGEST_BLOCK_STEPS
-    return min(LONGEST_BLOCK_STEPS, max(least, wanted))
+def typical_step_s(worker: Worker) -> float:
+    """Seconds of a step of a worker, from its warm-up."""
+    times = worker.report.warmup_step_times_s
+    return sorted(times)[len(times) // 2]
 
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
+    if spec.device.platform != "cuda" or spec.replay is not None:
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))

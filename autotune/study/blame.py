@@ -18,6 +18,11 @@ MOST_HANGS = 4
 """A start that hangs costs its whole time limit, so few of them are tried."""
 
 
+def most_starts(kind: FailureKind) -> int:
+    """Starts after which the search for a cause ends in any case."""
+    return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+
+
 def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path, *, alone: bool) -> BlameRecord:
     """Finds the smallest part of a failing set that fails in the same way.
 
@@ -28,7 +33,7 @@ def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path, *, alone: bool
         alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
     """
     kind = unit.failure_kind
-    most = MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+    most = most_starts(kind)
     starts = 0
     known: dict[FlagSet, bool] = {FlagSet(): False, unit.settings: True}
     for part, is_failing in unit.known:

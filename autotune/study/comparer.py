@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autotune.machine import NO_METER, EnergyMeter
+from autotune.machine import NO_METER, NOT_LOOKED, EnergyMeter, Looked
 from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport, WorkPerStep
 from autotune.stats import (
     Decision,
@@ -104,7 +104,14 @@ class StoppingRule:
     estimate: Callable[[list[float]], Estimate]
 
 
-def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None, spread: float = 0.0) -> StoppingRule:
+def sequential(
+    plan: SequentialPlan,
+    *,
+    sesoi: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
+    most: int | None = None,
+) -> StoppingRule:
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 
     Args:
@@ -112,12 +119,17 @@ def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None
         sesoi: Smallest effect of interest.
         incumbent: See `autotune.stats.decide`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
+        most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
     """
+    last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
 
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) not in plan.looks and len(ratios) < plan.cap:
             return None
-        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        found = decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        if len(ratios) >= last and not found.stop:
+            return replace(found, stop=True, reason="no time for more pairs")
+        return found
 
     return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
 
@@ -264,7 +276,7 @@ def make_comparison(
     *,
     stopped: str,
     mode: str = TURNS,
-    warnings: tuple[str, ...] = (),
+    looked: Looked = NOT_LOOKED,
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
 ) -> Comparison:
@@ -275,7 +287,7 @@ def make_comparison(
         estimate: Of their ratios; per unit of work where that differs.
         stopped: Why no more were measured, in words.
         mode: How they were measured.
-        warnings: What makes them doubtful.
+        looked: What was seen of the GPUs meanwhile.
         meter: Counted the energy of the pairs.
         work: What a step of each arm does, where it differs.
     """
@@ -286,7 +298,9 @@ def make_comparison(
         pair_count=len(pairs),
         mode=mode,
         stopped=stopped,
-        warnings=warnings,
-        energy=meter.use_of(pairs, sandwiches=mode != TURNS, work=work),
+        warnings=looked.warnings,
+        energy=meter.use_of(pairs, sandwiches=mode != TURNS and len(pairs) > 1, work=work),
+        energy_problem=meter.problem_of(pairs),
+        during=looked.during,
         work=work,
     )

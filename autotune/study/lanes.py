@@ -25,11 +25,14 @@ from autotune.model import (
     LaunchError,
     NodeLostError,
     Pair,
+    StudySpec,
+    TimeLimits,
     TrialResult,
     TrialStatus,
     View,
     WorkPerStep,
     log_ratio,
+    time_limits,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.alone import SANDWICH
@@ -157,6 +160,11 @@ class Lanes:
         self._lanes.clear()
 
     @property
+    def limits(self) -> TimeLimits | None:
+        """What processes may take on the first lane that has a noise floor; None before there is one."""
+        return next((_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+
+    @property
     def names(self) -> Sequence[str]:
         """Lanes that are there now."""
         return sorted(self._lanes)
@@ -207,6 +215,7 @@ class Lanes:
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,
+            limits=_limits_after(self._store.spec, lane.floor),
         )
         if isinstance(job.unit, TrialUnit):
             lane.told_programs = len(self._programs)
@@ -217,7 +226,8 @@ class Lanes:
         if not isinstance(unit, PairUnit) or unit.pairs is not None:
             return unit
         floors = self._store.of(FloorResult)
-        pairs = self._store.spec.confirm.pairs_after(floors[0].floor if floors else None)
+        spec = self._store.spec
+        pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
         return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:
@@ -383,3 +393,11 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
+
+
+def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | None:
+    """What processes of a lane may take, once its noise floor has told what the reference does."""
+    if floor is None:
+        return None
+    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    return time_limits(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -218,10 +218,11 @@ def _refuse_uncounted_energy(spec: StudySpec) -> None:
             f"the objective energy must be counted by the devices themselves but nothing does: {meter.problem}; "
             "or take energy out of search.objectives"
         )
-    if spec.measure.mode != "sandwich" and spec.measure.block_s < meter.shortest_s:
+    lasts_s = spec.turns.settle_s + spec.turns.block_s
+    if spec.measure.mode != "sandwich" and lasts_s < meter.shortest_s:
         raise StudyFileError(
             f"blocks must last at least {format_seconds(meter.shortest_s)} for {meter.source} to count their energy "
-            f"but measure.block_s is {format_seconds(spec.measure.block_s)}; raise it to {meter.shortest_s:g} or more"
+            f"but measure.block_s is {format_seconds(spec.turns.block_s)}; raise it to {meter.shortest_s:g} or more"
         )
 
 

@@ -89,6 +89,8 @@ class Runner:
         bench.loss_tolerance = assignment.loss_tolerance
         bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
+        if assignment.limits is not None:
+            bench.limit_times(assignment.limits)
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
         if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit) or self.comparer.mode == SANDWICH:
@@ -213,6 +215,9 @@ class Runner:
                 "reference_step_s": figures.reference_step_s,
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
+                "energy_problem": figures.energy_problem,
+                "warnings": figures.warnings or None,
+                "during": figures.during,
                 "work": figures.work,
                 "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
                 "total": total_of(found.pairs, figures.work),
@@ -237,7 +242,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread, most=unit.most)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FailureKind, FlagSet, StudySpec, WorkerReport
+from autotune.model import DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
 from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
@@ -64,7 +64,7 @@ class CommandLauncher(LocalLauncher):
             cwd=self._study_dir,
             rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
             run_steps=measure.run_steps,
-            limit_s=READY_SHARE * measure.start_limit_s,
+            limit_s=READY_SHARE * self.limits.start_s,
         )
         return [job]
 
@@ -79,6 +79,7 @@ class HookWorker(LocalWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
         self._refuse_lost(lost)
+        ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         return report.model_copy(
@@ -92,7 +93,8 @@ class HookWorker(LocalWorker):
                 "loss_dtype": message.get("loss_dtype"),
                 "norm_dtype": message.get("norm_dtype"),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"]} if jax else {},
+                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
 
