@@ -270,8 +270,8 @@ class MeasureSpec(Section):
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case.
-        block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and on
-            GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
+            on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
         settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
             none, and on GPUs those of 3 s.
         steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
