@@ -64,8 +64,7 @@ class Screener:
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         # What decides the autotuner is always measured, and may be the company of others.
         company = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
-        alone = {**judged, **company}
-        wanted = by_promise(alone, named)
+        wanted = self.wanted(domains, named)
         self.compile_all(wanted, is_over=is_over, progress=progress)
         skipped = {n for n, values in judged.items() if not all(self._is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
@@ -92,6 +91,15 @@ class Screener:
             company_rows=rows,
             **self._target_fields(),
         )
+
+    def read_also(self, job: str) -> None:
+        """Takes compiled programs of another job, too, which is known to give the same."""
+        self._compiler.read_also(job)
+
+    def wanted(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> list[FlagSet]:
+        """The sets that a screen compiles first, what matters most before the rest; see `run`."""
+        compiled = (Stage.PROGRAM, Stage.AUTOTUNER)
+        return by_promise({n: v for n, v in domains.items() if self.stage(n) in compiled}, named)
 
     def compile_all(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from autotune.compiler import (
     compiler_problem,
     compiler_versions,
     domains,
+    find_screen,
+    keep_screen,
     narrowed,
     open_screener,
 )
@@ -36,7 +38,9 @@ from autotune.model import (
     FailureKind,
     FlagSet,
     LaunchError,
+    RunDirectoryError,
     ScreenRecord,
+    ScreenSpec,
     StudySpec,
     View,
     WorkerReport,
@@ -55,6 +59,9 @@ SHARE_OF_BUDGET = 0.25
 
 CPUS_TO_SPARE = 4
 """Usable processors from which on candidates are compiled while others are measured on a GPU."""
+
+CPUS_OF_ARMS = 2
+"""Processors that are left to the two processes that are measured while something is compiled beside them."""
 
 TELL_EVERY_S = 20.0
 
@@ -96,6 +103,7 @@ class StudyScreener:
 
     Attributes:
         report: What the screen found; None before it ran, and where it cannot.
+        kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
 
     def __init__(self, store: Store, view: View) -> None:
@@ -109,6 +117,8 @@ class StudyScreener:
         self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
+        self._is_beside = False
+        self.kept_s = 0.0
 
     @property
     def is_asked_for(self) -> bool:
@@ -146,7 +156,8 @@ class StudyScreener:
         Raises:
             LaunchError: If the reference does not compile.
         """
-        self.report = self._known(screen) or self._run(screen, space, named)
+        self._is_beside = False
+        self.report = self._known(screen) or self._carried(screen, space) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
             self._view.note(line)
@@ -171,7 +182,8 @@ class StudyScreener:
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                cache_dir=cache_folder(asked),
+                processors=self._processors,
                 limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
@@ -207,6 +219,23 @@ class StudyScreener:
                 return report
         return None
 
+    def _carried(self, screen: Screener, space: SearchSpace) -> ScreenReport | None:
+        """The report of a screen that was made on another machine, if one of the same is there."""
+        if self._spec.screen.carried is None:
+            return None
+        folder = Path(self._spec.screen.carried)
+        found = self.wait(lambda: find_screen(folder, screen, domains(space)))
+        if found.screen is None:
+            why = f"{found.path}: {'; '.join(found.differences)}" if found.path else f"there is none in {folder}"
+            self._view.note(f"no screen is taken over, it is made here: {why}")
+            return None
+        screen.read_also(found.screen.job)
+        self._view.note(f"the screen is taken over from {found.path}, made of the same")
+        gpu = screen.job.target  # described by itself here, perhaps, and by a table there: the reference is the same
+        report = found.screen.report.model_copy(update={"target_digest": gpu.digest if gpu else ""})
+        self._store.append(_record_of(report, 0.0))
+        return report
+
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
         values = domains(space)
@@ -228,21 +257,21 @@ class StudyScreener:
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
-        self._store.append(
-            ScreenRecord(
-                target=report.target,
-                topology=report.topology,
-                versions=compiler_versions(),
-                report=report.model_dump(mode="json"),
-                duration_s=round(time.monotonic() - started, 3),
-            )
-        )
+        self._store.append(_record_of(report, time.monotonic() - started))
+        if self._spec.screen.carried is not None:
+            try:
+                keep_screen(Path(self._spec.screen.carried), screen, values, report)
+            except RunDirectoryError as error:  # it is in the records of this study, which goes on
+                self._view.note(f"the screen is not kept for other machines: {error}")
         return report
 
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
         own = self._spec.screen.time_budget
-        return own if own is not None else SHARE_OF_BUDGET * budget_s if budget_s is not None else None
+        if own is not None or budget_s is None:
+            return own
+        left_s = budget_s - self._store.watch.total_s - self.kept_s
+        return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         """Goes on without a screen, and says why."""
@@ -251,6 +280,32 @@ class StudyScreener:
         self._view.note(f"the study goes on without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
+
+    def _processors(self) -> int:
+        """How many compilations may run at once: one on each processor, but for those of what is measured."""
+        usable = len(os.sched_getaffinity(0))
+        return max(1, usable - CPUS_OF_ARMS) if self._is_beside else usable
+
+    def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
+        """Begins to compile what the screen needs while the noise floor is measured, until the screen itself does.
+
+        On GPU studies only, and only with processors to spare; where it fails the screen fails, and tells.
+
+        Args:
+            wanted: Gives the sets, what matters most first; called by the thread that compiles.
+        """
+        screen = self._screen
+        if screen is None or screen.job.target is None or self._spec.device.platform != "cuda":
+            return
+        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE:
+            return
+        self._is_beside = True
+
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                screen.compile_all(wanted(screen), is_over=lambda: not self._is_beside)
+
+        self._pool.submit(work)
 
     # ------------------------------------------------------------------ single sets
 
@@ -319,6 +374,20 @@ class StudyScreener:
             self._screen.abort()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._resources.close()
+
+
+def cache_folder(asked: ScreenSpec) -> Path | None:
+    """Where compiled programs are kept: with the screens that are carried, else in this user's cache; None for none."""
+    if asked.carried is not None:
+        return Path(asked.carried)
+    return default_cache_dir(caller_environment()) / "screen" if asked.cache else None
+
+
+def _record_of(report: ScreenReport, duration_s: float) -> ScreenRecord:
+    return ScreenRecord(
+        target=report.target, topology=report.topology, versions=compiler_versions(),
+        report=report.model_dump(mode="json"), duration_s=round(duration_s, 3),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
