@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-screen test-cluster truth lint env clean
+.PHONY: quickstart test test-slow test-screen test-cluster truth lint env wheelhouse offline clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
@@ -37,6 +37,24 @@ lint: $(VENV)/.linted
 	$(BIN)/python docs/draw_architecture.py --check
 
 env: $(VENV)/.installed
+
+# For a machine without a network (docs/offline.md). `make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12` gathers what
+# autotune needs beside that machine's jax, flax and optax; HAS=FILE names what else is there. There, `make offline` installs it.
+PLATFORM ?= manylinux_2_28_x86_64
+WHEELHOUSE ?= build/wheelhouse
+HAS ?=
+INTO ?=
+
+wheelhouse: build/pip/.made
+	build/pip/bin/python .ci/wheelhouse.py --platform $(PLATFORM) --python $(PYTHON:python%=%) --into $(WHEELHOUSE) \
+	    $(if $(HAS),--has $(HAS))
+
+build/pip/.made:
+	PYTHON=python3 sh .ci/make_env.sh build/pip
+	touch $@
+
+offline:
+	$(PYTHON) .ci/offline.py $(WHEELHOUSE) $(if $(INTO),--target $(INTO))
 
 # Debian splits venv off python3: the script says so, or installs it where it may.
 $(VENV)/.installed: pyproject.toml

@@ -61,6 +61,8 @@ _LLAMA: Mapping[str, Options] = {
     "llama3-8b": _large(128_256, 8192, _LLAMA3_8B, remat="dots"),
     "llama3-70b": _large(128_256, 8192, _shape(80, 8192, 28_672, 64, 8, rope_theta=5e5)),
     "llama3-405b": _large(128_256, 8192, _shape(126, 16_384, 53_248, 128, 8, rope_theta=5e5)),
+    # https://arxiv.org/abs/2401.02385, table 1; two of it fit on a GPU of 80 GB
+    "tinyllama-1.1b": _large(32_000, 2048, _shape(22, 2048, 5632, 32, 4), remat="dots"),
     # one GPU, filled
     "80gb": _large(32_000, 2048, _shape(28, 3072, 8192, 24, 8)),
     "141gb": _large(32_000, 1024, _shape(30, 4096, 11_008, 32, 32)),

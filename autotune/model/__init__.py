@@ -29,6 +29,7 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
     OnceMore, Standing, plain_estimate, ratios_of, reported_gain, runs_of, standing,
 )  # fmt: skip

@@ -21,6 +21,6 @@ from autotune.stats.proof_design import (
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, look
 from autotune.stats.simulate import Machine, Process
 from autotune.stats.total_time import (
-    Stalls, TotalTime, add_stalls, apart_total, compare_totals, find_stalls, growing_step, segments, slower_run,
-    slower_total, stalled_total,
+    SOAK_LOOKS, Stalls, TotalTime, add_stalls, apart_total, compare_totals, find_stalls, growing_step, segments,
+    slower_run, slower_total, stalled_total,
 )  # fmt: skip

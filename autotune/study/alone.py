@@ -103,7 +103,7 @@ class OneAtATime(Comparer):
                 work = work_between((base, candidate), (before.report, worker.report))
                 if not pairs and inspect is not None and (settled := inspect(before.report, worker.report)) is not None:
                     return Compared(reference=before.report, candidate=worker.report, settled=settled)
-                middle = self._measure(worker, folder)
+                middle = self._measure(worker, folder, Arm.CANDIDATE)
             add(Arm.REFERENCE, before, middle)
             add(Arm.CANDIDATE, self._run_reference(base, folder), middle)
         comparison = make_comparison(
@@ -111,7 +111,7 @@ class OneAtATime(Comparer):
             estimate(pairs, work),
             stopped=f"all {len(pairs) // 2} sandwiches run",
             mode=SANDWICH,
-            warnings=bench.gpus.warnings(),
+            looked=bench.gpus.take(),
             meter=bench.meter,
             work=work,
         )
@@ -132,7 +132,7 @@ class OneAtATime(Comparer):
                 runs[arm] = self._run_reference(against, folder)
             else:
                 with contextlib.closing(bench.start(candidate, folder, alone=True)) as worker:
-                    runs[arm] = self._measure(worker, folder)
+                    runs[arm] = self._measure(worker, folder, arm)
         reports = (runs[Arm.REFERENCE].report, runs[Arm.CANDIDATE].report)
         pair = _pair(0, order[0], runs[Arm.REFERENCE], runs[Arm.CANDIDATE], at_s=at_s)
         work = work_between((FlagSet(), candidate), reports)
@@ -144,7 +144,7 @@ class OneAtATime(Comparer):
             bench.hold_to((against, candidate), reports, pair.loss)
         comparison = make_comparison(
             [pair], estimate_pairs([log_ratio(pair, work)]), stopped="all pairs run", mode=SANDWICH,
-            meter=bench.meter, work=work,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
 
@@ -158,7 +158,7 @@ class OneAtATime(Comparer):
                     self._is_first = False
                     left_s = floor_alone_s(bench.spec, worker.report)
                     refuse_short_budget(bench.spec, worker.report, begun_s=bench.begun_at_s, floor_s=left_s)
-                run = self._measure(worker, beside)
+                run = self._measure(worker, beside, Arm.REFERENCE)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
                 raise not_finite(error.failure.message) from error
@@ -170,7 +170,7 @@ class OneAtATime(Comparer):
         bench.has_run = True
         return run
 
-    def _measure(self, worker: Worker, folder: Path) -> Run:
+    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> Run:
         """The steps of one run."""
         spec, meter = self.bench.spec, self.bench.meter
         steps = self._run_steps or spec.measure.run_steps
@@ -183,7 +183,8 @@ class OneAtATime(Comparer):
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+            with self.bench.gpus.block(arm):
+                more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
             trace.take(worker, count)

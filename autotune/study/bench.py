@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     Arm,
     Artefact,
@@ -33,10 +33,11 @@ from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.no_gpu import why_no_gpu
 from autotune.study.share import MemoryShare
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import with_declared_work
-from autotune.workers import Launcher, Worker, WorkerFailed
+from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
 
 R = TypeVar("R")
 
@@ -325,10 +326,11 @@ class Bench:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {line}" for line in failure.last_lines[-8:])
+        advice = why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
             f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            f"  {self.share.advice(failure)}, then run the same command again"
+            f"{advice}, then run the same command again"
         )
 
     def close(self) -> None:
@@ -379,4 +381,7 @@ def typical_step_s(worker: Worker) -> float:
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
+    if spec.device.platform != "cuda" or spec.replay is not None:
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))

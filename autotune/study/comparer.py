@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autotune.machine import NO_METER, EnergyMeter
+from autotune.machine import NO_METER, NOT_LOOKED, EnergyMeter, Looked
 from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport, WorkPerStep
 from autotune.stats import (
     Decision,
@@ -276,7 +276,7 @@ def make_comparison(
     *,
     stopped: str,
     mode: str = TURNS,
-    warnings: tuple[str, ...] = (),
+    looked: Looked = NOT_LOOKED,
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
 ) -> Comparison:
@@ -287,7 +287,7 @@ def make_comparison(
         estimate: Of their ratios; per unit of work where that differs.
         stopped: Why no more were measured, in words.
         mode: How they were measured.
-        warnings: What makes them doubtful.
+        looked: What was seen of the GPUs meanwhile.
         meter: Counted the energy of the pairs.
         work: What a step of each arm does, where it differs.
     """
@@ -298,7 +298,9 @@ def make_comparison(
         pair_count=len(pairs),
         mode=mode,
         stopped=stopped,
-        warnings=warnings,
-        energy=meter.use_of(pairs, sandwiches=mode != TURNS, work=work),
+        warnings=looked.warnings,
+        energy=meter.use_of(pairs, sandwiches=mode != TURNS and len(pairs) > 1, work=work),
+        energy_problem=meter.problem_of(pairs),
+        during=looked.during,
         work=work,
     )

@@ -65,7 +65,7 @@ def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:
     veto = None
     if estimate is not None and estimate.low > 1.0 - sesoi:
         veto = f"{len(runs)} more fresh pairs of processes contradict that: {format_change(estimate.ratio)}"
-    return _record(run, proven, GAIN, runs, veto=veto, reason="measures the gain and decides nothing")
+    return _record(run, proven, GAIN, runs, veto=veto, reason="these pairs decide nothing")
 
 
 def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:

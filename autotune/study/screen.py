@@ -26,31 +26,25 @@ from autotune.compiler import (
     compiler_problem,
     compiler_versions,
     domains,
-    find_screen,
-    keep_screen,
     narrowed,
     open_screener,
 )
-from autotune.machine import caller_environment, default_cache_dir
 from autotune.model import (
     AutotuneError,
     Failure,
-    FailureKind,
     FlagSet,
     LaunchError,
-    RunDirectoryError,
     ScreenRecord,
-    ScreenSpec,
     StudySpec,
     View,
     WorkerReport,
-    format_bytes,
     format_seconds,
 )
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.limits import over_limit
+from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.screens import cache_folder, hand_on, record_of, take_over
 
 R = TypeVar("R")
 
@@ -221,20 +215,7 @@ class StudyScreener:
 
     def _carried(self, screen: Screener, space: SearchSpace) -> ScreenReport | None:
         """The report of a screen that was made on another machine, if one of the same is there."""
-        if self._spec.screen.carried is None:
-            return None
-        folder = Path(self._spec.screen.carried)
-        found = self.wait(lambda: find_screen(folder, screen, domains(space)))
-        if found.screen is None:
-            why = f"{found.path}: {'; '.join(found.differences)}" if found.path else f"there is none in {folder}"
-            self._view.note(f"no screen is taken over, it is made here: {why}")
-            return None
-        screen.read_also(found.screen.job)
-        self._view.note(f"the screen is taken over from {found.path}, made of the same")
-        gpu = screen.job.target  # described by itself here, perhaps, and by a table there: the reference is the same
-        report = found.screen.report.model_copy(update={"target_digest": gpu.digest if gpu else ""})
-        self._store.append(_record_of(report, 0.0))
-        return report
+        return self.wait(lambda: take_over(self._store, screen, space, self._view))
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
@@ -257,12 +238,8 @@ class StudyScreener:
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
-        self._store.append(_record_of(report, time.monotonic() - started))
-        if self._spec.screen.carried is not None:
-            try:
-                keep_screen(Path(self._spec.screen.carried), screen, values, report)
-            except RunDirectoryError as error:  # it is in the records of this study, which goes on
-                self._view.note(f"the screen is not kept for other machines: {error}")
+        self._store.append(record_of(report, time.monotonic() - started))
+        hand_on(self._store, screen, values, report, self._view)
         return report
 
     def _limit_s(self) -> float | None:
@@ -376,20 +353,6 @@ class StudyScreener:
         self._resources.close()
 
 
-def cache_folder(asked: ScreenSpec) -> Path | None:
-    """Where compiled programs are kept: with the screens that are carried, else in this user's cache; None for none."""
-    if asked.carried is not None:
-        return Path(asked.carried)
-    return default_cache_dir(caller_environment()) / "screen" if asked.cache else None
-
-
-def _record_of(report: ScreenReport, duration_s: float) -> ScreenRecord:
-    return ScreenRecord(
-        target=report.target, topology=report.topology, versions=compiler_versions(),
-        report=report.model_dump(mode="json"), duration_s=round(duration_s, 3),
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
 def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
     """The screen of a study, or None with a note where it has none; closed with the block."""
@@ -404,23 +367,3 @@ def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | No
         yield opened
     finally:
         opened.close()
-
-
-def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
-    """The failure of a set whose compiled program needs more memory than the study allows."""
-    program = screen.result(settings).program
-    peak = program.memory.peak_bytes if program and program.memory else None
-    return over_limit(spec, peak, "by its compiled program, never launched")
-
-
-def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
-    """The failure of a set that must not be launched."""
-    program = screen.result(settings).program
-    peak = program.memory.peak_bytes if program and program.memory else None
-    limit = screen.limit_bytes(screen.baseline.merge(settings))
-    return Failure(
-        kind=FailureKind.OUT_OF_MEMORY,
-        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
-        f"{screen.target_name} {screen.job.topology}, never launched",
-        phase="screen",
-    )

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.machine import NO_METER, EnergyMeter
+from autotune.machine import NO_METER, NO_WATCH, EnergyMeter, GpuWatch
 from autotune.model import (
     EVERY_STEP,
     TURNS,
@@ -101,7 +101,7 @@ class InTurns(Comparer):
             if inspect is not None:
                 bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
-            bench.gpus.look(folder)  # between two pairs, when nothing is timed
+            bench.gpus.look(folder)  # for other people's processes, between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
             reference,
@@ -113,12 +113,13 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             work=work,
             traces=traces,
         )
         comparison = make_comparison(
             pairs, rule.estimate(ratios), stopped=stopped,
-            warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
@@ -165,7 +166,7 @@ class InTurns(Comparer):
             least=FEWEST_LONG_PAIRS,
         )
         comparison = make_comparison(
-            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            pairs, noise.estimate, looked=bench.gpus.take(), meter=bench.meter,
             stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
@@ -192,6 +193,7 @@ class InTurns(Comparer):
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             traces=(bench.reference_trace or LossTrace(bench.spec, reference.report), trace),
             begin=begin,
         )
@@ -222,6 +224,7 @@ def measure_pairs(
     on_pair: Callable[[Pair], None],
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
+    gpus: GpuWatch = NO_WATCH,
     work: WorkPerStep | None = None,
     traces: tuple[LossTrace, LossTrace] | None = None,
     begin: int = 0,
@@ -238,6 +241,7 @@ def measure_pairs(
         on_pair: Told of each pair, which it must keep before the next one is run.
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
+        gpus: Looks at the GPUs while each block runs.
         work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
         traces: What reference and candidate tell of their losses, to be gone on with.
         begin: Number of the first pair.
@@ -261,7 +265,8 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
+                with gpus.block(arm):
+                    blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error

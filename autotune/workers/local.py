@@ -28,7 +28,7 @@ from autotune.model import (
     unpack,
 )
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.guarded import GuardedProcess, listen
 from autotune.workers.profile_text import profile_text
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
@@ -127,6 +127,7 @@ class LocalLauncher:
             "warmup_steps": self._spec.measure.warmup_steps,
             "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            "platform": self._spec.device.platform,
             **fields,
         }
 
@@ -171,6 +172,7 @@ class LocalWorker:
             update={
                 "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
                 "device_memory": tuple(m for r in reports for m in r.device_memory),
+                "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
         if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
@@ -304,7 +306,7 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """A failure that the driver found, with what the log says once the process is ended."""

@@ -1,0 +1,248 @@
+"""What the scripts run on: this machine, by the public ways of autotune; `simulated` has the same face."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.machine import caller_environment, describe_machine, find_gpus, open_meter, open_watch
+from autotune.machine.telemetry import FILE as TELEMETRY
+from autotune.model import StudySpec
+from autotune.workers import Launcher, LocalLauncher, Worker
+from benchmarks.gpu.hour import Clock, WallClock
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LOOK_EVERY_S = 0.5
+LAST_WORDS_S = 20.0
+"""What a command is given to end by itself when its time is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of steps, and what the GPU did meanwhile; None for what nothing told.
+
+    Attributes:
+        step_s: Seconds of each step.
+        joules: Of the whole GPU.
+        sm_clock_mhz: Median of what was seen during it.
+        power_w: Mean of what was seen during it.
+        held_back_by: Why the clock was below what it could be, in words.
+    """
+
+    step_s: tuple[float, ...]
+    joules: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    held_back_by: tuple[str, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of all steps."""
+        return sum(self.step_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that ended: its status, and what it said."""
+
+    status: int
+    output: str
+    errors: str
+
+    def json(self) -> Any:
+        """What it printed as JSON.
+
+        Raises:
+            RuntimeError: If it failed.
+        """
+        if self.status != 0:
+            raise RuntimeError(f"the command ended with status {self.status}: {self.errors[-1500:]}")
+        return json.loads(self.output)
+
+
+class Machine(Protocol):
+    """Where processes run and are looked at.
+
+    Attributes:
+        platform: ``cuda``, or ``cpu`` in a dry run.
+        is_simulated: Whether every figure is made up.
+    """
+
+    platform: str
+    is_simulated: bool
+
+    def made_by(self) -> dict[str, Any]:
+        """What every row says of who made it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Devices, software and their versions."""
+
+    def clock(self, path: Path) -> Clock:
+        """Counts the time of a part, from what an earlier session wrote to `path`."""
+
+    def launcher(self, spec: StudySpec) -> Launcher:
+        """Starts workers of a study."""
+
+    def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
+        """Runs a block and looks at the GPU meanwhile; samples go to the folder."""
+
+    def idle(self, spec: StudySpec, seconds: float, folder: Path) -> Block:
+        """Looks at the GPU while nothing of ours runs on it; a block without steps."""
+
+    def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
+        """Runs a command of autotune; told to stop when its time is over, and ended if it does not."""
+
+
+class RealMachine:
+    """This machine; see `Machine`.
+
+    Args:
+        platform: ``cuda`` or ``cpu``.
+        home: Where commands keep what they learn and compile.
+    """
+
+    is_simulated = False
+
+    def __init__(self, platform: str, home: Path) -> None:
+        self.platform = platform
+        self._home = home
+
+    def made_by(self) -> dict[str, Any]:
+        """See `Machine`."""
+        gpus = find_gpus() if self.platform == "cuda" else ()
+        return {
+            "on": gpus[0].name if gpus else "a CPU, as a dry run",
+            "simulated": False,
+            "dry": self.platform == "cpu",
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """See `Machine`."""
+        return {**describe_machine(), "gpus": [asdict(gpu) for gpu in find_gpus()]}
+
+    def clock(self, path: Path) -> Clock:
+        """See `Machine`."""
+        return WallClock(path)
+
+    def launcher(self, spec: StudySpec) -> Launcher:
+        """See `Machine`."""
+        return LocalLauncher(spec, study_dir=str(ROOT), base=caller_environment())
+
+    def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
+        """See `Machine`."""
+        return self._observe(spec, folder, lambda: worker.run_block(steps))
+
+    def idle(self, spec: StudySpec, seconds: float, folder: Path) -> Block:
+        """See `Machine`."""
+
+        def rest() -> tuple[float, ...]:
+            threading.Event().wait(seconds)
+            return (seconds,)
+
+        return self._observe(spec, folder, rest)
+
+    def _observe(self, spec: StudySpec, folder: Path, work: Any) -> Block:
+        watch = open_watch(caller_environment()) if self.platform == "cuda" else None
+        if watch is None:
+            return Block(step_s=work())
+        meter, file = open_meter(spec, watch), folder / TELEMETRY
+        begin = file.stat().st_size if file.exists() else 0
+        ended = threading.Event()
+
+        def look_on() -> None:
+            while not ended.wait(LOOK_EVERY_S):
+                watch.look(folder)
+
+        looker = threading.Thread(target=look_on, daemon=True)
+        looker.start()
+        try:
+            times, joules = meter.measure(work)
+        finally:
+            ended.set()
+            looker.join()
+        return Block(step_s=times, joules=joules, **_seen(file, begin))
+
+    def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
+        """See `Machine`."""
+        command = [sys.executable, "-m", "autotune", *arguments]
+        return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
+
+
+def _seen(file: Path, begin: int) -> dict[str, Any]:
+    """Figures of the samples that were written since."""
+    if not file.exists():
+        return {}
+    with file.open(encoding="utf-8") as stream:
+        stream.seek(begin)
+        samples = [json.loads(line) for line in stream if line.endswith("\n")]
+
+    def of(name: str) -> list[float]:
+        return [s[name] for s in samples if s.get(name) is not None]
+
+    found: dict[str, Any] = {
+        "sm_clock_mhz": statistics.median(of("sm_clock_mhz")) if of("sm_clock_mhz") else None,
+        "memory_clock_mhz": statistics.median(of("memory_clock_mhz")) if of("memory_clock_mhz") else None,
+        "power_w": statistics.mean(of("power_w")) if of("power_w") else None,
+        "temperature_c": max(of("temperature_c"), default=None),
+    }
+    return {**found, "held_back_by": tuple(sorted({w for s in samples for w in s.get("throttled_by", ())}))}
+
+
+def run_command(command: Sequence[str], *, limit_s: float, folder: Path, home: Path) -> Done:
+    """Runs a command in the repository; its words stay in the folder, whatever becomes of us."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": paths, "XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
+    env = {**os.environ, **own}
+    out, err = folder / "stdout.txt", folder / "stderr.txt"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "leash.py"), str(os.getpid()), *command],
+            stdout=stdout, stderr=stderr, cwd=ROOT, env=env, start_new_session=True,
+        )  # fmt: skip
+        with _ended_with_us(process):
+            try:
+                process.wait(max(1.0, limit_s))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS_S)
+    return Done(process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the command with all it started if it is still there at the end."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def as_toml(value: object) -> str:
+    """Plain data as TOML has it on one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {as_toml(inner)}" for name, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    return json.dumps(value)

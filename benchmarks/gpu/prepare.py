@@ -1,0 +1,100 @@
+"""Before the hour, without a GPU: which published recipes are programs of their own, and what a model says of each.
+
+    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60] [--simulate]
+
+Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
+from here, and `calibrate` its predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from autotune.model import FlagSet, format_set
+from benchmarks.gpu.hour import Row, read_rows
+from benchmarks.gpu.machine import as_toml
+from benchmarks.gpu.processes import Part, part
+from benchmarks.gpu.search import which
+
+
+def where(parser: argparse.ArgumentParser) -> None:
+    """The option that names a GPU."""
+    parser.add_argument("--target", help="such as h200, see `autotune targets list`; default: the GPU that is here")
+
+
+def main() -> int:
+    """Compiles all recipes, then predicts those that are programs of their own."""
+    with part("prepare", __doc__ or "", 60.0, which, where) as found:
+        done = prepare(found, found.args.target)
+        return 0 if done is not None else 1
+
+
+def prepare(found: Part, target: str | None) -> Row | None:
+    """The sets to compare, and a prediction for each; None where the time is too short."""
+    hour = found.hour
+    sets = hour.do("sets", 90, lambda: {"sets": distinct(found, target)})
+    if sets is None:
+        return None
+    hour.do("predictions", 30, lambda: {"predicted": predictions(found, sets["sets"], target)})
+    return sets
+
+
+def distinct(found: Part, target: str | None) -> list[Row]:
+    """Every published recipe: its settings as far as this build has them, and what compiling says of it."""
+    study = recipes_study(found.study(found.args.of), found.hour.folder)
+    folder = found.hour.folder / "screen"
+    arguments = ["screen", str(study), "--recipes", "--json", *at(target)]
+    said = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
+    return [
+        {
+            "name": row["name"].removeprefix("recipe "), "settings": row["settings"],
+            "fingerprint": row.get("fingerprint"), "same_as": row.get("same_as"), "message": row.get("message", ""),
+        }
+        for row in said["sets"]
+    ]  # fmt: skip
+
+
+def recipes_study(study: Path, folder: Path) -> Path:
+    """A study of the same workload that searches next to nothing: recipes are compiled, and little besides."""
+    data = tomllib.loads(study.read_text(encoding="utf-8"))
+    data["search"] = {"trials": 1, "use_environment": False, "settings": {"xla_gpu_autotune_level": [4]}}
+    sections = ("workload", "device", "search")
+    tables = "".join(f"{name} = {as_toml(data[name])}\n" for name in sections)
+    path = folder / "recipes.toml"
+    path.write_text(f'name = "recipes"\n{tables}', encoding="utf-8")
+    return path
+
+
+def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:
+    """What a model says of the default and of every set that is a program of its own, the default first."""
+    texts = [format_set(FlagSet(row["settings"])) for row in sets if is_own_program(row)]
+    arguments = ["predict", str(found.study(found.args.of)), "--json", *at(target)]
+    arguments += [word for text in texts for word in ("--set", text)]
+    folder = found.hour.folder / "predict"
+    said = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
+    names = ["default", *(row["name"] for row in sets if is_own_program(row))]
+    return [{"name": name, **row} for name, row in zip(names, said, strict=True)]
+
+
+def is_own_program(row: Row) -> bool:
+    """Whether a set compiles, and to a program that none before it has."""
+    return bool(row["fingerprint"]) and not row["same_as"] and not row["message"]
+
+
+def at(target: str | None) -> list[str]:
+    """Where to compile for: one GPU."""
+    return ["--target", target, "--topology", "1x1"] if target else []
+
+
+def prepared(out: Path, study: str) -> dict[str, Any]:
+    """What `prepare` left for a study, by unit; nothing where it did not run."""
+    rows = read_rows(out / f"prepare-{study}.jsonl")
+    return {row["unit"]: row for row in rows if "unit" in row and "error" not in row}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
