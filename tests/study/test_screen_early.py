@@ -121,7 +121,11 @@ def test_nothing_is_compiled_beside_the_floor_without_processors_to_spare(
     original = StudyScreener.compile_beside
 
     def beside(self: StudyScreener, wanted: Any) -> None:
-        original(self, lambda screen: begun.append(screen) or [])
+        def nothing(screen: object) -> list[FlagSet]:
+            begun.append(screen)
+            return []
+
+        original(self, nothing)
 
     monkeypatch.setattr(StudyScreener, "compile_beside", beside)
     run(study(), Told())
