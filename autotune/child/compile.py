@@ -162,6 +162,7 @@ def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) 
         "timed_out": not ended,
         "duration_s": time.perf_counter() - started,
         "cpu_s": usage.ru_utime + usage.ru_stime,
+        "host_bytes": usage.ru_maxrss * 1024,
     }
 
 

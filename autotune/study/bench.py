@@ -119,6 +119,11 @@ class Bench:
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
 
+    @property
+    def begun_at_s(self) -> float:
+        """Seconds since the study began when the unit in hand did."""
+        return self._began_at_s
+
     def limit_times(self, limits: TimeLimits) -> None:
         """Processes that are started from now on may take so long."""
         self._launcher.limits = limits

@@ -31,7 +31,7 @@ from autotune.model import (
     TrialStatus,
     View,
     WorkPerStep,
-    time_limits,
+    limits_after,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.alone import SANDWICH
@@ -383,4 +383,4 @@ def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | No
     if floor is None:
         return None
     start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
-    return time_limits(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
+    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -42,8 +42,9 @@ from autotune.model import (
     option_setting,
 )
 from autotune.settings import Catalog, SearchSpace, Stage, load_catalog
+from autotune.study.limits import compiled_over_limit, does_not_fit
 from autotune.study.run import StudyRun
-from autotune.study.screen import StudyScreener, compiled_over_limit, does_not_fit
+from autotune.study.screen import StudyScreener
 from autotune.study.trial import Known
 
 

@@ -93,6 +93,13 @@ class Evaluator(Protocol):
         """Ends every process that it started."""
 
 
+class MoreSearch(Protocol):
+    """A search that can go on."""
+
+    def go_on(self) -> bool:
+        """Tries more with the time that proofs have left; whether it did."""
+
+
 @dataclass(kw_only=True)
 class StudyRun:
     """One session of a study, from its first stage to its last.
@@ -114,6 +121,7 @@ class StudyRun:
         time: What is left of the budgets; set by `probe`, too.
         facts: Set by `noise_floor`: what the reference told of the workload.
         proposer: Set by `screen`: proposes what to try.
+        search: Set by `search`, which `confirm` may go on with.
         finalists: Set by `confirm`: finalists with their verdicts.
         members: Set by `confirm` in a study by several objectives: the proven front.
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
@@ -142,6 +150,7 @@ class StudyRun:
     evaluator: Evaluator = field(init=False)
     facts: WorkloadFacts = field(init=False)
     proposer: Proposer = field(init=False)
+    search: MoreSearch = field(init=False)
     finalists: list[FinalistResult] = field(default_factory=list, init=False)
     members: list[FinalistResult] = field(default_factory=list, init=False)
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)

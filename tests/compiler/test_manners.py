@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler.compiler import NICENESS, CompileJob, Compiler
+from autotune.compiler.compile_worker import NICENESS
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.targets import parse_topology
 from autotune.model import FlagSet, LaunchError
 
@@ -31,7 +33,7 @@ def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compil
     told = []
     with compiler:
         for processors, value in ((ALL[-1:], "1"), ([], "2"), (ALL[:1], "3")):
-            compiler.processors = frozenset(processors)
+            compiler.kept_to = frozenset(processors)
             sets = [FlagSet({"xla_cpu_prefer_vector_width": value * 3})]
             assert [r.failure for r in compiler.compile(sets)] == [None]
             newest = max(tmp_path.glob("*.json"), key=lambda p: p.stat().st_mtime_ns)

@@ -30,13 +30,13 @@ class Slow(Rules):
     """A compiler that never comes to an end with one set, unless it is told to stop.
 
     Attributes:
-        processors: To which it is to keep now.
+        kept_to: Processors to which it is to keep now.
         kept: To which it was to keep when it began with that set.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.processors: frozenset[int] = frozenset()
+        self.kept_to: frozenset[int] = frozenset()
         self.kept: list[frozenset[int]] = []
         self.busy = threading.Event()
         self.stopped = threading.Event()
@@ -44,7 +44,7 @@ class Slow(Rules):
     def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
         if not any(s.get(SLOP) == ENDLESS[SLOP] for s in sets):
             return super().compile(sets)
-        self.kept.append(self.processors)
+        self.kept.append(self.kept_to)
         self.busy.set()
         is_stopped = self.stopped.wait(60)
         self.busy.clear()
