@@ -104,7 +104,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_the_screen_begins_while_the_noise_floor_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
     rules = Told()
     _, store, diary, launcher = run(study(), rules, waits=True)
     assert not launcher.has_waited_in_vain
