@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
+from autotune.child.dtypes import dtype_name
 from autotune.child.memory import memory_in_use
 from autotune.child.ran_on import is_on_gpus, ran_on
 
@@ -110,6 +111,7 @@ class _Loop:
         self._job = channel.receive()
         self.stopped = self._job["type"] != "job"
         self.reported: tuple[Any, Any] = (None, None)
+        self._told_in: list[str | None] = [None, None]
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._warmup: list[float] = []
@@ -147,6 +149,7 @@ class _Loop:
         self._sync()
         if self._step <= check:
             loss, norm = (_number(x) for x in self.reported)
+            self._told_in = [dtype_name(getattr(x, "dtype", None)) for x in self.reported]
             if loss is not None:
                 self._losses.append(loss)
             if norm is not None:
@@ -161,6 +164,8 @@ class _Loop:
             "ready",
             losses=self._losses,
             grad_norms=self._norms,
+            loss_dtype=self._told_in[0],
+            norm_dtype=self._told_in[1],
             warmup_step_times_s=self._warmup,
             values={n: os.environ.get(n) for n in self._job["variables"]},
             **_of_jax(self._job["jax_options"]),

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler import program as programs
-from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompileResult
 from autotune.compiler.targets import load_target, parse_topology

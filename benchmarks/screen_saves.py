@@ -29,7 +29,8 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
-from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.plugin import compiler_versions
 from autotune.compiler.predict import predict_step
 from autotune.compiler.reports import Effect

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.reports import Effect
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.compiler.verdicts import Screener

@@ -21,6 +21,7 @@ from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import find_devices, leaves_out_cpu
+from autotune.child.dtypes import dtype_name
 from autotune.child.memory import memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.profile import pack, take_profile
@@ -73,6 +74,7 @@ class Job:
         self._make_batch = workload.batch
         self._batches = [workload.batch(i) for i in range(BATCH_RING)]
         self.grad_norm: float | None = None
+        self._told_in: dict[str, str | None] = {"loss": None}
         compile_start = time.perf_counter()
         compiled = step.lower(state, self._batches[0]).compile()
         compile_s = time.perf_counter() - compile_start
@@ -94,7 +96,9 @@ class Job:
             "start_s": self._since_exec_s + time.perf_counter() - started,
             "losses": losses,
             "grad_norms": norms,
-            "dtype": str(workload.config.get("dtype", "float32")),
+            "dtype": dtype_name(workload.config.get("dtype")) or "float32",
+            "loss_dtype": self._told_in["loss"],
+            "norm_dtype": self._told_in.get("grad_norm"),
             "attention": str(workload.config.get("attention", "")),
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
@@ -115,6 +119,7 @@ class Job:
         losses, norms = [], []
         for _ in range(steps):
             metrics = self._advance()
+            self._told_in = {name: dtype_name(getattr(value, "dtype", None)) for name, value in metrics.items()}
             losses.append(float(metrics["loss"]))
             norms.append(float(metrics.get("grad_norm", 0.0)))
         return losses, norms

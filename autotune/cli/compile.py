@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,19 +28,23 @@ def screen(
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = 900.0,
+    screen_cache: options.ScreenCache = None,
+    limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
-    from autotune.compiler import chains, domains
+    from autotune.compiler import chains, domains, keep_screen
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
     from autotune.study import facts_of
 
-    with _open_screen(study, target, topology, option, cache=cache, limit_s=limit_s) as (spec, opened):
+    folder = screen_cache or _cache_dir(cache)
+    with _open_screen(study, target, topology, option, folder=folder, limit_s=limit_s) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
+        if screen_cache is not None:
+            _tell(f"kept in {keep_screen(screen_cache, opened, domains(space), found)}")
     from autotune.results import screen_lines
 
     if as_json:
@@ -56,14 +61,14 @@ def explain(
     html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with a time line.")] = None,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = 900.0,
+    limit_s: options.Limit = None,
 ) -> None:
     """Shows what one set changes in the program: collectives, schedule, memory, predicted times."""
     from autotune.compiler import as_page, as_text, explain_set
     from autotune.model import parse_set
 
     candidate = parse_set(settings)
-    with _open_screen(study, target, topology, option, cache=cache, limit_s=limit_s) as (_, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
         sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
     limit = opened.limit_bytes(opened.baseline.merge(candidate))
     print(as_text(*sides, memory_limit_bytes=limit))
@@ -87,7 +92,7 @@ def predict(
         Path | None, typer.Option(metavar="RUN", help="A run measured on GPUs, to scale the predictions by.")
     ] = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = 900.0,
+    limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
@@ -100,7 +105,7 @@ def predict(
     held = None
     if calibrate is not None:
         held = check_predictions(Store.open(calibrate), cache_dir=_cache_dir(cache), progress=_tell)
-    with _open_screen(study, target, topology, option, cache=cache, limit_s=limit_s) as (_, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
         rows = [predict_set(opened, candidate, held.calibration if held else None) for candidate in candidates]
     if as_json:
         print_json(rows)
@@ -136,8 +141,8 @@ def _open_screen(
     topology: str | None,
     options: Sequence[str] | None,
     *,
-    cache: bool,
-    limit_s: float,
+    folder: Path | None,
+    limit_s: float | None,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
     from autotune.compiler import load_target, open_screener, parse_topology, target_here, with_options
@@ -150,9 +155,10 @@ def _open_screen(
         study_dir=study.resolve().parent,
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
-        cache_dir=_cache_dir(cache),
+        cache_dir=folder,
         limit_s=limit_s,
         progress=_tell,
+        processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
 

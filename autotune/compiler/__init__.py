@@ -1,6 +1,7 @@
 """Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""
 
 from autotune.compiler.calibrate import PredictionCheck, check_predictions
+from autotune.compiler.carried import find_screen, keep_screen
 from autotune.compiler.candidate import explain_set, predict_set
 from autotune.compiler.explain import as_page, as_text
 from autotune.compiler.open import chains, cluster_that_ran, domains, narrowed, on_cluster, open_screener, with_options

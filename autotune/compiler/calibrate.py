@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from autotune.compiler.compiler import Progress
+from autotune.compiler.job import Progress
 from autotune.compiler.open import cluster_that_ran, open_screener
 from autotune.compiler.predict import Calibration, predict_step
 from autotune.compiler.program import CompiledProgram

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from autotune.compiler.compiler import CompileJob, Compiler, Progress
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.reports import Effect, ScreenReport, SettingReport, ValueReport
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here
 from autotune.compiler.verdicts import Screener
@@ -67,8 +68,9 @@ def open_screener(
     target: Target | None,
     topology: Topology | None = None,
     cache_dir: Path | None = None,
-    limit_s: float = 900.0,
+    limit_s: float | None = None,
     progress: Progress = lambda what: None,
+    processors: Callable[[], int] = lambda: 1,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """A screen with its compile worker, which ends with the block.
 
@@ -78,8 +80,9 @@ def open_screener(
         target: The GPU; None is this machine's CPU.
         topology: The cluster; see `on_cluster`.
         cache_dir: Where programs are kept; None keeps none.
-        limit_s: Longest time for one compilation.
+        limit_s: Longest time for one compilation; default: what follows from the reference's.
         progress: Told what is under way.
+        processors: Gives how many compilations may run at once.
 
     Raises:
         StudyFileError: If the study runs a command, or the cluster does not fit.
@@ -99,7 +102,7 @@ def open_screener(
         paths=(str(study_dir),),
         base=caller_environment(),
     )
-    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress) as compiler:
+    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress, processors=processors) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 

@@ -138,6 +138,7 @@ class CompileResult(Record):
         from_cache: Whether nothing was compiled for it.
         duration_s: Seconds it took, with its fork.
         cpu_s: Seconds of processor time it took, over all cores: what a loaded machine does not stretch.
+        host_bytes: Memory of the host that it took at its height; 0 where that is not known.
     """
 
     settings: Settings
@@ -146,6 +147,7 @@ class CompileResult(Record):
     from_cache: bool = False
     duration_s: float = 0.0
     cpu_s: float = 0.0
+    host_bytes: int = 0
 
 
 def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.compiler.canary import find_canary
 from autotune.compiler.choices import kernel_choices, look_under
 from autotune.compiler.company import TimeUp
-from autotune.compiler.compiler import Compiler, of_worker
+from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.reports import Effect, ScreenReport, SetReport, SettingReport, ValueReport
 from autotune.model import FlagSet, LaunchError
@@ -62,15 +64,8 @@ class Screener:
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         # What decides the autotuner is always measured, and may be the company of others.
         company = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
-        alone = {**judged, **company}
-        wanted = [*named.values(), *(FlagSet({n: v}) for n, values in alone.items() for v in values)]
-        # Sets that differ in what JAX itself reads need workers of their own: one after the other, not in turns.
-        wanted.sort(key=lambda s: str(of_worker(self.baseline.merge(s))))
-        for i, settings in enumerate(wanted):
-            if not self._is_known(settings) and is_over():
-                break
-            self.result(settings)
-            progress(i + 1, len(wanted))
+        wanted = self.wanted(domains, named)
+        self.compile_all(wanted, is_over=is_over, progress=progress)
         skipped = {n for n, values in judged.items() if not all(self._is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
 
@@ -97,6 +92,41 @@ class Screener:
             **self._target_fields(),
         )
 
+    def read_also(self, job: str) -> None:
+        """Takes compiled programs of another job, too, which is known to give the same."""
+        self._compiler.read_also(job)
+
+    def wanted(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> list[FlagSet]:
+        """The sets that a screen compiles first, what matters most before the rest; see `run`."""
+        compiled = (Stage.PROGRAM, Stage.AUTOTUNER)
+        return by_promise({n: v for n, v in domains.items() if self.stage(n) in compiled}, named)
+
+    def compile_all(
+        self,
+        wanted: Sequence[FlagSet],
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        """Compiles some sets, several at once where the compiler can; what is known is not compiled again.
+
+        Args:
+            wanted: The sets, without the baseline; what matters most first.
+            is_over: Asked before each compilation whether the time is up.
+            progress: Told how many of them are compiled.
+        """
+        missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
+        done = len(wanted) - len(missing)
+        if not missing or is_over():
+            return
+        with contextlib.closing(self._compiler.compile(missing)) as results:
+            for result in results:
+                self._results[result.settings] = result
+                done += 1
+                progress(done, len(wanted))
+                if is_over():
+                    return
+
     def _target_fields(self) -> dict[str, Any]:
         gpu = self.job.target
         return {"target_digest": gpu.digest, "target_asked": gpu.asked, "target_assumed": gpu.assumed} if gpu else {}
@@ -109,6 +139,14 @@ class Screener:
     def abort(self) -> None:
         """Stops for good what is being compiled; from any thread."""
         self._compiler.abort()
+
+    def resume(self) -> None:
+        """Compiles again after `abort`; nothing may be under way."""
+        self._compiler.resume()
+
+    def keep_to(self, processors: Iterable[int]) -> None:
+        """Has what is compiled from now on keep to some processors; to all, if there are none among them."""
+        self._compiler.kept_to = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
         """Where a setting acts; one that the catalogue does not know must be measured."""
@@ -292,3 +330,15 @@ class Screener:
             first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
             same_as = first if first != name and self._is_same(settings, other) else None
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
+
+
+def by_promise(domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> list[FlagSet]:
+    """Named sets, then each value of each setting: first those settings that most named sets hold.
+
+    Args:
+        domains: Setting to its values.
+        named: Name to set.
+    """
+    held = Counter(name for settings in named.values() for name in settings)
+    names = sorted(domains, key=lambda name: -held[name])
+    return [*named.values(), *(FlagSet({n: v}) for n in names for v in domains[n])]

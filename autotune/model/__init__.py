@@ -47,9 +47,9 @@ from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
-from autotune.model.sections import WITH_SECRETS
+from autotune.model.sections import WITH_SECRETS, ScreenSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
-from autotune.model.time_limits import TimeLimits, compile_limit_s, time_limits
+from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,

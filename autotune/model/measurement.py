@@ -150,6 +150,9 @@ class WorkerReport(Record):
         start_s: Seconds from the start of the process to readiness.
         losses: Loss of each of the first steps, from the agreed seed and data.
         grad_norms: Global gradient norm of the same steps.
+        dtype: In which a step computes.
+        loss_dtype: In which its loss is told; None where that is not known.
+        norm_dtype: Likewise of its gradient norm.
         attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
         warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
         peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
@@ -168,6 +171,8 @@ class WorkerReport(Record):
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     dtype: str = "float32"
+    loss_dtype: str | None = None
+    norm_dtype: str | None = None
     attention: str = ""
     warmup_step_times_s: tuple[Elapsed, ...]
     peak_bytes: Count | None = None

@@ -251,6 +251,8 @@ class ScreenSpec(Section):
         target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
         cache: Take from and add to the cache of compiled programs.
+        carried: Folder with screens made on other machines, and their programs: one that was made of the same is used;
+            one that is made here is kept there.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
         compile_limit: Longest time for one compilation; default: eight times what the reference's took, at least 2
             minutes.
@@ -260,6 +262,7 @@ class ScreenSpec(Section):
     target: str | None = None
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     cache: bool = True
+    carried: str | None = None
     time_budget: Seconds | None = None
     compile_limit: Seconds | None = None
 
@@ -270,8 +273,8 @@ class MeasureSpec(Section):
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case.
-        block_s: Shortest counted part of a block, seconds; it has at least `block_steps` steps. ``auto``: 0.05, and on
-            GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
+            on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
         settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
             none, and on GPUs those of 3 s.
         steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.

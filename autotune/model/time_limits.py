@@ -35,7 +35,7 @@ class TimeLimits(Record):
         return max(self.block_s, steps * self.step_s)
 
 
-def time_limits(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
+def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
     """The limits of a study: those that it sets itself, else what follows from its reference.
 
     Args:

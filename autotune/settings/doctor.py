@@ -198,8 +198,8 @@ def _software_findings(
         if missing(label):
             problem = f"{label} is not installed"
             found.append(Finding(feature="the built-in workloads", problem=problem, command=f"{pip} {label}"))
-    if (problem := _plugin_finding(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)) is not None:
-        found.append(problem)
+    if (of_plugin := _plugin_finding(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)) is not None:
+        found.append(of_plugin)
     if gpus and missing("nvidia-ml-py"):
         problem = "nvidia-ml-py is not installed"
         feature = "clocks, power, temperature and energy of each trial"

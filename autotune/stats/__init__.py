@@ -5,10 +5,11 @@ from autotune.stats.estimates import (
     estimate_sandwiches, judge, outlook_of, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
+from autotune.stats.dtypes import is_float32, rounding_of, spacing_of
 from autotune.stats.leak import find_leak, memory_growth
 from autotune.stats.loss_check import (
-    LossSpread, StepLoss, Trace, compare_traces, first_steps, largest_drift, relative_difference,
-    rounding_of, spread_between,
+    GRAD_NORM, LOSS, MOST_TOLERANCE, LossSpread, StepLoss, Trace, compare_traces, first_steps, largest_drift,
+    relative_difference, spread_between,
 )  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
 from autotune.stats.alone import look_alone

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from autotune.stats.loss_check import relative_difference, rounding_of
+from autotune.stats.dtypes import rounding_of
+from autotune.stats.loss_check import relative_difference
 
 SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""

@@ -157,7 +157,7 @@ class OneAtATime(Comparer):
                 if self._is_first:  # of a noise floor: is there time for the others?
                     self._is_first = False
                     left_s = floor_alone_s(bench.spec, worker.report)
-                    refuse_short_budget(bench.spec, worker.report, used_s=bench.now_s, floor_s=left_s)
+                    refuse_short_budget(bench.spec, worker.report, begun_s=bench.begun_at_s, floor_s=left_s)
                 run = self._measure(worker, beside, Arm.REFERENCE)
         except WorkerFailed as error:
             if error.failure.kind is FailureKind.WRONG_LOSS and not settings:

@@ -33,7 +33,7 @@ from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
 from autotune.study.kernel_book import KernelBook
 from autotune.study.limits import refuse_over_limit
-from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.loss_gate import check_block, check_loss, unusable_dtype
 from autotune.study.no_gpu import why_no_gpu
 from autotune.study.share import MemoryShare
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
@@ -122,6 +122,11 @@ class Bench:
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
 
+    @property
+    def begun_at_s(self) -> float:
+        """Seconds since the study began when the unit in hand did."""
+        return self._began_at_s
+
     def limit_times(self, limits: TimeLimits) -> None:
         """Processes that are started from now on may take so long."""
         self._launcher.limits = limits
@@ -198,6 +203,8 @@ class Bench:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
+            if (failure := unusable_dtype(worker.report)) is not None:
+                raise WorkerFailed(failure)
         except WorkerFailed:
             worker.close()
             raise

@@ -119,27 +119,27 @@ def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     return 2.0 * floor.start_s + floor.pair_s
 
 
-def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, used_s: float, floor_s: float) -> None:
+def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, floor_s: float) -> None:
     """Ends a study whose time budget is used up by its noise floor, once its reference has started.
 
     Args:
         spec: The study.
         reference: What it said of itself.
-        used_s: Seconds of the budget that are used.
+        begun_s: Seconds of the study when it was started.
         floor_s: Seconds that the rest of the noise floor takes at least.
 
     Raises:
         LaunchError: If it is.
     """
-    budget_s = spec.search.time_budget
+    budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
         return
     raise LaunchError(
         f"search.time_budget must hold the noise floor, search and proof but is {format_seconds(budget_s)}: the "
         f"reference takes {format_seconds(reference.start_s)} to start, so the noise floor alone would be over after "
         f"{format_seconds(used_s + floor_s)}, and a proof takes several times that. Give it at least "
-        f"{format_seconds(used_s + PROOF_FLOORS * floor_s)} (search.time_budget, --time-budget), or make the reference start faster "
-        "(a smaller model, a compilation cache)"
+        f"{format_seconds(used_s + PROOF_FLOORS * floor_s)}, or make the reference start faster (a smaller model, a "
+        "compilation cache)"
     )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from autotune.model import FinalistResult, Measured, TrialResult, choose_members, front_points, proven_front
+from autotune.model import FinalistResult, FlagSet, Measured, TrialResult, choose_members, front_points, proven_front
 from autotune.study.run import StudyRun
 
 
-def choose_finalists(run: StudyRun) -> list[TrialResult]:
-    """The trials that are worth a proof: the best few, or members of the front of a study by several objectives."""
-    spec, results = run.spec, run.store.of(TrialResult)
+def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[TrialResult]:
+    """The trials that are worth a proof: the best few, or members of the front of a study by several objectives.
+
+    Args:
+        run: The study.
+        without: Sets that have had theirs.
+    """
+    spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
     count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
     if len(spec.search.objectives) == 1 or run.reference is None:
         return worth_proving(results, count=count, sesoi=sesoi)

@@ -7,7 +7,7 @@ might still say has no reader. So nothing is done twice and nothing is left out,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,13 @@ from autotune.model import (
     TrialStatus,
     View,
     WorkPerStep,
-    log_ratio,
-    time_limits,
+    limits_after,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
+from autotune.study.pair_keeper import PairKeeper
 from autotune.study.promise import promise_of
 from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, PairUnit, TrialUnit, node_lost
 
@@ -60,23 +60,6 @@ class _Lane:
     floor: FloorResult | None = None
     job: Job | None = None
     told_programs: int = 0
-
-
-@dataclass(slots=True)
-class _Keeper:
-    """Keeps raw pairs, of one measurement after the other."""
-
-    store: Store
-    writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = field(default_factory=dict)
-
-    def keep(self, folder: Path, pair: Pair, work: WorkPerStep | None) -> list[float]:
-        """Keeps a pair; gives the log ratios of its measurement so far."""
-        if pair.index == 0:
-            self.writers[folder] = (self.store.pair_writer(folder), [])
-        write, ratios = self.writers[folder]
-        write(pair)
-        ratios.append(log_ratio(pair, work))
-        return ratios
 
 
 class Lanes:
@@ -103,7 +86,7 @@ class Lanes:
         self._lanes: dict[str, _Lane] = {}
         self._dismissed: dict[str, str] = {}
         self._pending: list[Job] = []
-        self._keeper = _Keeper(store)
+        self._keeper = PairKeeper(store)
         self._programs: list[tuple[str, int]] = []
         self._programs_seen = 0
         self._has_said_floor = False
@@ -168,6 +151,11 @@ class Lanes:
     def names(self) -> Sequence[str]:
         """Lanes that are there now."""
         return sorted(self._lanes)
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a lane is at work now."""
+        return any(x.job is not None for x in self._lanes.values())
 
     @property
     def device_count(self) -> int:
@@ -395,4 +383,4 @@ def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | No
     if floor is None:
         return None
     start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
-    return time_limits(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
+    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.model import Failure, FailureKind, StudySpec, WorkerReport, format_bytes
+from autotune.compiler import Screener
+from autotune.model import Failure, FailureKind, FlagSet, StudySpec, WorkerReport, format_bytes
 from autotune.workers import WorkerFailed
 
 PHASE = "limit"
@@ -42,3 +43,23 @@ def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
             "([screen] enabled = true) by compiling: use one of them, or take the limit out"
         )
         raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=PHASE))
+
+
+def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
+    """The failure of a set whose compiled program needs more memory than the study allows."""
+    program = screen.result(settings).program
+    peak = program.memory.peak_bytes if program and program.memory else None
+    return over_limit(spec, peak, "by its compiled program, never launched")
+
+
+def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
+    """The failure of a set that must not be launched."""
+    program = screen.result(settings).program
+    peak = program.memory.peak_bytes if program and program.memory else None
+    limit = screen.limit_bytes(screen.baseline.merge(settings))
+    return Failure(
+        kind=FailureKind.OUT_OF_MEMORY,
+        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
+        f"{screen.target_name} {screen.job.topology}, never launched",
+        phase="screen",
+    )

@@ -25,6 +25,9 @@ from autotune.model import (
     options_in,
 )
 from autotune.stats import (
+    GRAD_NORM,
+    LOSS,
+    MOST_TOLERANCE,
     Comparability,
     LossSpread,
     StepLoss,
@@ -33,8 +36,10 @@ from autotune.stats import (
     compare_long_runs,
     compare_traces,
     first_steps,
+    is_float32,
     relative_difference,
     rounding_of,
+    spacing_of,
 )
 from autotune.workers import first_step
 
@@ -146,7 +151,7 @@ def with_blocks(
         return check
     largest = max(check.difference or 0.0, *(relative_difference(t.reference, t.candidate) for t in told))
     last = max(t.step for t in told)
-    allowed = spread.tolerance(last, dtype=_arithmetic(reference))
+    allowed = _allowed(spread, last, reference)
     count = len({t.step for t in told}) + (check.steps or 0)
     words = _agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed, spread)
     return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
@@ -166,11 +171,15 @@ def _step_by_step(
     if (failure := _wrong_at(base, mine, reference, spread, phase="check")) is not None:
         return failure
     largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
-    allowed = spread.tolerance(len(base) - 1, dtype=_arithmetic(reference))
+    allowed = _allowed(spread, len(base) - 1, reference)
     return LossCheck(
         basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=len(base),
         words=_agrees(basis, f"{len(base)} steps", largest, allowed, spread),
     )  # fmt: skip
+
+
+def _allowed(spread: LossSpread, step: int, reference: WorkerReport) -> float:
+    return spread.tolerance(step, dtype=_arithmetic(reference)) + _spacing(reference).get(LOSS, 0.0)
 
 
 def _agrees(basis: LossBasis, over: str, largest: float, allowed: float, spread: LossSpread) -> str:
@@ -185,7 +194,7 @@ def _agrees(basis: LossBasis, over: str, largest: float, allowed: float, spread:
 
 
 def _wrong_at(base: Trace, mine: Trace, reference: WorkerReport, spread: LossSpread, *, phase: str) -> Failure | None:
-    check = compare_traces(base, mine, spread=spread, dtype=_arithmetic(reference))
+    check = compare_traces(base, mine, spread=spread, dtype=_arithmetic(reference), spacing=_spacing(reference))
     if check.is_ok:
         return None
     return wrong_loss(
@@ -199,12 +208,14 @@ def _at_equal_work(
     reference: WorkerReport, candidate: WorkerReport, basis: LossBasis, *, aa_tolerance: float
 ) -> LossCheck | Failure:
     classes = [rounding_of(_arithmetic(r)) for r in (reference, candidate)]
+    stored = max(_spacing(r).get(LOSS, 0.0) for r in (reference, candidate))
     found = compare_first_steps(
         reference.losses,
         candidate.losses,
         (reference.grad_norms, candidate.grad_norms),
         work=(reference.tokens_per_step or 1, candidate.tokens_per_step or 1),
-        least_tolerance=max(4.0 * aa_tolerance, max(classes) * (DTYPE_MARGIN if basis is LossBasis.DTYPE else 1.0)),
+        least_tolerance=stored
+        + max(4.0 * aa_tolerance, max(classes) * (DTYPE_MARGIN if basis is LossBasis.DTYPE else 1.0)),
     )
     if found.is_ok is False:
         return wrong_loss(
@@ -317,4 +328,25 @@ def _of(basis: LossBasis) -> str:
 
 def _arithmetic(report: WorkerReport) -> str:
     """A GPU multiplies float32 matrices as TF32 unless told otherwise, and which ones changes with the kernels."""
-    return "tensorfloat32" if report.dtype == "float32" and report.platform != "cpu" else report.dtype
+    return "tensorfloat32" if is_float32(report.dtype) and report.platform != "cpu" else report.dtype
+
+
+def _spacing(report: WorkerReport) -> dict[str, float]:
+    """How far neighbours of loss and gradient norm are apart, where they are told in a format narrower than float32."""
+    told = {LOSS: report.loss_dtype, GRAD_NORM: report.norm_dtype}
+    found = {quantity: spacing_of(dtype) for quantity, dtype in told.items() if dtype is not None}
+    return {quantity: spacing for quantity, spacing in found.items() if spacing > spacing_of("float32")}
+
+
+def unusable_dtype(report: WorkerReport) -> Failure | None:
+    """What is wrong with the formats that a process names: with them its loss could not be held to another's."""
+    told = {"loss": report.loss_dtype, "grad_norm": report.norm_dtype}
+    for what, dtype in {"the step's arithmetic (config['dtype'])": report.dtype, **told}.items():
+        try:
+            spacing = spacing_of(dtype) if dtype is not None else 0.0
+        except ValueError as error:
+            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=f"{what}: {error}", phase="check")
+        if what in told and spacing > MOST_TOLERANCE:
+            message = f"{what} must be told finely enough to be compared but is {dtype}: return it as float32"
+            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check")
+    return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from autotune.compiler import Screener, domains
 from autotune.model import (
     Failed,
     FlagSet,
+    FloorResult,
     TrialConfig,
     TrialOutcome,
     TrialResult,
@@ -17,8 +19,10 @@ from autotune.model import (
 from autotune.settings import SearchSpace
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts, doubt_of
 from autotune.study.need import ForeseenShares
+from autotune.study.predicted import facts_of
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
+from autotune.study.time_left import FEWEST_TRIALS
 from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 from autotune.study.work import refuse_untold_work
@@ -36,19 +40,29 @@ class Measuring:
 
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""
-        if self._shares is not None:
+        if self._screen is not None and self._shares is not None:
             self._run.lanes.must_be_alone = self._shares.must_be_alone
+            self._screen.is_measuring = lambda: self._run.lanes.is_measuring
             self._shares.compile_reference()
+        if self._screen is not None and not self._run.store.of(FloorResult):
+            self._screen.compile_beside(self._foreseen)
         floor = self._run.lanes.first_floor()
         refuse_untold_work(self._run.spec, floor.reference)
         refuse_unknown_objectives(self._run.spec.search.objectives, floor.reference, floor.comparison.energy)
         return floor.reference
+
+    def _foreseen(self, screen: Screener) -> Sequence[FlagSet]:
+        """What the screen is going to compile, before the reference has run: its program tells what the space needs."""
+        space = self._run.setup.space(facts_of(screen.reference(), screen.job.topology))
+        return screen.wanted(domains(space), dict(self._run.setup.first))
 
     def narrow(self, space: SearchSpace) -> SearchSpace:
         """The space without what compiling shows to need no measurement."""
         reference = self._run.reference
         if self._screen is None or reference is None:
             return space
+        if (table := self._run.time.timetable()) is not None:
+            self._screen.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
         left = self._screen.narrow(space, dict(self._run.setup.first), reference)
         if self._screen.report is not None and self._run.spec.device.platform == "cuda":
             self.doubt = doubt_of(space, self._screen.report)
@@ -91,6 +105,11 @@ class Measuring:
         """Has the screen compile what would be proposed next."""
         if self._screen is not None:
             self._screen.compile_ahead(guess)
+
+    def rest(self) -> None:
+        """Ends what is being compiled ahead."""
+        if self._screen is not None:
+            self._screen.rest()
 
     def close(self) -> None:
         """Ends the compile worker."""

@@ -29,9 +29,9 @@ class ForeseenShares:
     def compile_reference(self) -> None:
         """Compiles the reference for the GPU that is going to run it, unless a noise floor has shown how it fits.
 
-        The screen needs the same program, so that this costs nothing where it runs later.
+        The screen needs the same program, so that this costs nothing where it runs later; a recheck has none.
         """
-        if not self._share.is_optional or self._run.store.of(FloorResult):
+        if not self._share.is_optional or self._run.asked_trials == 0 or self._run.store.of(FloorResult):
             return
         target, topology = cluster_to_run(self._run.spec)
         if target is None or topology is None:

@@ -42,8 +42,9 @@ from autotune.model import (
     option_setting,
 )
 from autotune.settings import Catalog, SearchSpace, Stage, load_catalog
+from autotune.study.limits import compiled_over_limit, does_not_fit
 from autotune.study.run import StudyRun
-from autotune.study.screen import StudyScreener, compiled_over_limit, does_not_fit
+from autotune.study.screen import StudyScreener
 from autotune.study.trial import Known
 
 
@@ -197,6 +198,9 @@ class Predicting:
 
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """Every trial is a compilation: there is nothing to do meanwhile."""
+
+    def rest(self) -> None:
+        """Nothing is compiled ahead."""
 
     def close(self) -> None:
         """Ends the compile worker."""

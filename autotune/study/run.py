@@ -86,8 +86,18 @@ class Evaluator(Protocol):
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """May compile what is likely to be tried next; `guess` gives it."""
 
+    def rest(self) -> None:
+        """Ends what is being compiled ahead: nothing more is tried, and a proof may follow."""
+
     def close(self) -> None:
         """Ends every process that it started."""
+
+
+class MoreSearch(Protocol):
+    """A search that can go on."""
+
+    def go_on(self) -> bool:
+        """Tries more with the time that proofs have left; whether it did."""
 
 
 @dataclass(kw_only=True)
@@ -111,6 +121,7 @@ class StudyRun:
         time: What is left of the budgets; set by `probe`, too.
         facts: Set by `noise_floor`: what the reference told of the workload.
         proposer: Set by `screen`: proposes what to try.
+        search: Set by `search`, which `confirm` may go on with.
         finalists: Set by `confirm`: finalists with their verdicts.
         members: Set by `confirm` in a study by several objectives: the proven front.
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
@@ -139,6 +150,7 @@ class StudyRun:
     evaluator: Evaluator = field(init=False)
     facts: WorkloadFacts = field(init=False)
     proposer: Proposer = field(init=False)
+    search: MoreSearch = field(init=False)
     finalists: list[FinalistResult] = field(default_factory=list, init=False)
     members: list[FinalistResult] = field(default_factory=list, init=False)
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)

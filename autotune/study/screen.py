@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,24 +29,23 @@ from autotune.compiler import (
     narrowed,
     open_screener,
 )
-from autotune.machine import caller_environment, default_cache_dir
+from autotune.machine import spare_processors
 from autotune.model import (
     AutotuneError,
     Failure,
-    FailureKind,
     FlagSet,
     LaunchError,
     ScreenRecord,
     StudySpec,
     View,
     WorkerReport,
-    format_bytes,
     format_seconds,
 )
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.limits import over_limit
+from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.screens import cache_folder, hand_on, record_of, take_over
 
 R = TypeVar("R")
 
@@ -55,6 +54,9 @@ SHARE_OF_BUDGET = 0.25
 
 CPUS_TO_SPARE = 4
 """Usable processors from which on candidates are compiled while others are measured on a GPU."""
+
+CPUS_OF_ARMS = 2
+"""Processors that are left to the two processes that are measured while something is compiled beside them."""
 
 TELL_EVERY_S = 20.0
 
@@ -96,19 +98,25 @@ class StudyScreener:
 
     Attributes:
         report: What the screen found; None before it ran, and where it cannot.
+        is_measuring: Whether anything is measured on this machine now, with which compiling must not interfere.
+        kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
 
     def __init__(self, store: Store, view: View) -> None:
         self.report: ScreenReport | None = None
+        self.is_measuring: Callable[[], bool] = lambda: False
         self._store = store
         self._spec = store.spec
         self._view = view
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
+        self._ahead: Future[str | None] | None = None
         self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
+        self._is_beside = False
+        self.kept_s = 0.0
 
     @property
     def is_asked_for(self) -> bool:
@@ -146,7 +154,8 @@ class StudyScreener:
         Raises:
             LaunchError: If the reference does not compile.
         """
-        self.report = self._known(screen) or self._run(screen, space, named)
+        self._is_beside = False
+        self.report = self._known(screen) or self._carried(screen, space) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
             self._view.note(line)
@@ -171,7 +180,8 @@ class StudyScreener:
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                cache_dir=cache_folder(asked),
+                processors=self._processors,
                 limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
@@ -207,6 +217,10 @@ class StudyScreener:
                 return report
         return None
 
+    def _carried(self, screen: Screener, space: SearchSpace) -> ScreenReport | None:
+        """The report of a screen that was made on another machine, if one of the same is there."""
+        return self.wait(lambda: take_over(self._store, screen, space, self._view))
+
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
         values = domains(space)
@@ -228,21 +242,17 @@ class StudyScreener:
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
-        self._store.append(
-            ScreenRecord(
-                target=report.target,
-                topology=report.topology,
-                versions=compiler_versions(),
-                report=report.model_dump(mode="json"),
-                duration_s=round(time.monotonic() - started, 3),
-            )
-        )
+        self._store.append(record_of(report, time.monotonic() - started))
+        hand_on(self._store, screen, values, report, self._view)
         return report
 
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
         own = self._spec.screen.time_budget
-        return own if own is not None else SHARE_OF_BUDGET * budget_s if budget_s is not None else None
+        if own is not None or budget_s is None:
+            return own
+        left_s = budget_s - self._store.watch.total_s - self.kept_s
+        return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         """Goes on without a screen, and says why."""
@@ -251,6 +261,33 @@ class StudyScreener:
         self._view.note(f"the study goes on without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
+
+    def _processors(self) -> int:
+        """How many compilations may run at once: one on each processor, but for those of what is measured."""
+        usable = len(os.sched_getaffinity(0))
+        return max(1, usable - CPUS_OF_ARMS) if self._is_beside else usable
+
+    def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
+        """Begins to compile what the screen needs while the noise floor is measured, until the screen itself does.
+
+        On GPU studies only, and only with processors to spare; where it fails the screen fails, and tells.
+
+        Args:
+            wanted: Gives the sets, what matters most first; called by the thread that compiles.
+        """
+        screen = self._screen
+        if screen is None or screen.job.target is None or self._spec.device.platform != "cuda":
+            return
+        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
+        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
+            return
+        self._is_beside = True
+
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                screen.compile_all(wanted(screen), is_over=lambda: not self._is_beside)
+
+        self._pool.submit(self._give_way, work, is_beside=True)
 
     # ------------------------------------------------------------------ single sets
 
@@ -266,8 +303,19 @@ class StudyScreener:
         return self._screen if self._is_on and self._believes_memory else None
 
     def wait(self, work: Callable[[], R]) -> R:
-        """Has something done by the thread that compiles, and waits for it."""
-        return self._pool.submit(work).result()
+        """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
+        return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
+
+    def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
+        """Does something, on processors that what is measured meanwhile can do without."""
+        screen = self._screen
+        if screen is None or not is_beside:
+            return work()
+        screen.keep_to(spare_processors(screen.job.topology.gpus_per_node))
+        try:
+            return work()
+        finally:
+            screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """What a set would run, and whether it fits; compiled now if it was not ahead."""
@@ -304,13 +352,22 @@ class StudyScreener:
         screen = self._screen
         if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
             return
-        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE:
+        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
+        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
             return
         settings = guess()
         if settings is not None:
-            self._pool.submit(
-                screen.program_key, settings
-            )  # what fails here fails again, and is told, when it is asked for
+            # What fails here fails again, and is told, when it is asked for.
+            self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
+
+    def rest(self) -> None:
+        """Ends what is being compiled ahead, for nobody waits for it and a proof is to have the machine for itself."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
+            return
+        self._screen.abort()
+        ahead.exception()  # waits until it has ended
+        self._screen.resume()
 
     def close(self) -> None:
         """Ends the compile worker, in whatever it is doing."""
@@ -335,23 +392,3 @@ def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | No
         yield opened
     finally:
         opened.close()
-
-
-def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
-    """The failure of a set whose compiled program needs more memory than the study allows."""
-    program = screen.result(settings).program
-    peak = program.memory.peak_bytes if program and program.memory else None
-    return over_limit(spec, peak, "by its compiled program, never launched")
-
-
-def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
-    """The failure of a set that must not be launched."""
-    program = screen.result(settings).program
-    peak = program.memory.peak_bytes if program and program.memory else None
-    limit = screen.limit_bytes(screen.baseline.merge(settings))
-    return Failure(
-        kind=FailureKind.OUT_OF_MEMORY,
-        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
-        f"{screen.target_name} {screen.job.topology}, never launched",
-        phase="screen",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
 from autotune.study.blame import most_starts
@@ -34,6 +35,7 @@ class Search:
         self._blamed: set[int] = set()  # whose cause a lane is looking for
         self._is_hopeful = False  # whether there is anything to prove
         self._is_over = False
+        self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
 
     def work(self) -> None:
@@ -46,8 +48,21 @@ class Search:
                 self._run.view.note(describe_timetable(self._table, asked=self._asked))
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
+            self._run.evaluator.rest()
         self._proposer.finish()
         self._tell_news()
+
+    def go_on(self) -> bool:
+        """Tries more with the time that proofs have left, but for what another one needs; whether it did."""
+        before = len(self._results())
+        if self._table is None or self._is_exhausted or before >= self._asked:
+            return False
+        self._table = replace(self._table, reserved_s=self._table.least_s)
+        self._is_over = self._is_hopeful = False  # what was promising has had its proof
+        self._run.view.stage("search", "the finalists did not hold: it goes on with the time that is left")
+        self._run.lanes.work(self._next)
+        self._proposer.finish()
+        return len(self._results()) > before
 
     def _recall_failures(self) -> None:
         """Keeps the sampler from what crashed or hung with this workload before; tells what did with others."""
@@ -120,10 +135,17 @@ class Search:
 
     @property
     def _kept_s(self) -> float:
-        """Seconds that are kept for proofs; none where there was no time for both, and there is nothing to prove."""
-        if self._table is None or not (self._table.is_enough or self._is_hopeful):
+        """Seconds that are kept for proofs.
+
+        Where there was no time for a few trials and a proof, a proof gets its time once there is something to prove,
+        if it still fits.
+        """
+        if self._table is None:
             return 0.0
-        return self._table.reserved_s
+        kept_s = self._table.reserved_s
+        if self._table.is_enough or (self._is_hopeful and self._run.time.used_up(kept_s=kept_s) is None):
+            return kept_s
+        return 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
@@ -133,7 +155,7 @@ class Search:
             self._run.view.note(
                 f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
             )
-            self._is_over = True
+            self._is_over = self._is_exhausted = True
         return config
 
     # ------------------------------------------------------------------ trials

@@ -98,21 +98,40 @@ def screen(run: StudyRun) -> None:
 
 def search(run: StudyRun) -> None:
     """Needs the space; tries sets until the asked number, the budget or the space is used up."""
-    Search(run).work()
+    run.search = Search(run)
+    run.search.work()
 
 
 def confirm(run: StudyRun) -> None:
-    """Needs trials; measures the promising ones in fresh processes."""
-    chosen = choose_finalists(run)
-    if not chosen:
-        return
+    """Needs trials; measures the promising ones in fresh processes.
+
+    Where none of them holds, and a budget has time left, the search goes on with that.
+    """
+    refuted: set[FlagSet] = set()
+    while chosen := _to_prove(run, refuted):
+        _prove_finalists(run, chosen)
+        if run.time.takes is None or run.members or any(f.is_passed for f in run.finalists):
+            return
+        refuted |= {f.settings for f in chosen}
+        if not run.search.go_on() and not any(pairs_run(run, "confirm", s) for s in _promising(run, refuted)):
+            return  # no time for more, and no earlier session has proven more
+
+
+def _promising(run: StudyRun, refuted: set[FlagSet]) -> list[FlagSet]:
+    return [f.settings for f in choose_finalists(run, refuted)]
+
+
+def _to_prove(run: StudyRun, refuted: set[FlagSet]) -> list[TrialResult]:
+    """The finalists for whose proofs there is time."""
+    chosen = choose_finalists(run, refuted)
     begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
     allowed = run.time.allows_proofs("confirm", begun)
     if len(allowed) < len(chosen):
         run.view.note(f"of {len(chosen)} promising sets there is time to prove {len(allowed)}")
-    if not allowed:
-        return
-    chosen = [f for f in chosen if f.settings in allowed]
+    return [f for f in chosen if f.settings in allowed]
+
+
+def _prove_finalists(run: StudyRun, chosen: list[TrialResult]) -> None:
     objectives, most = run.spec.search.objectives, f"up to {most_processes(run)}"
     if len(objectives) > 1:
         what = ", ".join(o.words for o in objectives)

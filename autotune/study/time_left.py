@@ -55,6 +55,7 @@ class Timetable:
         trial_s: A trial that is looked at once.
         trials: As many as fit beside what is kept, at least and at most: if each runs all its pairs, or is looked at
             once; no more than were asked.
+        fewest: Trials for which there must be time.
         parts: What is kept for each stage, in order.
     """
 
@@ -65,12 +66,13 @@ class Timetable:
     reserved_s: float
     trial_s: float
     trials: tuple[int, int]
+    fewest: int
     parts: tuple[tuple[str, float], ...]
 
     @property
     def needed_s(self) -> float:
         """The smallest budget in which a few sets can be tried and one of them proven."""
-        return self.used_s + FEWEST_TRIALS * self.trial_s + self.least_s
+        return self.used_s + self.fewest * self.trial_s + self.least_s
 
     @property
     def is_enough(self) -> bool:
@@ -226,6 +228,7 @@ class TimeLeft:
             reserved_s=reserved_s,
             trial_s=takes.trial_s,
             trials=(fewest, most),
+            fewest=min(FEWEST_TRIALS, spec.search.trials),
             parts=self._parts(takes, floor.at_s, search_s, reserved_s),
         )
 
@@ -257,7 +260,7 @@ def describe_timetable(table: Timetable, *, asked: int) -> str:
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
-            f"{whole} is too small to find and prove anything here: {FEWEST_TRIALS} trials ({each} each) and the least "
+            f"{whole} is too small to find and prove anything here: {table.fewest} trials ({each} each) and the least "
             f"proof ({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
             f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
             "one the same command goes on from where it ended"

@@ -149,7 +149,7 @@ class InTurns(Comparer):
         steps = bench.steps_for(reference)
         steps *= 2 * floor_pairs(reference.report, steps)
         least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
-        refuse_short_budget(spec, reference.report, used_s=bench.now_s, floor_s=least_s)
+        refuse_short_budget(spec, reference.report, begun_s=bench.begun_at_s, floor_s=least_s)
         for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
             with contextlib.closing(bench.start(FlagSet(), beside)) as worker:

@@ -90,6 +90,8 @@ class HookWorker(LocalWorker):
                 "process_count": jax.get("process_count", 1),
                 "peak_bytes": max((m.peak_bytes for m in memory), default=None),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
+                "loss_dtype": message.get("loss_dtype"),
+                "norm_dtype": message.get("norm_dtype"),
                 "device_memory": tuple(memory),
                 "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
                 "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,

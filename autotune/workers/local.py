@@ -24,7 +24,7 @@ from autotune.model import (
     TimeLimits,
     WorkerReport,
     kind_of,
-    time_limits,
+    limits_after,
     unpack,
 )
 from autotune.workers.base import Progress, WorkerFailed
@@ -52,7 +52,7 @@ class LocalLauncher:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
-        self.limits = time_limits(spec.measure)
+        self.limits = limits_after(spec.measure)
         self._alive: list[LocalWorker] = []
         self._keeps_kernels = keeps_kernels(spec)
 
@@ -157,7 +157,7 @@ class LocalWorker:
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
-        self.limits: TimeLimits = time_limits(spec.measure)
+        self.limits: TimeLimits = limits_after(spec.measure)
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
@@ -188,7 +188,7 @@ class LocalWorker:
         )
         if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
             own_s = statistics.median(self.report.warmup_step_times_s or (0.0,))
-            self.limits = time_limits(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
+            self.limits = limits_after(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES
-from autotune.compiler.compiler import CompileJob
+from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.compiler.verdicts import Screener

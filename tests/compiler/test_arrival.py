@@ -13,7 +13,8 @@ import pytest
 from autotune.compiler import compiler as compiler_module
 from autotune.compiler.arrival import FlagsLostError, parse_options, require_arrival
 from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES, find_canary
-from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.reading import HLO, read_program

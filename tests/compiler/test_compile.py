@@ -12,7 +12,8 @@ import pytest
 
 from autotune.compiler import compiler as compiler_module
 from autotune.compiler import program as P
-from autotune.compiler.compiler import CompileJob, Compiler
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.reading import read_program
 from autotune.compiler.targets import load_target, target_names

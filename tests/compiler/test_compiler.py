@@ -27,8 +27,9 @@ def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any)
 
     thread = threading.Thread(target=compile_many)
     thread.start()
-    while (worker := compiler._worker) is None or not hasattr(worker, "broken"):
+    while not (workers := compiler.workers) or not hasattr(workers[0], "broken"):
         time.sleep(0.05)
+    worker = workers[0]
     folder = worker._folder
     compiler.abort()
     thread.join(timeout=60)

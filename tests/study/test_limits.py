@@ -14,9 +14,8 @@ from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
-from autotune.study.limits import PHASE, over_limit, refuse_over_limit
+from autotune.study.limits import PHASE, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.study.preflight import keeping_rules, rule_defaults
-from autotune.study.screen import compiled_over_limit
 from autotune.study.turns import InTurns
 from autotune.workers.base import WorkerFailed
 from tests.runs import Run, replay_study

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler import load_target
 from autotune.model import AblationResult, ConfirmRun, FlagSet, FloorResult, StudySpec, TrialResult
 from autotune.rundir import Store
+from autotune.settings import SearchSpace
 from autotune.study import screen as stage
 from autotune.study.stages import run_study
-from harness.gpu_memory import OnSharedGpu
+from harness.gpu_memory import GpuMemory, OnSharedGpu
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import BUFFER, COMBINE, GIB, Rules, screen, space
 from tests.runs import Diary, asking, replay_study
@@ -116,6 +118,29 @@ def test_what_is_compiled_is_not_believed_where_the_default_takes_turns_all_the_
 def test_a_study_that_insists_on_turns_is_not_overruled(run: Run) -> None:
     store, _, _ = run(lambda settings: 20.0, compiled=lambda settings: 50.0, measure={"mode": "turns"})
     assert {r.comparison.mode for r in store.of(TrialResult) if r.comparison} == {"turns"}
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_what_the_real_compiler_says_of_memory_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A described GPU that holds one process and a half of a small step."""
+    gpu = load_target("h100-sxm")
+    small = tmp_path / "small.txtpb"
+    size = 56 << 20  # the step needs 32 MiB of it (jaxlib 0.10.2): more than 0.45, less than 0.75
+    small.write_text(gpu.config_text.replace(f"device_memory_size: {gpu.memory_bytes}", f"device_memory_size: {size}"))
+    spec = study(
+        workload={"entry": "llama", "options": {"size": "small", "attention": "xla"}},
+        device={"platform": "cuda", "count": 1},
+        screen={"enabled": True, "target": str(small), "cache": False, "time_budget": 1e-9},
+    )
+    monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
+    launcher, diary = OnSharedGpu(spec, need=lambda settings: 32 / 1024, gpu=GpuMemory(size)), Diary()
+    setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    made = given_run(asking(spec, 0), tmp_path / "run", setup, diary)
+    run_study(made)
+    assert launcher.failed == []
+    assert launcher.most == 1
+    assert any("they run one at a time" in note for note in diary.notes), diary.notes
 
 
 def test_memory_of_the_target_is_that_of_the_gpu() -> None:

@@ -288,7 +288,7 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
 def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_processors_to_spare(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
     guessed: list[FlagSet] = []
     original = StudyScreener.compile_ahead
 

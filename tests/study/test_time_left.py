@@ -12,7 +12,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.stats.estimates import Outlook
@@ -48,7 +48,8 @@ class Ended:
     def __init__(self, spec: StudySpec, *, stops: tuple[float, ...] = (), start_factor: float = 1.0) -> None:
         self.spec = spec
         self.timed = TimedStudy(GivenSetup(given_space=SPACE), start_factor=start_factor)
-        self.diary, self.conclusion = Diary(), None  # type: Diary, ConclusionRecord | None
+        self.diary = Diary()
+        self.conclusion: ConclusionRecord | None = None
         self.table: Timetable | None = None
         for stop_s in stops:
             self.timed.clock.stop_at_s = stop_s
@@ -221,3 +222,21 @@ def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.M
     assert ended.found
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is not Outcome.WINNER
+
+
+def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search() -> None:
+    """On a noisy machine without any effect trials look promising, and do not hold: the search goes on."""
+    noisy = {"effects": {}, "noise": {"white_sd": 0.02, "process_sd": 0.006}}
+    spec = study(
+        0.05, 7.0, 20 * MINUTE, trials=60, replay=noisy, measure={"block_s": 0.05, "settle_s": 0, "steady_s": 0}
+    )
+    ended = Ended(spec)
+    assert ended.timed.clock.now_s <= 22 * MINUTE
+    stages = ended.diary.stages
+    if "confirm" in stages:
+        assert "search" in stages[stages.index("confirm") :]
+    before = ended.conclusion
+    ended.go_on(spec)
+    assert ended.conclusion is not None
+    assert before is not None
+    assert ended.conclusion.sentence == before.sentence

@@ -12,6 +12,7 @@ import pytest
 from autotune.model import FlagSet, Pair, WorkPerStep
 from autotune.rundir import Folders
 from autotune.study.bench import Bench
+from autotune.study.comparer import Compared
 from autotune.study.turns import InTurns
 from autotune.workers.command import CommandLauncher
 from tests.workers.conftest import PROGRAMS, command, study
@@ -70,7 +71,7 @@ def test_processes_on_one_gpu_take_turns_where_they_fit(
 ) -> None:
     bench, desk = benches(needed, *variables)
     folder = bench.folders.folder("pair")
-    found = InTurns(bench).fresh_pair(FlagSet({"NCCL_PROTO": "LL"}), folder, name="pair", pairs=2)
+    found: Compared[None] = InTurns(bench).fresh_pair(FlagSet({"NCCL_PROTO": "LL"}), folder, name="pair", pairs=2)
     assert found.comparison is not None
     assert found.comparison.mode == mode
     assert len(desk.incidents) == told, desk.incidents

@@ -12,12 +12,15 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import autotune.hook
 
 SIZE = 80 * 10**9
 ledger, needed = Path(sys.argv[1]), int(sys.argv[2])
-os.environ.update(argument.split("=", 1) for argument in sys.argv[3:])  # type: ignore[arg-type]
+for argument in sys.argv[3:]:
+    name, value = argument.split("=", 1)
+    os.environ[name] = value
 
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options  # noqa: E402 (reads what was set above)
 
@@ -30,7 +33,9 @@ def take(wanted: int) -> int:
     """Takes so many bytes of the device, or as many as there are; what dead processes held is free."""
     with ledger.open("r+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        held = {pid: n for pid, n in json.loads(stream.read() or "{}").items() if Path(f"/proc/{pid}").exists()}
+        held: dict[str, int] = {
+            pid: n for pid, n in json.loads(stream.read() or "{}").items() if Path(f"/proc/{pid}").exists()
+        }
         taken = min(wanted, SIZE - sum(held.values()))
         stream.seek(0)
         stream.truncate()
@@ -38,7 +43,8 @@ def take(wanted: int) -> int:
     return taken
 
 
-share = float(generate_pjrt_gpu_plugin_options().get("memory_fraction", 0.75))
+options: Any = generate_pjrt_gpu_plugin_options()
+share = float(options.get("memory_fraction", 0.75))
 limit = take(int(share * SIZE))
 if needed > limit:
     raise JaxRuntimeError(f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {needed} bytes.")

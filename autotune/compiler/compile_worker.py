@@ -1,0 +1,181 @@
+"""One compile worker: a process that lowers a job's step once and compiles it under one set after the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler.arrival import require_arrival
+from autotune.compiler.job import CompileJob, Progress
+from autotune.compiler.program import CompileResult
+from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
+from autotune.compiler.scratch import Scratch
+from autotune.machine import child_environment, driver_python, let_import_packages
+from autotune.model import OPTION, PROCESS_COUNT, Failure, FailureKind, FlagSet, options_in
+from autotune.workers import GuardedProcess, classify_failure
+
+NICENESS = 15
+"""Of every process that compiles: whatever else runs goes first."""
+
+START_LIMIT_S = 900.0
+STOP_PATIENCE_S = 10.0
+LOG_BYTES = 2_000_000
+
+ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
+"""Makes XLA write its own estimates beside each kernel; the program stays the same."""
+
+
+def jax_settings(settings: FlagSet) -> FlagSet:
+    """The part of a set that JAX itself reads, at import or while it lowers."""
+    return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
+
+
+def of_worker(settings: FlagSet) -> FlagSet:
+    """The part of a set that decides which worker compiles it: what JAX reads, and options of the workload."""
+    return jax_settings(settings).merge(settings.of_kind("option"))
+
+
+class CompileWorker:
+    """One compile worker behind its guard, in a folder of its own that goes with it."""
+
+    def __init__(
+        self, job: CompileJob, shared: FlagSet, progress: Progress, *, in_fork: str, kept_to: frozenset[int]
+    ) -> None:
+        self._job = job
+        self.kept_to = kept_to
+        self.shared = shared
+        self._limit_s = 0.0
+        self._count = 0
+        self._scratch = Scratch()
+        self._folder = self._scratch.path
+        is_cpu = job.target is None
+        env = child_environment(
+            job.base,
+            shared,
+            platform_name="cpu",
+            virtual_devices=job.topology.device_count if is_cpu else None,
+        )
+        let_import_packages(env)
+        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: those that are here are being measured
+        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
+        env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
+        env["TF_CPP_MIN_LOG_LEVEL"] = "1"
+        command = [driver_python(), "-m", "autotune.child.compile"]
+        self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
+        self._process.send({**self._order(), "in_fork": in_fork, **self._manners()})
+        progress("lower")
+        answer = self._process.first(("ready", "error"), START_LIMIT_S)
+        self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
+        self.touched_by: str | None = answer.get("touched_by") if answer else None
+
+    def _order(self) -> dict[str, Any]:
+        target, topology = self._job.target, self._job.topology
+        return {
+            "type": "job",
+            "entry": self._job.entry,
+            "options": {**self._job.options, **options_in(self.shared.without(OPTION + PROCESS_COUNT))},
+            "paths": list(self._job.paths),
+            "platform": "cuda" if target else "cpu",
+            "target_config": target.config_text if target else None,
+            "topology": topology.for_xla(target.network) if target else None,
+        }
+
+    def _manners(self) -> dict[str, Any]:
+        return {"niceness": NICENESS, "processors": sorted(self.kept_to)}
+
+    def compile(self, settings: FlagSet, *, limit_s: float, has_estimates: bool) -> CompileResult | None:
+        """Compiles one set, for so many seconds at most; None if the worker itself is gone."""
+        self._count += 1
+        self._limit_s = limit_s
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        env = settings.of_kind("env").to_environment()
+        asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
+        own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates and self._job.target else [])]
+        env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
+        self._process.send(
+            {
+                "type": "compile",
+                "id": self._count,
+                "folder": str(folder),
+                "environment": env,
+                "jax_options": list(jax_settings(settings)),
+                "limit_s": self._limit_s,
+                **self._manners(),
+            }
+        )
+        answer = self._process.first(("compiled",), self._limit_s + 60.0)
+        if answer is None:
+            return None
+        try:
+            return self._read(settings, asked, folder, answer)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _read(self, settings: FlagSet, asked: FlagSet, folder: Path, answer: Mapping[str, Any]) -> CompileResult:
+        found: dict[str, Any] = {}
+        if (folder / RESULT).is_file():
+            found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        cost = {n: answer[n] for n in ("duration_s", "cpu_s", "host_bytes")}
+        if answer["exit_status"] != 0 or answer["timed_out"]:
+            failure = self._failure(folder, answer, found)
+            return CompileResult(settings=settings, failure=failure, **cost)
+        require_arrival(
+            settings, asked, marker=str(folder / "dump"), written=read_text(folder / OPTIONS),
+            jax_options=found["jax_options"],
+        )  # fmt: skip
+        program = read_program(
+            folder,
+            found,
+            is_gpu=self._job.target is not None,
+            device_count=self._job.topology.device_count,
+            gpus_per_node=self._job.topology.gpus_per_node,
+        )
+        return CompileResult(settings=settings, program=program, **cost)
+
+    def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
+        lines = last_lines(folder / LOG)
+        if answer["timed_out"]:
+            return Failure(
+                kind=FailureKind.HANG,
+                message=f"the compiler did not finish within {self._limit_s:.0f} s",
+                phase="compile",
+                last_lines=lines,
+            )
+        failure = classify_failure(
+            exit_status=answer["exit_status"],
+            phase="compile",
+            error_type=found.get("error_type"),
+            message=found.get("message"),
+            last_lines=lines,
+            log=None,
+        )
+        words = next((told[1] for line in lines if (told := FATAL.match(line))), None)
+        if words is None or found.get("error_type"):
+            return failure
+        said = words if failure.kind is FailureKind.UNKNOWN_FLAG else f"{failure.message}: {words}"
+        return failure.model_copy(update={"message": said})
+
+    def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
+        """Why no set can be compiled at all."""
+        end = self._process.end or {}
+        lines = tuple(end.get("last_lines", ()))
+        if answer is not None and answer.get("error_type"):
+            kind = FailureKind.WORKLOAD_ERROR
+            said = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
+        else:
+            kind = FailureKind.LAUNCH
+            said = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
+        return Failure(kind=kind, message=said, phase="lower", last_lines=lines)
+
+    def close(self) -> None:
+        """Ends the process and removes its folder."""
+        self._process.close(STOP_PATIENCE_S)
+        self._scratch.close()
+
+    def abort(self) -> None:
+        """Ends the process from another thread; whoever waits for it is told that it is gone."""
+        self._process.abort()

@@ -1,0 +1,28 @@
+"""However a program says its number format, its name comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autotune.child.dtypes import dtype_name
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        (jnp.bfloat16, "bfloat16"),
+        (jnp.float8_e4m3fn, "float8_e4m3fn"),
+        (np.float32, "float32"),
+        (np.dtype("float16"), "float16"),
+        (jnp.zeros(1, jnp.bfloat16).dtype, "bfloat16"),
+        ("nanoo_fp8", "nanoo_fp8"),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_a_format_has_its_name(said: Any, name: str | None) -> None:
+    assert dtype_name(said) == name

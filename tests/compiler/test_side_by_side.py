@@ -1,0 +1,228 @@
+"""Several sets are compiled at once: as many as there are processors and memory for, what matters most first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.compiler import compiler as module
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
+from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.targets import parse_topology
+from autotune.compiler.verdicts import Screener, by_promise
+from autotune.machine.host_memory import available_memory_bytes
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_catalog
+from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, space
+
+GIB = 1 << 30
+PATIENCE_S = 20.0
+
+
+class Machine:
+    """What fake workers do together.
+
+    Attributes:
+        meet: So many compilations meet in each, and none ends before; 1 ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.now, self.most, self.started = 0, 0, 0
+        self.order: list[FlagSet] = []
+        self.limits: list[float] = []
+        self.barrier: threading.Barrier | None = None
+        self.host_bytes = 2 * GIB
+        self.broken: Any = None
+        self.fails: Callable[[FlagSet], bool] = lambda settings: False
+
+    def worker(self, job: CompileJob, shared: FlagSet, progress: Any, **_: Any) -> FakeWorker:
+        self.started += 1
+        return FakeWorker(self, shared)
+
+
+class FakeWorker:
+    touched_by = None
+
+    def __init__(self, machine: Machine, shared: FlagSet) -> None:
+        self.machine, self.shared, self.broken = machine, shared, machine.broken
+
+    def compile(self, settings: FlagSet, *, limit_s: float, has_estimates: bool) -> CompileResult | None:
+        machine = self.machine
+        with machine.lock:
+            machine.now += 1
+            machine.most = max(machine.most, machine.now)
+            machine.order.append(settings)
+            machine.limits.append(limit_s)
+        try:
+            if machine.barrier is not None:
+                machine.barrier.wait(PATIENCE_S)
+            if machine.fails(settings):
+                raise LaunchError("the machine failed")
+        finally:
+            with machine.lock:
+                machine.now -= 1
+        program = CompiledProgram(fingerprint=str(settings), versions={}, compile_s=1.0, memory=None, schedule=())
+        return CompileResult(settings=settings, program=program, duration_s=40.0, host_bytes=machine.host_bytes)
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    found = Machine()
+    monkeypatch.setattr(module, "CompileWorker", found.worker)
+    monkeypatch.setattr(module, "available_memory_bytes", lambda: 64 * GIB)
+    yield found
+    assert found.now == 0  # nothing goes on
+
+
+def compiler(processors: int, **more: Any) -> Compiler:
+    job = CompileJob(
+        entry="llama", options={}, target=None, topology=parse_topology("1"), versions={"jaxlib": "0"}, base={}
+    )
+    return Compiler(job, processors=lambda: processors, **more)
+
+
+def sets(count: int) -> list[FlagSet]:
+    return [FlagSet({"xla_n": n}) for n in range(count)]
+
+
+def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Machine) -> None:
+    with compiler(4) as opened:
+        list(opened.compile([FlagSet()]))
+        assert machine.most == 1
+        machine.barrier = threading.Barrier(4)  # who does not run four at once waits in vain
+        results = list(opened.compile(sets(8)))
+    assert machine.most == 4
+    assert {r.settings for r in results} == set(sets(8))
+    assert machine.started == 4
+
+
+def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory_bytes", lambda: 9 * GIB)  # half of it is enough for two
+    with compiler(16) as opened:
+        list(opened.compile([FlagSet()]))
+        list(opened.compile(sets(12)))
+        assert machine.most <= 2
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: GIB)  # not even for one: one it is
+        machine.most = 0
+        list(opened.compile([FlagSet({"xla_m": n}) for n in range(3)]))
+    assert machine.most == 1
+
+
+def test_what_matters_most_is_begun_first_and_results_are_kept(machine: Machine, tmp_path: Path) -> None:
+    with compiler(3, cache_dir=tmp_path) as opened:
+        list(opened.compile([FlagSet()]))
+        machine.order.clear()
+        results = opened.compile(sets(9))
+        next(results)
+        results.close()  # the time is up: no more are begun, those under way are kept
+        begun = len(machine.order)
+        assert begun < 9
+        assert set(machine.order) == set(sets(begun))
+    with compiler(1, cache_dir=tmp_path) as again:
+        assert sum(r.from_cache for r in again.compile(sets(9))) == begun
+
+
+def test_a_worker_serves_those_sets_that_it_lowered_for(machine: Machine) -> None:
+    mixed = [FlagSet({"jax_a": n % 2, "xla_n": n}) for n in range(8)]
+    with compiler(2) as opened:
+        list(opened.compile([mixed[0]]))
+        list(opened.compile(mixed[1:]))
+    assert machine.started <= 4  # eight if each took turns
+
+
+def test_one_that_cannot_be_compiled_at_all_ends_the_others(machine: Machine) -> None:
+    with compiler(2) as opened:
+        list(opened.compile([FlagSet()]))
+        machine.fails = lambda settings: settings == sets(5)[4]
+        with pytest.raises(LaunchError, match="the machine failed"):
+            list(opened.compile(sets(5)))
+
+
+def test_limits_follow_from_the_first_unless_they_are_given(machine: Machine) -> None:
+    with compiler(1) as opened:
+        list(opened.compile([FlagSet(), *sets(1)]))
+    assert machine.limits == [900.0, 320.0]  # eight times the first one's 40 s
+    with compiler(1, limit_s=7.0) as opened:
+        list(opened.compile([FlagSet(), *sets(1)]))
+    assert machine.limits[2:] == [7.0, 7.0]
+
+
+def test_named_sets_go_first_then_settings_that_many_of_them_hold() -> None:
+    named = {"one": FlagSet({"xla_c": 1}), "two": FlagSet({"xla_c": 1, "xla_b": 1})}
+    order = by_promise({"xla_a": ["1"], "xla_b": ["1", "2"], "xla_c": ["1"]}, named)
+    assert order[:2] == [*named.values()]
+    assert [next(iter(s)) for s in order[2:]] == ["xla_c", "xla_b", "xla_b", "xla_a"]
+
+
+class Batches(Rules):
+    """Gives what it compiles in another order, as several workers do."""
+
+    def compile(self, sets: Any) -> Iterator[CompileResult]:
+        yield from reversed(list(super().compile(sets)))
+
+
+def test_verdicts_do_not_depend_on_who_is_ready_first() -> None:
+    values = {p.name: [v for v in p.values() if not p.is_absent(v)] for p in space().parameters}
+    named = {"a": FlagSet({BUFFER: "true", COMBINE: "11"}), "b": FlagSet({SLOP: "17"})}
+
+    def report(rules: Rules) -> Any:
+        catalog: Any = load_catalog()
+        made: Any = rules
+        return Screener(made, baseline=FlagSet(), catalog=catalog).run(values, named)
+
+    assert report(Batches()) == report(Rules())
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "1000", "memory.current": "400"}, 600),
+        ({"memory.max": "max", "memory.current": "400"}, None),
+        ({"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "1200"}, 0),
+        ({}, None),
+    ],
+)
+def test_a_container_has_no_more_memory_than_its_limit_leaves(
+    tmp_path: Path, files: dict[str, str], left: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = available_memory_bytes(tmp_path)
+    assert found == left if left is not None else found > 1000
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: Any) -> None:
+    values = {
+        "xla_gpu_enable_while_loop_double_buffering": ["true"],
+        "xla_gpu_all_gather_combine_threshold_bytes": ["1", "1073741824"],
+        "xla_gpu_enable_latency_hiding_scheduler": ["true"],
+    }
+
+    def report(processors: int) -> tuple[Any, set[int]]:
+        with Compiler(toy_job(), processors=lambda: processors) as opened:
+            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(values, {})
+            return found, {id(w) for w in opened.workers}
+
+    (alone, one), (beside, several) = report(1), report(max(2, len(os.sched_getaffinity(0))))
+    assert len(one) == 1 < len(several)
+    assert [(s.name, s.effect, [(v.value, v.fingerprint) for v in s.values]) for s in alone.settings] == [
+        (s.name, s.effect, [(v.value, v.fingerprint) for v in s.values]) for s in beside.settings
+    ]
+    assert alone.reference.fingerprint == beside.reference.fingerprint

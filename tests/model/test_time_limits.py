@@ -1,0 +1,68 @@
+"""Limits follow from what the reference took, unless the study sets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
+from autotune.study.stages import run_study
+from harness.simulated import GivenSetup
+from harness.timed import TimedLauncher, TimedStudy
+from tests.runs import SPACE, Diary
+
+
+def study(**measure: Any) -> StudySpec:
+    return parse_study(
+        {
+            "name": "limited",
+            "workload": {"entry": "llama"},
+            "search": {"trials": 1},
+            "measure": measure,
+            "replay": {"step_s": 2.0, "start_s": 45.0, "noise": {"white_sd": 1e-4}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("start_s", "step_s", "limit_s", "block_s"),
+    [(0.0, 0.0, 600.0, 120.0), (3.0, 0.01, 120.0, 120.0), (45.0, 0.85, 180.0, 120.0), (90.0, 85.0, 360.0, 2550.0)],
+)
+def test_multiples_of_the_reference_with_a_floor(start_s: float, step_s: float, limit_s: float, block_s: float) -> None:
+    found = limits_after(study().measure, start_s=start_s, step_s=step_s)
+    assert found.start_s == limit_s
+    assert found.of_block(3) == pytest.approx(block_s)
+
+
+def test_what_the_study_sets_is_kept_to() -> None:
+    measure = study(start_limit_s=30, block_limit_s="5s").measure
+    assert limits_after(measure, start_s=45.0, step_s=85.0) == TimeLimits(start_s=30.0, block_s=5.0)
+
+
+def test_compilations() -> None:
+    assert (compile_limit_s(None), compile_limit_s(None, 5.0), compile_limit_s(None, 40.0)) == (900.0, 120.0, 320.0)
+    assert compile_limit_s(7.0, 40.0) == 7.0
+
+
+def test_runs_of_before_are_the_same_studies() -> None:
+    """Their files hold the numbers that were the defaults."""
+    assert study().identity == study(start_limit_s=600.0, block_limit_s=120.0).identity
+    assert study().identity != study(start_limit_s=60.0).identity
+
+
+def test_the_launcher_is_told_once_the_noise_floor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TimeLimits] = []
+    original = TimedLauncher.start
+
+    def start(self: TimedLauncher, *args: Any, **more: Any) -> Any:
+        seen.append(self.limits)
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(TimedLauncher, "start", start)
+    spec = study()
+    run_study(TimedStudy(GivenSetup(given_space=SPACE)).session(spec, Diary()))
+    assert seen[0] == TimeLimits()
+    assert seen[-1].start_s == 180.0
+    assert seen[-1].of_block(100) == pytest.approx(2000.0, rel=0.01)

@@ -1,0 +1,86 @@
+"""Every format that JAX has, by every name that programs give it, has a tolerance; integers have none, and say why."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from autotune.stats.dtypes import FORMATS, is_float32, rounding_of, spacing_of
+from autotune.stats.loss_check import LOSS, LossSpread, StepLoss, compare_traces
+
+ALL = sorted(n for n in dir(ml_dtypes) if n.startswith(("float", "bfloat")))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_format_of_jax_has_a_tolerance_and_its_own_spacing(name: str) -> None:
+    """On 2b61fbc float4, float6 and formats under other names ended a study with a traceback."""
+    assert 2.0**-8 <= rounding_of(name) <= 2.0**-4
+    assert spacing_of(name) == float(ml_dtypes.finfo(name).eps)
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+def test_formats_of_numpy_are_as_numpy_says(name: str) -> None:
+    assert spacing_of(name) == float(np.finfo(name).eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("bf16", "bfloat16"),
+        ("mixed_bfloat16", "bfloat16"),
+        ("<class 'jax.numpy.bfloat16'>", "bfloat16"),
+        ("BFLOAT16", "bfloat16"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("tf32", "tensorfloat32"),
+        ("float", "float32"),
+        ("double", "float64"),
+        ("complex64", "float32"),
+        ("fp8", "float8"),
+        ("nanoo_fp8", "float8"),
+        ("f8e4m3fn", "float8"),
+        ("float8_e4m3fn/float8_e5m2", "float8"),
+        ("float8_e4m3b11fnuz", "float8"),
+        ("bfloat16/float8_e5m2", "float8"),
+        ("int8/bfloat16", "float8"),
+        ("int4, bfloat16", "float4"),
+        ("bf16_bf16_f32", "bfloat16"),
+        ("nvfp4", "float4"),
+        ("mxfp6_e2m3", "float6"),
+    ],
+)
+def test_names_of_other_programs_are_understood(name: str, same: str) -> None:
+    assert rounding_of(name) == FORMATS[same].rounding
+
+
+@pytest.mark.parametrize("name", ["int8", "uint4", "s8", "bool", "int32/int8"])
+def test_integers_are_refused_and_say_why(name: str) -> None:
+    with pytest.raises(ValueError, match="an integer has no rounding; name the one in which the loss is computed"):
+        rounding_of(name)
+
+
+@pytest.mark.parametrize("name", ["", "quantized", "float7", "object", "None"])
+def test_what_nobody_knows_is_refused_and_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match="must be a floating-point one"):
+        spacing_of(name)
+
+
+def test_float32_is_told_apart() -> None:
+    assert [n for n in ("float32", "fp32", "single", "bf16_bf16_f32", "tf32", "complex64") if is_float32(n)] == [
+        "float32", "fp32", "single", "complex64",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_neighbours_of_a_narrow_loss_are_no_wrong_loss_and_a_wrong_one_is(name: str) -> None:
+    """On 2b61fbc a loss told in bfloat16 that fell to the other side of a rounding was called wrong."""
+    spacing = spacing_of(name)
+    reference = {0: StepLoss(1.0)}
+
+    def is_ok(loss: float) -> bool:
+        spread, told = LossSpread(is_rounded=True), {0: StepLoss(loss)}
+        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={LOSS: spacing}).is_ok
+
+    assert is_ok(1.0 + spacing)
+    assert not is_ok(1.0 + 3 * spacing)

@@ -1,0 +1,63 @@
+"""Studies of programs in unusual number formats come to their end; what cannot be compared is a failed trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model import FailureKind, FlagSet, LaunchError, StudySpec, TrialResult, TrialStatus
+from autotune.workers import ReplayLauncher
+from autotune.workers.base import Progress
+from autotune.workers.replay import ReplayWorker
+from tests.runs import Run, replay_study
+
+
+class Speaking(ReplayLauncher):
+    """Workers that name their formats: one for all, another for those with a setting."""
+
+    def __init__(self, spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform="cpu")
+        self.every, self.some = every, some or {}
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        worker = super().start(settings, folder, progress=progress)
+        update = {**self.every, **(self.some if "xla_a" in settings else {})}
+        worker.report = worker.report.model_copy(update=update)
+        return worker
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn/float8_e5m2", "float4_e2m1fn", "nanoo_fp8", "bf16", "int8/bfloat16"])
+def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str) -> None:
+    """On 2b61fbc: `ValueError: dtype must be one of float64, float32, ...`, a traceback."""
+    spec = replay_study(effects={"xla_a=1": 0.9})
+    launcher = Speaking(spec, {"dtype": dtype, "loss_dtype": "bfloat16", "norm_dtype": "float8_e5m2"})
+    conclusion, store, _ = run_replay(spec, trials=8, launcher=launcher)
+    assert {r.status for r in store.of(TrialResult)} == {TrialStatus.MEASURED}
+    assert conclusion.settings == FlagSet({"xla_a": "1"})
+
+
+def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_a=1": "wrong_loss"})  # half as much again
+    launcher = Speaking(spec, {"dtype": "float8_e5m2", "loss_dtype": "bfloat16"})
+    _, store, _ = run_replay(spec, trials=8, launcher=launcher)
+    wrong = [r for r in store.of(TrialResult) if r.settings.get("xla_a") == "1"]
+    assert wrong
+    assert {r.failure.kind for r in wrong if r.failure} == {FailureKind.WRONG_LOSS}
+
+
+def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_b=1": 0.9})
+    _, store, _ = run_replay(spec, trials=12, launcher=Speaking(spec, {}, {"loss_dtype": "int32"}))
+    failed = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert failed
+    assert all("xla_a" in r.settings for r in failed)
+    assert all(r.failure and "an integer has no rounding" in r.failure.message for r in failed)
+
+
+def test_a_reference_whose_format_nobody_knows_ends_the_study_with_advice(run_replay: Run) -> None:
+    spec = replay_study()
+    with pytest.raises(LaunchError, match=r"arithmetic .*'quantized'.*name the one in which the loss is computed"):
+        run_replay(spec, launcher=Speaking(spec, {"dtype": "quantized"}))

@@ -1,0 +1,55 @@
+"""Number formats as programs say them, in real processes: each has a tolerance or a clear refusal, none a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model import FailureKind, FlagSet, WorkerReport
+from autotune.rundir import Folders
+from autotune.study.bench import Bench
+from autotune.workers import LocalLauncher, WorkerFailed
+from tests.workers.conftest import PROGRAMS, study
+from tests.workers.test_shared_gpu import Desk
+
+Report = Callable[..., WorkerReport]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Iterator[Report]:
+    """What a real process of the workload reports, once its bench has looked at it."""
+    benches: list[Bench] = []
+
+    def make(**options: Any) -> WorkerReport:
+        spec = study({"entry": "odd_dtypes:build", "options": options})
+        launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
+        benches.append(Bench(spec, Folders(tmp_path / "run"), launcher, Desk()))
+        return benches[-1].start(FlagSet(), benches[-1].folders.folder("one")).report
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+def test_formats_are_told_by_their_names(report: Report) -> None:
+    found = report(says="jnp", told="float8_e4m3fn")
+    assert (found.dtype, found.loss_dtype, found.norm_dtype) == ("bfloat16", "float8_e4m3fn", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"told": "int32"}, r"loss: .*int32.*an integer has no rounding"),
+        ({"says": "int8"}, r"arithmetic .*'int8'.*an integer has no rounding"),
+    ],
+)
+def test_a_format_that_cannot_be_compared_is_refused_with_what_to_do(
+    report: Report, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(WorkerFailed, match=said) as error:
+        report(**options)
+    assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR
