@@ -43,7 +43,7 @@ class Machine:
         self.broken: Any = None
         self.fails: Callable[[FlagSet], bool] = lambda settings: False
 
-    def worker(self, job: CompileJob, shared: FlagSet, progress: Any, *, in_fork: str) -> FakeWorker:
+    def worker(self, job: CompileJob, shared: FlagSet, progress: Any, **how: Any) -> FakeWorker:
         self.started += 1
         return FakeWorker(self, shared)
 
@@ -108,6 +108,14 @@ def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Ma
     assert machine.most == 4
     assert {r.settings for r in results} == set(sets(8))
     assert machine.started == 4
+
+
+def test_beside_a_measurement_as_many_as_there_are_processors_to_spare(machine: Machine) -> None:
+    with compiler(16) as opened:
+        list(opened.compile([FlagSet()]))
+        opened.kept_to = frozenset({6, 7})
+        list(opened.compile(sets(8)))
+    assert machine.most <= 2
 
 
 def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
