@@ -55,9 +55,6 @@ SHARE_OF_BUDGET = 0.25
 CPUS_TO_SPARE = 4
 """Usable processors from which on candidates are compiled while others are measured on a GPU."""
 
-CPUS_OF_ARMS = 2
-"""Processors that are left to the two processes that are measured while something is compiled beside them."""
-
 TELL_EVERY_S = 20.0
 
 
@@ -181,7 +178,7 @@ class StudyScreener:
                 target=target,
                 topology=topology,
                 cache_dir=cache_folder(asked),
-                processors=self._processors,
+                processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
                 limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
@@ -261,11 +258,6 @@ class StudyScreener:
         self._view.note(f"the study goes on without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
-
-    def _processors(self) -> int:
-        """How many compilations may run at once: one on each processor, but for those of what is measured."""
-        usable = len(os.sched_getaffinity(0))
-        return max(1, usable - CPUS_OF_ARMS) if self._is_beside else usable
 
     def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
         """Begins to compile what the screen needs while the noise floor is measured, until the screen itself does.

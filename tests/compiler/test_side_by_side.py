@@ -110,6 +110,14 @@ def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Ma
     assert machine.started == 4
 
 
+def test_beside_a_measurement_as_many_as_there_are_processors_to_spare(machine: Machine) -> None:
+    with compiler(16) as opened:
+        list(opened.compile([FlagSet()]))
+        opened.kept_to = frozenset({6, 7})
+        list(opened.compile(sets(8)))
+    assert machine.most <= 2
+
+
 def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 9 * GIB)  # half of it is enough for two
     with compiler(16) as opened:

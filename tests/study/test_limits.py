@@ -16,6 +16,7 @@ from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
 from autotune.study.limits import PHASE, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.study.preflight import keeping_rules, rule_defaults
+from autotune.study.share import MemoryShare
 from autotune.study.turns import InTurns
 from autotune.workers.base import WorkerFailed
 from tests.runs import Run, replay_study
@@ -74,6 +75,7 @@ def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     class OnlySpec:
         def __init__(self) -> None:
             self.spec = spec
+            self.share = MemoryShare(spec)
 
         def release_reference(self) -> None:
             pass
@@ -81,7 +83,7 @@ def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     comparer = InTurns(OnlySpec())  # type: ignore[arg-type]
     failure = over_limit(spec, 2 << 30, "measured")
     assert failure is not None
-    assert comparer.instead(WorkerFailed(failure)) is None
+    assert comparer.instead(WorkerFailed(failure), FlagSet()) is None
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
     assert isinstance(comparer.instead(WorkerFailed(of_device)), OneAtATime)
 

@@ -19,7 +19,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study import need
 from autotune.study import screen as stage
-from autotune.study.screen import CPUS_OF_ARMS, StudyScreener
+from autotune.study.screen import StudyScreener
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.simulated import GivenSetup, given_run
@@ -104,7 +104,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_the_screen_begins_while_the_noise_floor_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))  # 8 GPUs keep one each
     rules = Told()
     _, store, diary, launcher = run(study(), rules, waits=True)
     assert not launcher.has_waited_in_vain
@@ -130,15 +130,6 @@ def test_nothing_is_compiled_beside_the_floor_without_processors_to_spare(
     monkeypatch.setattr(StudyScreener, "compile_beside", beside)
     run(study(), Told())
     assert begun == []
-
-
-def test_what_is_measured_keeps_its_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    opened = StudyScreener(Store(tmp_path, study(), study_dir=str(tmp_path)), Diary())
-    assert opened._processors() == 8
-    opened._is_beside = True
-    assert opened._processors() == 8 - CPUS_OF_ARMS
-    opened.close()
 
 
 def test_a_screen_of_another_machine_is_taken_over(run: Run, tmp_path: Path) -> None:
