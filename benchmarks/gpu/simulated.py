@@ -205,7 +205,8 @@ class SimulatedMachine:
     def launcher(self, spec: StudySpec) -> Launcher:
         """Replays, on the simulated clock."""
         assert self._clock is not None
-        inner = ReplayLauncher(self._figures.replay(spec), seed=spec.seed, platform="cuda")
+        moment = round(1000 * self._clock.spent_s)  # the machine goes on: it does not begin anew with each process
+        inner = ReplayLauncher(self._figures.replay(spec), seed=spec.seed + moment, platform="cuda")
         return ClockedLauncher(inner, spec, self._figures, self._clock)
 
     def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
