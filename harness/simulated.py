@@ -65,6 +65,10 @@ class MemoryStore(Store):
         super().__init__(Path("/simulated"), spec, study_dir="/simulated")
         self._is_sole_writer = True
 
+    def go_on(self, spec: StudySpec) -> None:
+        """Another session takes it up."""
+        self.spec, self._is_sole_writer = spec, True
+
     def _persist(self, record: Stamped) -> int:
         return 0
 

@@ -2,6 +2,7 @@
 
 from autotune.child.channel import Channel
 from autotune.child.guard import GUARD_PROGRAM
-from autotune.child.packages import PACKAGES_PROGRAM, installed_versions
+from autotune.child.nvml import VISIBLE, NvmlDevice, ask, first_of, load_nvml, named_devices, visible_devices
+from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
 from autotune.child.profile import pack
 from autotune.child.read_rules import PRESETS, StepReader

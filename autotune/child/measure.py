@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
+from autotune.child.devices import find_devices, leaves_out_cpu
 from autotune.child.memory import memory_in_use
-from autotune.child.packages import installed_versions
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.profile import pack, take_profile
+from autotune.child.ran_on import ran_on
 
 BATCH_RING = 4
 """Batches kept on the device and used in turn through a block: making them anew would be timed with the step."""
@@ -53,7 +55,7 @@ class Job:
                 coordinator_bind_address=job["coordinator_bind"],
             )
         tell("build")
-        devices = jax.devices()
+        devices = find_devices(jax, job["platform"])
         wanted = job["device_count"] or len(devices)
         if wanted > len(devices):
             raise ValueError(
@@ -93,8 +95,13 @@ class Job:
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
             **workload.figures,
-            "versions": {**installed_versions(["jax", "jaxlib"]), "python": platform.python_version()},
+            "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
+            "warnings": [warning] if (warning := leaves_out_cpu()) else [],
         }
+        if devices[0].platform != "cpu":  # now that the steps have loaded all that they need
+            told = ran_on(range(wanted) if job["process_count"] == 1 else _own_gpus(job))
+            self.report["versions"] |= told["versions"]
+            self.report["gpus"] = told["gpus"]
         # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
         self.values = {n: os.environ.get(n) for n in job["variables"]}
         self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}
@@ -209,7 +216,7 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
 
 def _own_gpus(job: dict[str, Any]) -> list[int] | None:
     """Which of the node's GPUs are this rank's; None on CPU, where each rank makes its own devices."""
-    if os.environ.get("JAX_PLATFORMS") != "cuda":
+    if job["platform"] != "cuda":
         return None
     each = job["device_count"] // job["process_count"]
     first = job["local_rank"] * each

@@ -14,6 +14,9 @@ from collections.abc import Iterable
 
 PACKAGES_PROGRAM = __file__
 
+CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+"""Distributions that bring JAX its CUDA backend, the newest first; of several JAX takes the first."""
+
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Versions of those distributions that are installed, in the order of their names."""

@@ -5,6 +5,7 @@ Standard library only; used by `autotune.child.read_output`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -29,8 +30,8 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
         names: Variables that matter.
 
     Returns:
-        One table for each such process: ``pid``, ``values`` (None for a variable that is not set), or
-        ``unreadable`` with the reason.
+        One table for each such process: ``pid``, ``values`` (None for a variable that is not set) and ``opens_gpu``
+        (None if that is not to be seen), or ``unreadable`` with the reason.
     """
     found = []
     for pid in (root, *descendants(root)):
@@ -45,8 +46,20 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
         except (OSError, ValueError) as error:
             found.append({"pid": pid, "unreadable": str(error)})
         else:
-            found.append({"pid": pid, "values": {n: now.get(n) for n in names}})
+            found.append({"pid": pid, "values": {n: now.get(n) for n in names}, "opens_gpu": _opens_gpu(pid)})
     return found
+
+
+def _opens_gpu(pid: int) -> bool | None:
+    """Whether a process has a device file of an NVIDIA GPU open, as every process that uses CUDA has."""
+    files = []
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.append(str(link.readlink()))
+    except OSError:
+        return None
+    return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
 
 
 def _present_environment(pid: int, maps: str) -> dict[str, str]:

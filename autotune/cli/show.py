@@ -11,7 +11,7 @@ from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines, print_study, print_table
 
 if TYPE_CHECKING:
-    from autotune.model import TrialResult
+    from autotune.model import Pair, TrialResult
     from autotune.rundir import Store
     from autotune.study import StudyStatus, UnreadableRun
 
@@ -95,7 +95,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         lines.append(
             f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, "
             f"candidate {format_seconds(candidate):>9}, "
-            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {len(pair.reference_s)} steps each)"
+            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {_steps_of(pair)})"
         )
     if result.failure is not None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
@@ -128,3 +128,9 @@ def schema() -> None:
     from autotune.cli.shapes import all_schemas
 
     print_json(all_schemas())
+
+
+def _steps_of(pair: Pair) -> str:
+    """How many steps of its blocks count, and how many came before them."""
+    left_out = len(pair.reference_settling_s or ())
+    return f"{len(pair.reference_s)} steps each" + (f" after {left_out} to settle" if left_out else "")

@@ -1,6 +1,6 @@
 """What this machine is: its environment, devices, versions, energy, and SLURM."""
 
-from autotune.child import installed_versions
+from autotune.child import CUDA_PLUGINS, installed_versions
 from autotune.machine.child_process import ChildProcess
 from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices, worker_name
 from autotune.machine.energy import NO_METER, EnergyMeter, open_meter
@@ -12,9 +12,11 @@ from autotune.machine.files import like_folder, make_folder, replace_file, sync_
 from autotune.machine.facts import GpuFacts, gpu_facts
 from autotune.machine.gpus import Gpu, Runner, find_gpus, gpu_topology, run_program, visible_gpu_ids, visible_gpus
 from autotune.machine.provenance import describe_machine, foreign_owner, is_this_host, utc_now
+from autotune.machine.ran_on import RanOn, would_run_on
 from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,
 )  # fmt: skip
-from autotune.machine.telemetry import GpuWatch, open_watch
-from autotune.machine.versions import CUDA_PLUGINS, Packages, cuda_plugin, measured_versions, packages_of
+from autotune.machine.gpu_arms import NOT_LOOKED, Looked
+from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_watch
+from autotune.machine.versions import Packages, cuda_plugin, measured_versions, packages_of

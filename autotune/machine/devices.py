@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from autotune.machine.gpus import VISIBLE
+from autotune.child import VISIBLE
 from autotune.model import LaunchError, StudyFileError
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")

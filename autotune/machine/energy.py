@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.machine.telemetry import GpuWatch
-from autotune.model import EnergyUse, Pair, StudySpec, WorkPerStep
+from autotune.model import Arm, EnergyUse, Pair, StudySpec, WorkPerStep, format_seconds
 from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
 
 T = TypeVar("T")
 
 POWERCAP = Path("/sys/class/powercap")
 
-NVML_SHORTEST_S = 0.5
-"""Shortest block whose energy NVML can tell, seconds: newer GPUs move their counter every 20 to 100 ms (PETSc's manual,
-PetscLogGpuEnergyMeter), and what falls between two moves counts for the neighbouring block."""
+NVML_SHORTEST_S = 2.0
+"""Shortest block whose energy NVML can tell, seconds: GPUs move their counter every 20 to 100 ms (PETSc's manual,
+PetscLogGpuEnergyMeter), and what falls between two moves counts for the neighbouring block, which is the other arm's:
+of a block of twenty such times at most a twentieth, so that a difference between arms shrinks by no more than that."""
 
 RAPL_SHORTEST_S = 0.02
 """Likewise of RAPL, which moves about a thousand times a second."""
@@ -79,6 +80,16 @@ class EnergyMeter:
         known = [j for j in used if j is not None]
         return result, sum(known) if known and len(known) == len(used) else None
 
+    def problem_of(self, pairs: Sequence[Pair]) -> str | None:
+        """Why the energy of some pairs cannot be told although it was counted; None if it can, or nothing counts.
+
+        The block that stands in the middle of all by its length decides.
+        """
+        durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
+        if not self.is_counting or not durations or (typical := durations[len(durations) // 2]) >= self.shortest_s:
+            return None
+        return f"energy is not resolvable: blocks of {self.shortest_s:g} s needed, these took {format_seconds(typical)}"
+
     def use_of(
         self, pairs: Sequence[Pair], *, sandwiches: bool = False, work: WorkPerStep | None = None
     ) -> EnergyUse | None:
@@ -90,10 +101,9 @@ class EnergyMeter:
             work: What a step of each arm does, where it differs: the ratio is then of energy per unit of it.
         """
         per_step = work.ratio if work is not None else 1.0
-        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.reference_s))]
-        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.candidate_s))]
-        durations = sorted(sum(steps) for p in pairs for steps in (p.reference_s, p.candidate_s))
-        if not len(reference) == len(candidate) == len(pairs) > 0 or durations[len(durations) // 2] < self.shortest_s:
+        reference = [j for p in pairs if (j := _step_j(p.reference_j, p.ran_s(Arm.REFERENCE)))]
+        candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.ran_s(Arm.CANDIDATE)))]
+        if not len(reference) == len(candidate) == len(pairs) > 0 or self.problem_of(pairs) is not None:
             return None
         if sandwiches:
             runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)

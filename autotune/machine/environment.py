@@ -28,6 +28,9 @@ STEERING = re.compile(
 
 Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
 
+PLATFORMS = {"cuda": "cuda,cpu"}
+"""JAX_PLATFORMS where that is more than the platform itself: host callbacks of a program on GPUs need the CPU, too."""
+
 _NOT_FOR_TRIALS = re.compile(
     r"AUTOTUNE_STORAGE|AUTOTUNE_GANG|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
@@ -65,11 +68,11 @@ def child_environment(
     Args:
         base: The caller's environment.
         settings: The settings under trial, baseline merged in.
-        platform_name: ``cpu`` or ``cuda``; given to JAX_PLATFORMS.
+        platform_name: ``cpu`` or ``cuda``; JAX_PLATFORMS follows from it.
         virtual_devices: On CPU, how many devices JAX shall make.
     """
     env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
-    env["JAX_PLATFORMS"] = platform_name
+    env["JAX_PLATFORMS"] = PLATFORMS.get(platform_name, platform_name)
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
     # One shared cache would let one trial's compilation or autotuning reach another: its key ignores

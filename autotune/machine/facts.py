@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.machine.gpus import VISIBLE, load_nvml, nvml_handles
+from autotune.child import VISIBLE, load_nvml, visible_devices
+from autotune.child import ask as ask_nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +42,11 @@ _MOST_NVLINKS = 36
 def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
     """The GPUs that a process with this environment would see, by NVML; none where that is silent or not installed."""
     nvml = load()
-    return tuple(_facts(nvml, handle) for handle in nvml_handles(nvml, environment.get(VISIBLE)).values())
+    return tuple(_facts(nvml, device.handle) for device in visible_devices(nvml, environment.get(VISIBLE)))
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:
-    def ask(question: str, *more: Any) -> Any:
-        """An answer; None where this driver or this nvidia-ml-py does not know the question."""
-        with contextlib.suppress(nvml.NVMLError, AttributeError):
-            return getattr(nvml, question)(*more)
-        return None
-
+    ask = functools.partial(ask_nvml, nvml)
     name, capability = ask("nvmlDeviceGetName", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
     clock_mhz = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
     memory_mhz = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
@@ -59,7 +55,7 @@ def _facts(nvml: Any, handle: Any) -> GpuFacts:
     links = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MOST_NVLINKS)]
     cuda = ask("nvmlSystemGetCudaDriverVersion_v2")
     return GpuFacts(
-        name=name.decode() if isinstance(name, bytes) else str(name or ""),
+        name=name or "",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
         lanes=ask("nvmlDeviceGetNumGpuCores", handle),
         memory_bytes=memory.total - memory.reserved if hasattr(memory, "reserved") else None,

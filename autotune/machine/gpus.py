@@ -1,16 +1,14 @@
-"""Which GPUs there are: the one place that asks nvidia-smi, NVML, the driver's files and CUDA_VISIBLE_DEVICES."""
+"""Which GPUs there are: the one place that asks nvidia-smi and the driver's files."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from autotune.child import VISIBLE, named_devices
 
 Runner = Callable[[Sequence[str]], str]
 """Runs a program and gives its output; an empty text if it is missing, fails or hangs."""
@@ -72,7 +70,7 @@ def gpu_topology(run: Runner = run_program) -> str:
 def visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that a process with this environment would see, in its order."""
     gpus = {g.index: g for g in find_gpus()}
-    return tuple(gpus[i] for i in _visible({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE)))
+    return tuple(gpus[i] for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE)))
 
 
 def visible_gpu_ids(environment: Mapping[str, str]) -> str:
@@ -82,40 +80,3 @@ def visible_gpu_ids(environment: Mapping[str, str]) -> str:
     with contextlib.suppress(OSError):
         return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
     return ""
-
-
-def load_nvml() -> Any:
-    """The module ``pynvml`` of the distribution nvidia-ml-py; None where it is not installed."""
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
-def nvml_handles(nvml: Any, visible: str | None) -> dict[int, Any]:
-    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES (None: unset) shows, by index; none where NVML is silent."""
-    if nvml is None:
-        return {}
-    try:
-        nvml.nvmlInit()
-        handles = {i: nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())}
-        uuids = {i: str(nvml.nvmlDeviceGetUUID(handle)) for i, handle in handles.items()}
-    except nvml.NVMLError:
-        return {}
-    return {i: handles[i] for i in _visible(uuids, visible)}
-
-
-def _visible(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES names, in its order, or of all.
-
-    As CUDA reads it: an index or the start of a UUID each, and the first that names nothing ends the list.
-    """
-    if visible is None:
-        return list(uuids)
-    found: list[int] = []
-    for entry in (v.strip() for v in visible.split(",")):
-        index = next((i for i in uuids if entry and (str(i) == entry or uuids[i].startswith(entry))), None)
-        if index is None:
-            break
-        found.append(index)
-    return found

@@ -1,7 +1,10 @@
-"""What the GPUs say of themselves between measured blocks: clocks, power, heat, throttling, other people's processes.
+"""What the GPUs of a study do while its blocks run: clocks, power, heat, what holds them back, and who else is there.
 
-NVML is asked through ``nvidia-ml-py`` where that is installed and a driver answers; elsewhere nothing is asked and
-nothing is missing.
+The process that looks is the one that started the measured process and waits for it, for three reasons: the measured
+one shares its Python lock and its processor with nobody, a program of the user's is watched like one of ours, and both
+arms are seen by the same eyes. NVML's own counters are read before and after each block, and in between a thread looks
+now and then. NVML is asked through ``nvidia-ml-py`` where that is installed and a driver answers; elsewhere nothing is
+asked and nothing is missing.
 """
 
 from __future__ import annotations
@@ -9,77 +12,88 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autotune.machine.gpus import VISIBLE, load_nvml, nvml_handles
+from autotune.child import VISIBLE, NvmlDevice, ask, first_of, load_nvml, visible_devices
+from autotune.machine.gpu_arms import ArmWatch, GpuSample, Looked, put_together
+from autotune.machine.gpu_counters import read_counters
+from autotune.machine.sampler import PATIENCE_S, Stuck, looking
 
 FILE = "telemetry.jsonl"
 EVERY_S = 1.0
-"""Shortest time between two looks, so that looking costs little beside short blocks."""
+"""Shortest time between two looks for other processes, which go through all of this machine's."""
 
-CLOCK_SPREAD = 0.05
-"""Share by which the clock may differ within one measurement before it is a warning."""
+SAMPLE_EVERY_S = 0.25
+"""Seconds between two looks within a block: NVML's own figures of power are means over up to a second."""
 
 # nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); idle and chosen clocks are no trouble
-_REASONS = {
-    0x04: "its power limit",
-    0x08: "a hardware slowdown",
-    0x20: "heat (software)",
-    0x40: "heat (hardware)",
-    0x80: "a power brake from outside",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSample:
-    """One look at one GPU; None for what it does not tell.
-
-    Attributes:
-        throttled_by: Why it runs below the clock it could have, in words.
-        other_processes: Processes on it that are not this driver's; None where their numbers cannot be compared.
-    """
-
-    index: int
-    name: str | None
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    power_w: float | None
-    power_limit_w: float | None
-    temperature_c: int | None
-    used_bytes: int | None
-    throttled_by: tuple[str, ...]
-    other_processes: int | None
+_REASONS = {0x04: "sw_power_cap", 0x08: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
 
 
 class GpuWatch:
-    """Looks at the GPUs that a study may use.
+    """Looks at the GPUs that a study uses.
 
     Args:
         nvml: The module ``pynvml``, or None where there is none.
         visible: The value of CUDA_VISIBLE_DEVICES, or None.
+        count: How many of them, the first ones, the study uses; None is all.
     """
 
-    def __init__(self, nvml: Any, visible: str | None) -> None:
+    def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
         self._nvml = nvml
-        self._handles = nvml_handles(nvml, visible)
-        self._samples: list[GpuSample] = []
+        self._devices = first_of(visible_devices(nvml, visible)[:count])
+        self._arms: dict[str, ArmWatch] = {}
+        self._others: dict[int, int] = {}
+        self._trouble: dict[str, None] = {}
+        self._unsaved: list[GpuSample] = []
         self._next_s = 0.0
 
-    def look(self, folder: Path) -> None:
-        """Takes a sample of every GPU, unless the last one is fresh; kept for `warnings` and in the folder."""
-        if not self._handles or time.monotonic() < self._next_s:
+    @contextlib.contextmanager
+    def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
+        """Watches one block of an arm while the caller waits for it.
+
+        Args:
+            arm: ``reference`` or ``candidate``.
+            settle_s: Seconds at its begin in which clocks and power follow the switch: looks then do not count.
+        """
+        if not self._devices:
+            yield
             return
-        samples = [self._sample(i, handle) for i, handle in self._handles.items()]
-        self._samples += samples
-        with contextlib.suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as stream:
-            for sample in samples:
-                stream.write(json.dumps(asdict(sample)) + "\n")
-        self._next_s = time.monotonic() + EVERY_S
+        watch = self._arms.setdefault(arm, ArmWatch())
+        before, begun = self._counters(), time.monotonic()
+        samples: list[GpuSample] = []
+        try:
+            with looking(lambda: samples.extend(self._samples(arm)), SAMPLE_EVERY_S, after_s=settle_s):
+                yield
+        except Stuck:
+            self._devices = {}
+            self._trouble[f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"] = None
+            return
+        watch.add(samples, before, self._counters(), seconds=time.monotonic() - begun)
+        self._unsaved += samples
+
+    def look(self, folder: Path) -> None:
+        """Looks for other processes, unless the last look is fresh, and keeps all samples in a folder's file."""
+        if self._devices and time.monotonic() >= self._next_s:
+            for sample in self._samples(None):
+                self._others[sample.index] = max(self._others.get(sample.index, 0), sample.other_processes or 0)
+                self._unsaved.append(sample)
+            self._next_s = time.monotonic() + EVERY_S
+        if self._unsaved:
+            with contextlib.suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in self._unsaved)
+            self._unsaved = []
+
+    def take(self) -> Looked:
+        """What was seen since the last call, over all blocks of both arms; None of it counts for the next one."""
+        arms, others, trouble = self._arms, self._others, tuple(self._trouble)
+        self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
+        return put_together(arms, others, trouble)
 
     def energy_readers(self, count: int | None) -> list[Callable[[], float | None]]:
         """For each of the first `count` GPUs (all, if None): what gives its energy counter, in joules.
@@ -87,70 +101,68 @@ class GpuWatch:
         A reader gives None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
         """
 
-        def reader(handle: Any) -> Callable[[], float | None]:
-            return lambda: self._energy_j(handle)
+        def reader(device: NvmlDevice) -> Callable[[], float | None]:
+            return lambda: self._energy_j(device)
 
-        return [reader(handle) for handle in list(self._handles.values())[:count]]
+        return [reader(device) for device in list(self._devices.values())[:count]]
 
-    def _energy_j(self, handle: Any) -> float | None:
-        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-        return None
+    def _energy_j(self, device: NvmlDevice) -> float | None:
+        if device.part is not None:  # the whole GPU's counter is of its other users, too
+            return None
+        millijoules = ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", device.handle)
+        return float(millijoules) / 1e3 if millijoules is not None else None
 
-    def warnings(self) -> tuple[str, ...]:
-        """What was doubtful since the last call, in words."""
-        samples, self._samples, self._next_s = self._samples, [], 0.0
-        return warnings_of(samples)
+    def _counters(self) -> dict[int, dict[str, int]]:
+        """The counters of all GPUs that answer."""
+        found = {}
+        for index, device in self._devices.items():
+            if (counters := read_counters(self._nvml, device.handle)) is None:
+                self._trouble[f"GPU {index} is lost: its driver does not answer for it any more"] = None
+            else:
+                found[index] = counters
+        return found
 
-    def _sample(self, index: int, handle: Any) -> GpuSample:
+    def _samples(self, arm: str | None) -> list[GpuSample]:
+        return [self._sample(index, device, arm) for index, device in self._devices.items()]
+
+    def _sample(self, index: int, device: NvmlDevice, arm: str | None) -> GpuSample:
+        """One look; between blocks the memory and processes, too, which take longer to ask."""
         nvml = self._nvml
 
-        def ask(name: str, *arguments: Any) -> Any:
-            """The answer of one of NVML's functions, or None if this GPU or driver has none."""
-            with contextlib.suppress(nvml.NVMLError, AttributeError):
-                return getattr(nvml, f"nvmlDeviceGet{name}")(handle, *arguments)
-            return None
+        def of(name: str, *more: Any) -> Any:
+            return ask(nvml, f"nvmlDeviceGet{name}", device.handle, *more)
 
-        reasons = ask("CurrentClocksEventReasons")
-        if reasons is None:
-            reasons = ask("CurrentClocksThrottleReasons") or 0
-        name, processes = ask("Name"), ask("ComputeRunningProcesses")
-        power, limit = ask("PowerUsage"), ask("EnforcedPowerLimit")
-        memory = ask("MemoryInfo")
-        return GpuSample(
+        reasons = of("CurrentClocksEventReasons")
+        reasons = of("CurrentClocksThrottleReasons") if reasons is None else reasons
+        power, busy = of("PowerUsage"), of("UtilizationRates")
+        sample = GpuSample(
             index=index,
-            name=str(name) if name is not None else None,
-            sm_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
+            arm=arm,
+            sm_clock_mhz=of("ClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=of("ClockInfo", nvml.NVML_CLOCK_MEM),
             power_w=power / 1e3 if power is not None else None,
-            power_limit_w=limit / 1e3 if limit is not None else None,
-            temperature_c=ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
-            used_bytes=int(memory.used) if memory is not None else None,
-            throttled_by=tuple(words for bit, words in _REASONS.items() if reasons & bit),
-            other_processes=_strangers([p.pid for p in processes]) if processes is not None else None,
+            temperature_c=of("Temperature", nvml.NVML_TEMPERATURE_GPU),
+            busy_percent=busy.gpu if busy is not None else None,
+            held_back_by=None if reasons is None else tuple(r for bit, r in _REASONS.items() if reasons & bit),
         )
+        return sample if arm is not None else self._with_neighbours(sample, of)
+
+    def _with_neighbours(self, sample: GpuSample, of: Callable[[str], Any]) -> GpuSample:
+        limit, memory, processes = of("EnforcedPowerLimit"), of("MemoryInfo"), of("ComputeRunningProcesses")
+        more = {
+            "power_limit_w": limit / 1e3 if limit is not None else None,
+            "used_bytes": int(memory.used) if memory is not None else None,
+            "other_processes": _strangers([p.pid for p in processes]) if processes is not None else None,
+        }
+        return GpuSample(**(asdict(sample) | more))
 
 
-def open_watch(environment: Mapping[str, str]) -> GpuWatch:
+def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuWatch:
     """A watch over the GPUs of this machine; one that sees nothing where NVML is not installed or does not answer."""
-    return GpuWatch(load_nvml(), environment.get(VISIBLE))
+    return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
-def warnings_of(samples: Sequence[GpuSample]) -> tuple[str, ...]:
-    """What in some samples makes a measurement doubtful, one sentence for each GPU and reason."""
-    found: list[str] = []
-    for index in sorted({s.index for s in samples}):
-        own = [s for s in samples if s.index == index]
-        for words in dict.fromkeys(w for s in own for w in s.throttled_by):
-            count = sum(words in s.throttled_by for s in own)
-            found.append(f"GPU {index} was held back by {words} in {count} of {len(own)} looks")
-        clocks = [s.sm_clock_mhz for s in own if s.sm_clock_mhz]
-        if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
-            found.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
-        others = max((s.other_processes or 0 for s in own), default=0)
-        if others:
-            found.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
-    return tuple(found)
+NO_WATCH = GpuWatch(None, None)
 
 
 def _strangers(pids: Sequence[int]) -> int | None:

@@ -6,11 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.child import PACKAGES_PROGRAM, installed_versions
+from autotune.child import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
 from autotune.machine.gpus import Runner, run_program
-
-CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-"""Distributions that bring JAX its CUDA backend, the newest first; of several JAX takes the first."""
 
 _MEASURED = ("jax", "jaxlib", "flax", "optax", "optuna", "numpy", *CUDA_PLUGINS)
 

@@ -1,7 +1,7 @@
 """What flows through a study: flag sets, study files, records, errors, units."""
 
 from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder, reference_to, unpack
-from autotune.model.blocks import TURNS, block_step_s, log_ratio
+from autotune.model.blocks import TURNS, block_step_s, is_divided_as_told, log_ratio
 from autotune.model.clock import Stopwatch
 from autotune.model.delta import shrink
 from autotune.model.errors import (
@@ -29,6 +29,7 @@ from autotune.model.observer import View
 from autotune.model.options import (
     PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
+from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
     OnceMore, Standing, plain_estimate, ratios_of, reported_gain, runs_of, standing,
 )  # fmt: skip
@@ -44,11 +45,13 @@ from autotune.model.secrets import (
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
+from autotune.model.time_limits import TimeLimits, compile_limit_s, time_limits
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip
+from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_interval, format_joules, format_ratio,
     format_seconds, format_share, parse_duration,

@@ -7,9 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -21,7 +19,9 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
+from autotune.model.gpus import GpusDuring, GpuState
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
@@ -56,12 +56,6 @@ Settings = Annotated[
     PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
-
-
-class Record(BaseModel):
-    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Stamped(Record):
@@ -158,6 +152,8 @@ class WorkerReport(Record):
         attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
         warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
         peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+        versions: Of JAX, of the libraries that the process had loaded when its steps ran, and of the GPUs' driver.
+        gpus: On which its steps ran; None where nothing tells.
     """
 
     fingerprint: str
@@ -182,6 +178,7 @@ class WorkerReport(Record):
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
+    gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -230,8 +227,11 @@ class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
     Attributes:
-        reference_s: Duration of each step of the reference's block, in seconds.
+        reference_s: Duration of each counted step of the reference's block, in seconds.
         candidate_s: Likewise of the candidate's block.
+        reference_settling_s: Of each step before those, not counted, for the device had not come to rest yet after the
+            switch; None where every step counts.
+        candidate_settling_s: Likewise of the candidate's block.
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
         candidate_j: Likewise during the candidate's block.
@@ -242,10 +242,23 @@ class Pair(Record):
     first: Arm
     reference_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
     candidate_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    reference_settling_s: tuple[StepTime, ...] | None = None
+    candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
     loss: SameStep | None = None
+
+    def ran_s(self, arm: Arm) -> tuple[float, ...]:
+        """Seconds of all steps of an arm's block, in order: those that settled the device, and those that count."""
+        if arm is Arm.REFERENCE:
+            return (*(self.reference_settling_s or ()), *self.reference_s)
+        return (*(self.candidate_settling_s or ()), *self.candidate_s)
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds of both blocks, every step of them."""
+        return sum(sum(self.ran_s(arm)) for arm in Arm)
 
 
 class WorkPerStep(Record):
@@ -295,6 +308,8 @@ class Comparison(Record):
             run; two pairs with one candidate's run in common for each sandwich).
         warnings: What the machine did meanwhile that makes the figures doubtful, in words.
         energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
+        energy_problem: Why there is no figure of energy although something counted, in words.
+        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
         work: Where a step of one arm does more than one of the other: then `estimate`, and that of `energy`, are of
             time and energy per unit of work. Step times stay those of steps.
     """
@@ -308,6 +323,8 @@ class Comparison(Record):
     stopped: str
     warnings: tuple[str, ...] = ()
     energy: EnergyUse | None = None
+    energy_problem: str | None = None
+    during: GpusDuring | None = None
     work: WorkPerStep | None = None
 
     @property

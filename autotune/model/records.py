@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from autotune.model.artefacts import Artefact
+from autotune.model.gpus import GpusDuring
 from autotune.model.long_run import SoakArms
 from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
@@ -132,6 +133,9 @@ class ConfirmRun(Stamped):
         against: What it was compared with; None is the study's reference.
         is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
         total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
+        warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
+        energy_problem: As in `Comparison`.
+        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -151,6 +155,9 @@ class ConfirmRun(Stamped):
     against: Settings | None = None
     is_alone: bool = False
     total: TotalTime | None = None
+    warnings: tuple[str, ...] | None = None
+    energy_problem: str | None = None
+    during: GpusDuring | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None
 

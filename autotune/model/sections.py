@@ -24,6 +24,7 @@ from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
+from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_duration
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
 
@@ -34,6 +35,8 @@ def _duration_or_none(value: str | float) -> float:
     """Seconds of a duration that may be 0, for none."""
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
+
+DurationOrNone = Annotated[float, BeforeValidator(_duration_or_none), Field(ge=0)]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -249,7 +252,8 @@ class ScreenSpec(Section):
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
         cache: Take from and add to the cache of compiled programs.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
-        compile_limit: Longest time for one compilation.
+        compile_limit: Longest time for one compilation; default: eight times what the reference's took, at least 2
+            minutes.
     """
 
     enabled: bool | Literal["auto"] = "auto"
@@ -257,7 +261,7 @@ class ScreenSpec(Section):
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     cache: bool = True
     time_budget: Seconds | None = None
-    compile_limit: Seconds = 900.0
+    compile_limit: Seconds | None = None
 
 
 class MeasureSpec(Section):
@@ -266,11 +270,17 @@ class MeasureSpec(Section):
     Attributes:
         smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case.
-        block_s: Shortest block, seconds; a block has at least `block_steps` steps.
+        block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and on
+            GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
+            none, and on GPUs those of 3 s.
+        steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
         warmup_steps: Steps that are run before the first block and never used.
         check_steps: First steps whose loss and gradient norm are compared with the reference's.
-        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up).
-        block_limit_s: Longest time for one block; past it the worker counts as hung.
+        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
+            what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
+        block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
+            reference's steps, at least 2 minutes.
         log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
         mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
             runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
@@ -281,17 +291,34 @@ class MeasureSpec(Section):
 
     smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
-    block_s: Seconds = 0.05
+    block_s: Seconds | Literal["auto"] = "auto"
     block_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    settle_s: DurationOrNone | Literal["auto"] = "auto"
+    steady_s: DurationOrNone | Literal["auto"] = "auto"
     warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
     check_steps: Annotated[int, Field(ge=1, le=100)] = 5
-    start_limit_s: Seconds = 600.0
-    block_limit_s: Seconds = 120.0
+    start_limit_s: Seconds | None = None
+    block_limit_s: Seconds | None = None
     log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
     mode: Literal["auto", "turns", "sandwich"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
     floor_processes: Annotated[int, Field(ge=2, le=50)] = 4
+
+    def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
+        """Sizes of blocks and of runs alone on a platform, with what "auto" stands for there.
+
+        Args:
+            platform: ``cpu`` or ``cuda``.
+            takes_turns: Whether the program waits for its turns; of one that runs by itself nothing is left out but
+                its warm-up, for it may end.
+        """
+        usual = GPU_SIZES if platform == "cuda" else CPU_SIZES
+        told = {n: getattr(self, n) for n in ("block_s", "settle_s", "steady_s")}
+        sizes = {**usual, **{n: value for n, value in told.items() if value != "auto"}}
+        if not takes_turns:
+            sizes["steady_s"] = 0.0
+        return TurnSizes(block_steps=self.block_steps, **sizes)
 
 
 class ConfirmSpec(Section):
@@ -321,11 +348,16 @@ class ConfirmSpec(Section):
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 
-    def pairs_after(self, floor: NoiseFloor | None) -> int:
-        """Pairs of blocks in each pair of processes, once the noise floor is known."""
+    def pairs_after(self, floor: NoiseFloor | None, *, starts: float = AT_ONCE) -> int:
+        """Pairs of blocks in each pair of processes, once the noise floor is known.
+
+        Args:
+            floor: It, or None.
+            starts: Starts' worth of seconds that a pair of processes takes to start.
+        """
         if self.pairs != "auto":
             return self.pairs
-        return proof_size(floor) if floor is not None else DEFAULT_PROOF_SIZE
+        return proof_size(floor, starts=starts) if floor is not None else DEFAULT_PROOF_SIZE
 
 
 class PgleSpec(Section):

@@ -28,6 +28,7 @@ from autotune.model.rules import broken_rule, check_rules, combinations
 from autotune.model.search_sections import SearchSpec
 from autotune.model.secrets import strike_data
 from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
+from autotune.model.turn_sizes import TurnSizes
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
@@ -208,6 +209,11 @@ class StudySpec(Section):
         return self.model_copy(update={"workload": workload, "device": device, "search": search})
 
     @property
+    def turns(self) -> TurnSizes:
+        """How long blocks and runs alone last on this study's devices, and what they cost: `TurnSizes.costs`."""
+        return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
+
+    @property
     def is_predicted(self) -> bool:
         """Whether nothing is measured: a model says what compiled programs would take."""
         return self.search.step_time == "predicted"
@@ -231,6 +237,12 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
+        for key, before_s in (("start_limit_s", 600.0), ("block_limit_s", 120.0)):
+            if data["measure"][key] is None:  # what was the default once: those runs go on
+                data["measure"][key] = before_s
+        sizes = self.turns  # "auto" is what it stands for, so that runs which told the number go on
+        data["measure"] |= {"block_s": sizes.block_s, "settle_s": sizes.settle_s, "steady_s": sizes.steady_s}
+        data["measure"] = _used("measure", data["measure"])
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         for key in ("workload", "search"):
             data[key] = _used(key, data[key])
@@ -273,6 +285,18 @@ class StudySpec(Section):
             }
         )
         return self.model_copy(update={"measure": measure, "confirm": confirm})
+
+
+def recorded_study(data: dict[str, Any]) -> StudySpec:
+    """The study of a run directory, as it was measured: older ones counted every step of a block, whatever the device.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    measure = data.get("measure") if isinstance(data, dict) else None
+    if not isinstance(measure, dict):
+        return StudySpec.model_validate(data)
+    return StudySpec.model_validate({**data, "measure": {**_YOUNG["measure"], **measure}})
 
 
 def load_study(path: Path) -> StudySpec:
@@ -354,6 +378,7 @@ _YOUNG: dict[str, dict[str, Any]] = {
         "start_s": 0.0,
     },
     "search": {"options": {}, "when": {}},
+    "measure": {"settle_s": 0.0, "steady_s": 0.0},
     "first": {"options": {}},
 }
 """Keys of a section that are younger than the first runs, with what they hold where they are not used."""

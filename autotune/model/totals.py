@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from autotune.model.gpus import held_in_one_arm
 from autotune.model.long_run import SoakArms, SoakLook
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
 from autotune.model.records import ConfirmRun
@@ -40,12 +41,16 @@ def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTim
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
-    """Why a set is no winner although its typical step may be faster: it is slower in total. None if it is not.
+    """Why a set is no winner although its typical step may be faster; None if nothing speaks against it.
+
+    One arm alone was held back by its GPUs, or the set is slower in total.
 
     Args:
         runs: All pairs of processes of one proof of the set; those of older versions do not tell totals.
         typical: The proof's estimate of the typical step.
     """
+    if typical is not None and (held := held_in_one_arm([r.during for r in runs if r.during is not None])):
+        return "; ".join(held)
     totals, log_ratios = _told(runs)
     if typical is None or len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
         return None

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from autotune.model import REFERENCE_NUMBER, AblationResult, ConfirmRun, FloorResult, TrialResult
+from autotune.model import REFERENCE_NUMBER, AblationResult, Arm, ConfirmRun, FloorResult, TrialResult
 from autotune.results.rows import (
     EFFECT_COLUMNS,
     TRIAL_COLUMNS,
@@ -28,7 +28,7 @@ ABSENT = "(default)"
 LEAST_TRIALS = 8
 """Trials with a ratio below which no importance is given: a handful explains anything."""
 
-_STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s")
+_STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s", "is_counted")
 _PARETO_COLUMNS = ("trial", "ratio", "peak_bytes", "compile_s", "energy_ratio", "settings")
 
 
@@ -55,14 +55,15 @@ def steps_frame(store: Store) -> pd.DataFrame:
     Returns:
         Columns stage (floor, trial, confirm, final, full, minimise, recheck), trial, measurement (its
         folder), pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s,
-        at_s (of the pair, since the study began).
+        at_s (of the pair, since the study began), is_counted (no figure has the steps in it that settle a device).
     """
     rows = []
     for stage, trial, directory in measurements(store):
         for pair in store.pairs(directory):
-            for arm, times in (("reference", pair.reference_s), ("candidate", pair.candidate_s)):
-                base = (stage, trial, directory, pair.index, arm, pair.first == arm)
-                rows += [(*base, i, step_s, pair.at_s) for i, step_s in enumerate(times)]
+            for arm in Arm:
+                settling_s = pair.reference_settling_s if arm is Arm.REFERENCE else pair.candidate_settling_s
+                first, base = len(settling_s or ()), (stage, trial, directory, pair.index, arm.value, pair.first == arm)
+                rows += [(*base, i, step_s, pair.at_s, i >= first) for i, step_s in enumerate(pair.ran_s(arm))]
     return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
 

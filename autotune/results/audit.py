@@ -33,6 +33,7 @@ from autotune.model import (
     StudySpec,
     TrialResult,
     artefacts_of,
+    is_divided_as_told,
     judge_soak,
     log_ratio,
     reported_gain,
@@ -151,6 +152,8 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
         if not pairs or len(pairs) != run.pair_count:
             yield f"{name}: it has {len(pairs)} raw pairs, the record says {run.pair_count}"
             continue
+        if any(not is_divided_as_told(p, store.spec.turns, is_alone=run.is_alone) for p in pairs):
+            yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
         made = (
             ("log ratio", run.log_ratio, math.log(estimate_pairs([log_ratio(p, run.work) for p in pairs]).ratio)),
             ("reference's step", run.reference_step_s, statistics.median(t for p in pairs for t in p.reference_s)),

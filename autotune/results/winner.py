@@ -358,7 +358,7 @@ def _make_winner(
         unit=spec.workload.unit if work is not None else None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
-        versions=facts.get("versions", {}),
+        versions={**facts.get("versions", {}), **(report.versions if report else {})},
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,

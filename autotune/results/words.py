@@ -17,6 +17,7 @@ from autotune.model import (
     AblationResult,
     BlameRecord,
     ConclusionRecord,
+    ConfirmRun,
     Failure,
     FinalistResult,
     FlagSet,
@@ -274,6 +275,7 @@ def warning_lines(store: Store) -> list[str]:
         found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
+        found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != TURNS:
             found.append(
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
@@ -291,6 +293,8 @@ def warning_lines(store: Store) -> list[str]:
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
         found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
+    for r in store.of(ConfirmRun):
+        found += [f"proof of trial {r.trial}, processes {r.repeat + 1}: {w}" for w in r.warnings or ()]
     return list(dict.fromkeys(found))
 
 
@@ -325,8 +329,8 @@ def evidence(winner: Winner) -> list[str]:
     if winner.kernels is not None and not winner.loads_kernels:
         lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    if c.driver_major is not None:
-        lines.append(f"NVIDIA driver: {c.driver_major}.x")
+    if c.driver is not None or c.driver_major is not None:
+        lines.append(f"NVIDIA driver: {c.driver or f'{c.driver_major}.x'}")
     if c.device_kind is not None:
         nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
         lines.append(
@@ -340,7 +344,7 @@ def evidence(winner: Winner) -> list[str]:
         lines.append(f"options, part of this winner, that no variable carries: {changed}")
         lines.append("give them to the program: exec with {NAME} in its arguments, --format arguments, overrides, toml")
     lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver major or workload"
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload"
         + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
         + " (autotune recheck)"
     )

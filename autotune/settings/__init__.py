@@ -5,7 +5,7 @@ from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, rea
 from autotune.settings.check import (
     SettingCheck, SettingVerdict, check_settings, for_build, would_start,
 )  # fmt: skip
-from autotune.settings.doctor import Diagnosis, diagnose
+from autotune.settings.doctor import Diagnosis, diagnose, gpu_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.lookup import (
     check_given, help_of_build, named_sets, probe_named, read_script, replace_script, select_settings,

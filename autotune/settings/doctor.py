@@ -30,6 +30,17 @@ _PACKAGES = {
     "psycopg": ("psycopg",),
 }
 _MISSING = "not installed"
+_WITH_GPUS = {
+    "Kubernetes": "resources: limits: nvidia.com/gpu: 1",
+    "Apptainer": "apptainer exec --nv ...",
+    "Singularity": "singularity exec --nv ...",
+    "Enroot": "NVIDIA_VISIBLE_DEVICES=all enroot start ...",
+    "Docker": "docker run --gpus all ...",
+    "Podman": "podman run --device nvidia.com/gpu=all ...",
+    "SLURM job": "srun --gpus=1 ... (ask for GPUs when the job is submitted)",
+}
+"""Who keeps GPUs from a process unless asked, and how to ask."""
+
 _SHM_NEEDED_BYTES = 1 << 30  # NCCL exchanges data between processes of a node through /dev/shm
 
 
@@ -88,6 +99,7 @@ def diagnose(
     """
     gpus = find_gpus(run)
     versions = find_versions(python, run)
+    is_asked = _names_gpus(environment)
     if gpus:
         versions["driver"] = gpus[0].driver
     steering = find_steering(environment, known) if known is not None else ()
@@ -95,7 +107,8 @@ def diagnose(
     cpus = len(os.sched_getaffinity(0))
     places = find_places(environment, root)
     findings = [
-        *_software_findings(python, versions, gpus, is_build_known=known is not None),
+        *(_device_findings(environment, root, places) if is_asked and not gpus else []),
+        *_software_findings(python, versions, gpus, is_build_known=known is not None, is_gpu_asked=is_asked),
         *_environment_findings(environment, steering),
         *_machine_findings(gpus, load, cpus, root),
     ]
@@ -110,6 +123,17 @@ def diagnose(
         steering=steering,
         findings=tuple(findings),
     )
+
+
+def gpu_findings(
+    python: str, environment: Mapping[str, str], *, run: Runner = run_program, root: Path = Path("/")
+) -> list[Finding]:
+    """What keeps JAX from a GPU that was asked for, as far as it can be seen; see `diagnose`."""
+    gpus, versions = find_gpus(run), find_versions(python, run)
+    found = [] if gpus else _device_findings(environment, root, find_places(environment, root))
+    if (problem := _plugin_finding(python, versions, is_gpu_asked=True)) is not None:
+        found.append(problem)
+    return found
 
 
 def find_versions(python: str, run: Runner) -> dict[str, str]:
@@ -160,7 +184,7 @@ def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple
 
 
 def _software_findings(
-    python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_build_known: bool
+    python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_build_known: bool, is_gpu_asked: bool
 ) -> list[Finding]:
     pip = f"{python} -m pip install"
     found = []
@@ -174,16 +198,8 @@ def _software_findings(
         if missing(label):
             problem = f"{label} is not installed"
             found.append(Finding(feature="the built-in workloads", problem=problem, command=f"{pip} {label}"))
-    jaxlib = versions["jaxlib"]
-    if missing("CUDA plugin"):
-        screening = f"jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib} nvidia-cuda-nvcc-cu12"
-        command = f'{pip} "jax[cuda13]=={jaxlib}"' if gpus else f"{pip} {screening}"
-        feature = "runs on the GPUs" if gpus else "compiling for GPUs on this machine (screening)"
-        found.append(Finding(feature=feature, problem="the CUDA plugin is not installed", command=command))
-    elif not versions["CUDA plugin"].startswith(f"{jaxlib} "):
-        name = re.sub(r".*\((.*)\)", r"\1", versions["CUDA plugin"])
-        problem = f"the CUDA plugin is {versions['CUDA plugin']}, jaxlib is {jaxlib}"
-        found.append(Finding(feature="runs on GPUs", problem=problem, command=f"{pip} {name}=={jaxlib}"))
+    if (problem := _plugin_finding(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)) is not None:
+        found.append(problem)
     if gpus and missing("nvidia-ml-py"):
         problem = "nvidia-ml-py is not installed"
         feature = "clocks, power, temperature and energy of each trial"
@@ -192,6 +208,58 @@ def _software_findings(
         problem = "psycopg is not installed"
         feature = "several drivers on one PostgreSQL storage"
         found.append(Finding(feature=feature, problem=problem, command=f'{pip} "psycopg[binary]"'))
+    return found
+
+
+def _plugin_finding(python: str, versions: Mapping[str, str], *, is_gpu_asked: bool) -> Finding | None:
+    """What is wrong with the CUDA plugin, without which JAX has no GPU and nothing compiles for one."""
+    pip, jaxlib = f"{python} -m pip install", versions["jaxlib"]
+    if versions["CUDA plugin"] == _MISSING:
+        screening = f"jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib} nvidia-cuda-nvcc-cu12"
+        command = f'{pip} "jax[cuda13]=={jaxlib}"' if is_gpu_asked else f"{pip} {screening}"
+        feature = "runs on the GPUs" if is_gpu_asked else "compiling for GPUs on this machine (screening)"
+        return Finding(feature=feature, problem="the CUDA plugin is not installed", command=command)
+    if not versions["CUDA plugin"].startswith(f"{jaxlib} "):
+        name = re.sub(r".*\((.*)\)", r"\1", versions["CUDA plugin"])
+        problem = f"the CUDA plugin is {versions['CUDA plugin']}, jaxlib is {jaxlib}"
+        return Finding(feature="runs on GPUs", problem=problem, command=f"{pip} {name}=={jaxlib}")
+    return None
+
+
+def _names_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether an environment tells JAX to use GPUs."""
+    return not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
+
+
+def _device_findings(environment: Mapping[str, str], root: Path, places: Sequence[str]) -> list[Finding]:
+    """Why no GPU is seen where one was asked for: hidden, not handed to the container or job, or no driver."""
+    feature = "runs on the GPUs"
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        problem = f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
+        return [Finding(feature=feature, problem=problem, command="unset CUDA_VISIBLE_DEVICES")]
+    if any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg")):
+        problem = "there is a device file of a GPU, but nvidia-smi does not answer: driver and library may differ"
+        return [Finding(feature=feature, problem=problem, command="nvidia-smi; cat /proc/driver/nvidia/version")]
+    for word, command in _WITH_GPUS.items():
+        if any(word in place for place in places):
+            problem = f"no GPU is here (no /dev/nvidia*): {word} must hand it over"
+            return [Finding(feature=feature, problem=problem, command=command)]
+    problem = "no GPU is here (no /dev/nvidia*), or its driver is not loaded"
+    return [Finding(feature=feature, problem=problem, command="nvidia-smi")]
+
+
+def _share_findings(environment: Mapping[str, str]) -> list[Finding]:
+    """What JAX itself makes of variables about platforms and memory."""
+    found = []
+    if _names_gpus(environment) and "cpu" not in (own := environment["JAX_PLATFORMS"]).split(","):
+        problem = f"JAX_PLATFORMS={own} leaves out the CPU, which host callbacks (jax.debug.print, pure_callback) need"
+        command = f"export JAX_PLATFORMS={own},cpu"
+        found.append(Finding(feature="host callbacks in your own programs", problem=problem, command=command))
+    if all(environment.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
+        problem = "XLA_CLIENT_MEM_FRACTION and its older name XLA_PYTHON_CLIENT_MEM_FRACTION are both set: JAX refuses"
+        command = "unset XLA_PYTHON_CLIENT_MEM_FRACTION"
+        found.append(Finding(feature="your own programs on GPUs", problem=problem, command=command))
     return found
 
 
@@ -205,7 +273,7 @@ def _environment_findings(environment: Mapping[str, str], steering: Sequence[Set
         problem = "JAX_COMPILATION_CACHE_DIR is set: its key ignores NCCL, CUDA and memory variables"
         command = "unset JAX_COMPILATION_CACHE_DIR"
         found.append(Finding(feature="comparing settings by hand", problem=problem, command=command))
-    return found
+    return [*found, *_share_findings(environment)]
 
 
 def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -> list[Finding]:

@@ -112,22 +112,24 @@ def read_noise_floor(
     sesoi: float = DEFAULT_SESOI,
     start_s: float = 0.0,
     pair_s: float = 0.0,
+    least: int = 8,
 ) -> NoiseFloor:
     """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
 
     Args:
-        processes: log(second process / living one) of each pair of blocks, at least 8, of each second process.
+        processes: log(second process / living one) of each pair of blocks, of each second process.
         plan: The plan trials will follow.
         sesoi: Smallest effect of interest.
         start_s: Seconds until a process is ready.
         pair_s: Seconds of one pair of blocks.
+        least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages seconds.
 
     Raises:
-        ValueError: If there is no process, one has fewer than 8 pairs, or a figure is not finite.
+        ValueError: If there is no process, one has fewer than `least` pairs, or a figure is not finite.
     """
     if not processes:
         raise ValueError("a noise floor needs at least one second process but got none")
-    groups = [finite(p, least=8) for p in processes]
+    groups = [finite(p, least=least) for p in processes]
     centres = np.asarray([float(hodges_lehmann(g, level=DEFAULT_LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     within_sd, degrees, count = _within_sd(residuals), len(groups), sum(map(len, groups))

@@ -20,6 +20,9 @@ LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
 STARTS = 1.5
 """What starting two processes at once takes, over starting one: they share the machine that compiles them."""
 
+LONG_PAIR_S, LEAST_LONG = 4.0, 2
+"""From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
+
 
 def pairs_in_process(
     within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST, most: int = MOST
@@ -46,8 +49,14 @@ def pairs_in_process(
     return min(most, max(least, round(best)))
 
 
-def proof_size(floor: NoiseFloor) -> int:
-    """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting or processes cost."""
+def proof_size(floor: NoiseFloor, *, starts: float = STARTS) -> int:
+    """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting or processes cost.
+
+    Args:
+        floor: Of this machine.
+        starts: What starting a pair of processes takes, over starting one.
+    """
     if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
         return DEFAULT_PROOF_SIZE
-    return pairs_in_process(floor.within_sd, floor.process_sd, STARTS * floor.start_s, floor.pair_s)
+    least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
+    return pairs_in_process(floor.within_sd, floor.process_sd, starts * floor.start_s, floor.pair_s, least=least)

@@ -30,9 +30,13 @@ SEGMENTS = 10
 ALPHA = 0.01
 """Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
 
-ALPHA_STALLS = (0.1, 0.01)
-"""Likewise of the count of stalls in one look: four to none, over as many steps; and of that in two together: seven to
-none. What does not come so often may be the machine's."""
+ALPHA_STALLS = (0.25, 0.01)
+"""Likewise of the count of stalls in one look: two to none, over as many steps, which costs another look; and of that
+in two or more together: seven to none. What does not come so often may be the machine's."""
+
+SOAK_LOOKS = 3
+"""How often a long run is looked at, at most. Until the last look, stalls are counted as many as might well have
+come instead: a look that happens to hold few of them does not clear a set, it only costs another one."""
 
 ALPHA_PROOF = 0.02
 """Likewise over all processes of a proof, of which there is no second look: six to none."""
@@ -210,7 +214,7 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
     does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
 
     Args:
-        candidate: Stalls of its long run, or of two: then they must show in the last one, and be sure in both together.
+        candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
         reference: Likewise.
         log_ratio: log of the typical step, candidate over reference, per unit of work.
     """
@@ -219,7 +223,8 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
         return None
     if len(candidate) > 1 and not _has_more(mine, base, alpha=ALPHA_STALLS[1]):
         return None
-    ratio = math.exp(log_ratio) * (1.0 + mine.excess) / (1.0 + base.excess)
+    doubt = 2.0 / math.sqrt(mine.count) if len(candidate) < SOAK_LOOKS else 0.0
+    ratio = math.exp(log_ratio) * (1.0 + (1.0 + doubt) * mine.excess) / (1.0 + base.excess)
     return ratio if ratio >= 1.0 else None
 
 

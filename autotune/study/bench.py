@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import random
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from autotune.machine import GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
+    Arm,
     Artefact,
     Failure,
     FailureKind,
@@ -22,6 +24,7 @@ from autotune.model import (
     Pair,
     SameStep,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     WorkPerStep,
     artefacts_of,
@@ -30,18 +33,16 @@ from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_block, check_loss
+from autotune.study.no_gpu import why_no_gpu
+from autotune.study.share import MemoryShare
 from autotune.study.traces import LossTrace, not_finite, refuse_not_finite
 from autotune.study.work import with_declared_work
-from autotune.workers import Launcher, Worker, WorkerFailed
+from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
+
+R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
-MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
-SHARED_FRACTION = "0.45"
-"""What each of two processes takes of a GPU's memory while they take turns, unless the study says otherwise."""
-
-
-LONGEST_BLOCK_STEPS = 10_000
 
 
 class ReferenceFailed(WorkerFailed):
@@ -84,8 +85,9 @@ class Bench:
         reference_trace: What the living reference told of its loss.
         spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
-        has_run: Whether a reference ever ran to its end: one that never did cannot run at all.
+        has_run: Whether a reference ever ran: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
+        share: What two processes on one GPU get of its memory, and who does not fit so.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Bench:
         self.artefacts: tuple[Artefact, ...] = ()
         self.has_run = False
         self.restarts = 0
+        self.share = MemoryShare(spec)
         self.gpus = watch_of(spec)
         self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
         self._launcher = launcher
@@ -116,22 +119,16 @@ class Bench:
         self._began_at_s, self._began_s = at_s, time.monotonic()
         self.restarts = 0
 
+    def limit_times(self, limits: TimeLimits) -> None:
+        """Processes that are started from now on may take so long."""
+        self._launcher.limits = limits
+
     @property
     def now_s(self) -> float:
         """Seconds since the study began."""
         return self._began_at_s + time.monotonic() - self._began_s
 
     # ------------------------------------------------------------------ workers
-
-    def settings_of(self, settings: FlagSet, *, alone: bool) -> FlagSet:
-        """The baseline plus `settings`, plus what lets two processes share a GPU unless the process is alone on it.
-
-        JAX takes three quarters of a GPU's memory when it starts, so of two the second would find too little.
-        """
-        merged = self.spec.baseline.merge(settings)
-        if alone or self.spec.device.platform != "cuda" or any(_steers_memory(n) for n in merged):
-            return merged
-        return merged.merge({MEMORY_FRACTION: SHARED_FRACTION})
 
     def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
@@ -140,11 +137,16 @@ class Bench:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
         """
-        merged = self._in_force(self.settings_of(settings, alone=alone))
-        for attempt in range(INFRASTRUCTURE_RETRIES + 1):
+        attempt = 0
+        while True:
+            is_given = self.share.is_given(settings, alone=alone)
+            merged = self._in_force(self.share.settings_of(settings, alone=alone))
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
             except WorkerFailed as error:
+                if is_given and self.share.is_refused(error.failure):
+                    self._leave_share_to_program(error)
+                    continue
                 if not error.infrastructure:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
@@ -155,8 +157,34 @@ class Bench:
                         ) from error
                     raise
                 self.desk.incident(f"start tried again after: {error}")
-                time.sleep(0.5 * (attempt + 1))
-        raise AssertionError("unreachable")
+                attempt += 1
+                time.sleep(0.5 * attempt)
+
+    def where_it_fits(self, work: Callable[[bool], R], *, alone: bool) -> R:
+        """Has one process do something; where it finds too little memory beside the reference, once more alone.
+
+        Args:
+            work: Starts the process, and ends it; told whether that is alone.
+            alone: Whether it is alone from the start.
+
+        Raises:
+            WorkerFailed: If that fails.
+        """
+        try:
+            return work(alone)
+        except WorkerFailed as error:
+            if alone or not self.share.is_too_small(error.failure):
+                raise
+        self.release_reference()
+        return work(True)
+
+    def _leave_share_to_program(self, error: WorkerFailed) -> None:
+        """Gives no process a share of the GPU's memory from now on: their program takes what it wants."""
+        if not self.share.is_programs_own:
+            self.share.is_programs_own = True
+            self.desk.incident(
+                f"the program sets its share of the GPU's memory itself, so it is left to it: {error}"[:300]
+            )
 
     def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
         """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
@@ -180,39 +208,78 @@ class Bench:
         place_artefacts(self.artefacts, folder)
         return in_force(settings, folder)
 
-    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path) -> tuple[Worker, Worker]:
-        """Starts two fresh workers at once: starting is not measured, and most of a short run.
+    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
+        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+
+        Args:
+            reference: What is compared with.
+            candidate: The set.
+            folder: Where the candidate's log goes.
+            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
 
         Raises:
-            ReferenceFailed: If the first one failed.
+            ReferenceFailed: If the first one failed, whatever became of the second.
             WorkerFailed: If the second one did.
         """
         beside = self.folders.folder(*Path(self.folders.relative(folder)).parts, "reference")
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            first = pool.submit(self.start, reference, beside)
-            second = pool.submit(self.start, candidate, folder)
-            try:
-                of_first, of_second = first.exception(), second.exception()
-            except BaseException:  # interrupted: do not wait until both have compiled
-                self.close()
-                raise
-        if of_first is None and of_second is None:
+        asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
+        if self.spec.turns.in_order:
+            arms = [*asked]
+            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+            found = self._start_in_order({arm: asked[arm] for arm in arms})
+        else:
+            found = self._start_at_once(asked)
+        workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
+        if len(workers) == len(asked):
+            first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
             if not reference:
-                refuse_not_finite(first.result().report)
-            return first.result(), second.result()
-        for future in (first, second):
-            if future.exception() is None:
-                future.result().close()
+                refuse_not_finite(first.report)
+            return first, second
+        for worker in workers.values():
+            worker.close()
+        of_first, of_second = found[Arm.REFERENCE], found.get(Arm.CANDIDATE)
         if isinstance(of_first, WorkerFailed):
             raise ReferenceFailed(of_first) from of_first
-        failed = of_first or of_second
-        assert failed is not None
-        raise failed
+        assert isinstance(of_second, WorkerFailed)
+        raise of_second
+
+    def _start_in_order(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts one after the other; where the reference fails, nothing is to be learned of the candidate."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        for arm, (settings, folder) in asked.items():
+            try:
+                found[arm] = self.start(settings, folder)
+            except WorkerFailed as error:
+                found[arm] = error
+                if arm is Arm.REFERENCE:
+                    break
+            except BaseException:
+                self.close()
+                raise
+        return found
+
+    def _start_at_once(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts all at once: starting is not measured, and most of a short run."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
+            try:
+                errors = {arm: future.exception() for arm, future in futures.items()}
+            except BaseException:  # interrupted: do not wait until all have compiled
+                self.close()
+                raise
+        for arm, error in errors.items():
+            if error is not None and not isinstance(error, WorkerFailed):
+                self.close()
+                raise error
+            found[arm] = futures[arm].result() if error is None else error
+        return found
 
     def reference(self) -> Worker:
         """The living reference; started when first asked for, and again after it died, a bounded number of times.
 
         Raises:
+            ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
             LaunchError: If it cannot be started: there is nothing to compare with.
         """
         if self._reference is None:
@@ -220,8 +287,11 @@ class Bench:
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
+                if self.share.is_too_small(error.failure):
+                    raise ReferenceFailed(error) from error
                 raise LaunchError(self.reference_cannot_run(error.failure)) from error
             refuse_not_finite(self._reference.report)
+            self.has_run = True
             self.reference_trace = LossTrace(self.spec, self._reference.report)
         return self._reference
 
@@ -251,10 +321,11 @@ class Bench:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {line}" for line in failure.last_lines[-8:])
+        advice = why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
             f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            "  mend the workload or the baseline of the study, then run the same command again"
+            f"{advice}, then run the same command again"
         )
 
     def close(self) -> None:
@@ -265,10 +336,8 @@ class Bench:
     # ------------------------------------------------------------------ what a worker says of itself
 
     def steps_for(self, worker: Worker) -> int:
-        """Steps in a block, from the warm-up of a worker."""
-        times = worker.report.warmup_step_times_s
-        step_s = sorted(times)[len(times) // 2]
-        return block_steps(step_s, block_s=self.spec.measure.block_s, least=self.spec.measure.block_steps)
+        """Steps in a block, those that are not counted included, from the warm-up of a worker."""
+        return self.spec.turns.steps(typical_step_s(worker))
 
     def check_loss(self, settings: FlagSet, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """What is wrong with a candidate's loss or gradients, or how they were compared; see `loss_gate.check_loss`."""
@@ -299,22 +368,15 @@ def floor_folder(lane: str) -> tuple[str, ...]:
     return ("floor", lane) if lane else ("floor",)
 
 
-def block_steps(step_s: float, *, block_s: float, least: int) -> int:
-    """Steps in a block: long against the timer, short against drift.
-
-    Args:
-        step_s: Duration of one step of the reference, in seconds.
-        block_s: Shortest block, in seconds.
-        least: Fewest steps.
-    """
-    wanted = math.ceil(block_s / step_s) if step_s > 0 else LONGEST_BLOCK_STEPS
-    return min(LONGEST_BLOCK_STEPS, max(least, wanted))
+def typical_step_s(worker: Worker) -> float:
+    """Seconds of a step of a worker, from its warm-up."""
+    times = worker.report.warmup_step_times_s
+    return sorted(times)[len(times) // 2]
 
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    return open_watch(caller_environment()) if spec.device.platform == "cuda" else GpuWatch(None, None)
-
-
-def _steers_memory(name: str) -> bool:
-    return name.endswith(("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR"))
+    if spec.device.platform != "cuda" or spec.replay is not None:
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))

@@ -5,6 +5,7 @@ The search is delta debugging (see `autotune.model.delta`) with a bounded number
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from autotune.model import BlameRecord, FailureKind, FlagSet, shrink
@@ -17,16 +18,22 @@ MOST_HANGS = 4
 """A start that hangs costs its whole time limit, so few of them are tried."""
 
 
-def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path) -> BlameRecord:
+def most_starts(kind: FailureKind) -> int:
+    """Starts after which the search for a cause ends in any case."""
+    return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+
+
+def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path, *, alone: bool) -> BlameRecord:
     """Finds the smallest part of a failing set that fails in the same way.
 
     Args:
         bench: Where; a living reference is left alone.
         unit: The set, how it failed, and what is known of its parts.
         folder: Where logs go.
+        alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
     """
     kind = unit.failure_kind
-    most = MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+    most = most_starts(kind)
     starts = 0
     known: dict[FlagSet, bool] = {FlagSet(): False, unit.settings: True}
     for part, is_failing in unit.known:
@@ -41,7 +48,7 @@ def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path) -> BlameRecord
             starts += 1
             bench.desk.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
             own = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, f"{starts:02d}")
-            known[part] = _fails(bench, part, own, kind)
+            known[part] = _fails(bench, part, own, kind, alone=alone)
         return known[part]
 
     smallest, is_minimal = shrink(unit.settings, fails)
@@ -55,17 +62,16 @@ def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path) -> BlameRecord
     )
 
 
-def _fails(bench: Bench, part: FlagSet, folder: Path, kind: FailureKind) -> bool:
+def _fails(bench: Bench, part: FlagSet, folder: Path, kind: FailureKind, *, alone: bool) -> bool:
     """Whether a part fails in the same way, at its start or in its first blocks."""
+
+    def look(alone: bool) -> None:
+        with contextlib.closing(bench.start(part, folder, alone=alone)) as worker:
+            for _ in range(3):
+                worker.run_block(bench.steps_for(worker))
+
     try:
-        worker = bench.start(part, folder)
+        bench.where_it_fits(look, alone=alone or bench.share.is_known_alone(part))
     except WorkerFailed as error:
         return error.failure.kind is kind
-    try:
-        for _ in range(3):
-            worker.run_block(bench.steps_for(worker))
-    except WorkerFailed as error:
-        return error.failure.kind is kind
-    finally:
-        worker.close()
     return False

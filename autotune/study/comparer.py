@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autotune.machine import NO_METER, EnergyMeter
+from autotune.machine import NO_METER, NOT_LOOKED, EnergyMeter, Looked
 from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport, WorkPerStep
 from autotune.stats import (
     Decision,
@@ -104,7 +104,14 @@ class StoppingRule:
     estimate: Callable[[list[float]], Estimate]
 
 
-def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None, spread: float = 0.0) -> StoppingRule:
+def sequential(
+    plan: SequentialPlan,
+    *,
+    sesoi: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
+    most: int | None = None,
+) -> StoppingRule:
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 
     Args:
@@ -112,12 +119,17 @@ def sequential(plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None
         sesoi: Smallest effect of interest.
         incumbent: See `autotune.stats.decide`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
+        most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
     """
+    last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
 
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) not in plan.looks and len(ratios) < plan.cap:
             return None
-        return decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        found = decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        if len(ratios) >= last and not found.stop:
+            return replace(found, stop=True, reason="no time for more pairs")
+        return found
 
     return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
 
@@ -176,7 +188,7 @@ class Comparer(ABC):
         def once(comparer: Comparer) -> Compared[S]:
             return comparer._compare(candidate, folder, name=name, rule=rule, against=against, inspect=inspect)
 
-        return self._until_reference_holds(once, is_reference_ours=against is None)
+        return self._until_reference_holds(once, candidate, against or FlagSet(), is_reference_ours=against is None)
 
     def fresh_pair(
         self,
@@ -194,7 +206,7 @@ class Comparer(ABC):
         def once(comparer: Comparer) -> Compared[S]:
             return comparer._fresh_pair(candidate, folder, name=name, pairs=pairs, against=other, inspect=inspect)
 
-        return self._until_reference_holds(once, is_reference_ours=True)
+        return self._until_reference_holds(once, candidate, other, is_reference_ours=True)
 
     def floor(self, folder: Path, *, plan: SequentialPlan) -> MeasuredFloor:
         """Measures the reference against other processes of itself; see `compare`.
@@ -203,17 +215,21 @@ class Comparer(ABC):
             folder: Where raw samples and logs go.
             plan: Of the trials, of which the noise floor tells what they can find.
         """
-        return self._until_reference_holds(lambda comparer: comparer._floor(folder, plan), is_reference_ours=True)
+        return self._until_reference_holds(
+            lambda comparer: comparer._floor(folder, plan), FlagSet(), FlagSet(), is_reference_ours=True
+        )
 
-    def _until_reference_holds(self, once: Callable[[Comparer], R], *, is_reference_ours: bool) -> R:
+    def _until_reference_holds(
+        self, once: Callable[[Comparer], R], candidate: FlagSet, other: FlagSet, *, is_reference_ours: bool
+    ) -> R:
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
-        comparer, retries = self, 0
+        comparer, retries = self.for_sets(candidate, other), 0
         while True:
             try:
                 return once(comparer)
             except WorkerFailed as error:
-                if (other := comparer.instead(error)) is not None:
-                    comparer = other
+                if (way := comparer.instead(error, candidate)) is not None:
+                    comparer = way
                 elif is_reference_ours and isinstance(error, ReferenceFailed):
                     self.bench.lose_reference(error)
                 elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
@@ -222,7 +238,11 @@ class Comparer(ABC):
                 else:
                     raise
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """The way to compare some sets, from what earlier pairs have shown of them."""
+        return self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """The way to compare when this one failed because it is this one; None if that is not the cause."""
         return None
 
@@ -256,7 +276,7 @@ def make_comparison(
     *,
     stopped: str,
     mode: str = TURNS,
-    warnings: tuple[str, ...] = (),
+    looked: Looked = NOT_LOOKED,
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
 ) -> Comparison:
@@ -267,7 +287,7 @@ def make_comparison(
         estimate: Of their ratios; per unit of work where that differs.
         stopped: Why no more were measured, in words.
         mode: How they were measured.
-        warnings: What makes them doubtful.
+        looked: What was seen of the GPUs meanwhile.
         meter: Counted the energy of the pairs.
         work: What a step of each arm does, where it differs.
     """
@@ -278,7 +298,9 @@ def make_comparison(
         pair_count=len(pairs),
         mode=mode,
         stopped=stopped,
-        warnings=warnings,
+        warnings=looked.warnings,
         energy=meter.use_of(pairs, sandwiches=mode != TURNS, work=work),
+        energy_problem=meter.problem_of(pairs),
+        during=looked.during,
         work=work,
     )

@@ -78,10 +78,13 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         wanted = spec.search.objectives
         what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
         outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
-        sentence = (
-            f"no setting tried beats the default on this machine{what} by more than the smallest effect of interest "
-            f"({format_share(spec.measure.smallest_effect)})"
-        )
+        beats = f"beats the default on this machine{what} by more than the smallest effect of interest"
+        sentence = f"no setting tried {beats} ({format_share(spec.measure.smallest_effect)})"
+        if left_over := run.time.unproven:
+            sentence = (
+                f"nothing is proven: the budget left no time for that. {left_over[0]} looks promising, as do "
+                f"{len(left_over) - 1} others; with a larger one the same command goes on from here"
+            )
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:

@@ -23,7 +23,7 @@ from autotune.model import (
     veto_of,
 )
 from autotune.results import describe_finalist
-from autotune.stats import FIRST_LOOK, Verdict, gain_pairs, judge, look_alone
+from autotune.stats import ALONE_PAIRS, FIRST_LOOK, Verdict, gain_pairs, judge, look_alone
 from autotune.study.proof import run_pairs
 from autotune.study.run import StudyRun
 from autotune.study.units import PairUnit
@@ -65,7 +65,7 @@ def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:
     veto = None
     if estimate is not None and estimate.low > 1.0 - sesoi:
         veto = f"{len(runs)} more fresh pairs of processes contradict that: {format_change(estimate.ratio)}"
-    return _record(run, proven, GAIN, runs, veto=veto, reason="measures the gain and decides nothing")
+    return _record(run, proven, GAIN, runs, veto=veto, reason="these pairs decide nothing")
 
 
 def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
@@ -77,6 +77,8 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
     turns = ratios_of(beside)
 
     def goes_on(done: list[ConfirmRun], begun: int) -> bool:
+        if len(done) >= ALONE_PAIRS and not run.time.allows(lambda takes: takes.alone_s / ALONE_PAIRS, "alone"):
+            return False
         return begun == len(done) and not look_alone(ratios_of(done), turns, most=most).stop
 
     _run(run, proven, ALONE, goes_on, asked=most)

@@ -25,13 +25,17 @@ from autotune.model import (
     LaunchError,
     NodeLostError,
     Pair,
+    StudySpec,
+    TimeLimits,
     TrialResult,
     TrialStatus,
     View,
     WorkPerStep,
     log_ratio,
+    time_limits,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
 from autotune.study.promise import promise_of
@@ -86,9 +90,11 @@ class Lanes:
     Attributes:
         engine: Offers the lanes; set before the first use.
         ledger: What the study has used up.
+        must_be_alone: Whether a unit is known not to fit beside another process.
     """
 
     engine: Engine
+    must_be_alone: Callable[[AnyUnit], bool] = staticmethod(lambda unit: False)
 
     def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
@@ -154,6 +160,11 @@ class Lanes:
         self._lanes.clear()
 
     @property
+    def limits(self) -> TimeLimits | None:
+        """What processes may take on the first lane that has a noise floor; None before there is one."""
+        return next((_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+
+    @property
     def names(self) -> Sequence[str]:
         """Lanes that are there now."""
         return sorted(self._lanes)
@@ -184,12 +195,14 @@ class Lanes:
     def _begin(self, lane: _Lane, job: Job) -> None:
         lane.job, lane.heard_s = job, self._store.watch.total_s
         self._learn_programs()
+        floor_mode = lane.floor.comparison.mode if lane.floor else None
+        is_alone = floor_mode != SANDWICH and self.must_be_alone(job.unit)
         assignment = Assignment(
-            unit=self._sized(job.unit),
+            unit=self._sized(job.unit, is_alone=is_alone),
             lane=lane.name,
             folder=job.own_folder,
             name=job.name,
-            mode=lane.floor.comparison.mode if lane.floor else None,
+            mode=SANDWICH if is_alone else floor_mode,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
             loss_spread=lane.floor.loss_spread if lane.floor else None,
             spread=lane.floor.floor.spread if lane.floor else 0.0,
@@ -197,18 +210,20 @@ class Lanes:
             artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
             at_s=lane.heard_s,
+            limits=_limits_after(self._store.spec, lane.floor),
         )
         if isinstance(job.unit, TrialUnit):
             lane.told_programs = len(self._programs)
         self.engine.begin(lane.name, {"type": "unit", "assignment": assignment.model_dump(mode="json")})
 
-    def _sized(self, unit: AnyUnit) -> AnyUnit:
+    def _sized(self, unit: AnyUnit, *, is_alone: bool) -> AnyUnit:
         """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
         if not isinstance(unit, PairUnit) or unit.pairs is not None:
             return unit
         floors = self._store.of(FloorResult)
-        pairs = self._store.spec.confirm.pairs_after(floors[0].floor if floors else None)
-        return unit.model_copy(update={"pairs": pairs})
+        spec = self._store.spec
+        pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
+        return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:
         """All settings that a unit may run under."""
@@ -373,3 +388,11 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
+
+
+def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | None:
+    """What processes of a lane may take, once its noise floor has told what the reference does."""
+    if floor is None:
+        return None
+    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    return time_limits(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -62,7 +62,9 @@ def measure_trial(
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
         return Twin(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
 
-    rule = sequential(plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread)
+    rule = sequential(
+        plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
+    )
     outcome: TrialOutcome
     try:
         found: Compared[TrialOutcome] = comparer.compare(config.settings, folder, name=name, rule=rule, inspect=inspect)
@@ -94,7 +96,7 @@ def _relative(bench: Bench, failure: Failure) -> Failure:
 def _request(bench: Bench, comparer: Comparer, unit: TrialUnit) -> str:
     """What a trial was asked to do: settings and the environment they make, allow-listed."""
     spec, config = bench.spec, unit.config
-    merged = bench.settings_of(config.settings, alone=comparer.mode == SANDWICH)
+    merged = bench.share.settings_of(config.settings, alone=comparer.mode == SANDWICH)
     body = {
         "trial": config.number,
         "origin": config.origin,

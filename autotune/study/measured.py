@@ -16,6 +16,7 @@ from autotune.model import (
 )
 from autotune.settings import SearchSpace
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts, doubt_of
+from autotune.study.need import ForeseenShares
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener, open_study_screener
 from autotune.study.trial import Known
@@ -31,9 +32,13 @@ class Measuring:
         self._resources = contextlib.ExitStack()
         self.doubt: Doubt | None = None
         self._screen: StudyScreener | None = self._resources.enter_context(open_study_screener(run.store, run.view))
+        self._shares = ForeseenShares(run, self._screen) if self._screen is not None else None
 
     def reference(self) -> WorkerReport:
         """Measures the noise floor, unless an earlier session did."""
+        if self._shares is not None:
+            self._run.lanes.must_be_alone = self._shares.must_be_alone
+            self._shares.compile_reference()
         floor = self._run.lanes.first_floor()
         refuse_untold_work(self._run.spec, floor.reference)
         refuse_unknown_objectives(self._run.spec.search.objectives, floor.reference, floor.comparison.energy)

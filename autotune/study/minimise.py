@@ -15,12 +15,15 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     it costs more than the smallest effect of interest. What is dropped by mistake is found by the proof that follows.
     """
     current = winner
-    for name in list(winner):
+    for at, name in enumerate(winner):
         if len(current) == 1:
             break
         if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
             continue  # without it the set would be none that may be tried
-        found = _ablation(run, current, name)
+        if known_ablation(run, current, name) is None and not run.time.allows(lambda takes: takes.ablation_s):
+            run.view.note("not minimised further: what is left of the budget is kept for the final proof")
+            break
+        found = _ablation(run, current, name, share=1.0 / (len(winner) - at))
         run.view.ablation(found)
         if not found.kept:
             current = current.without(name)
@@ -34,17 +37,23 @@ def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
     return found.kept and found.failure is None
 
 
-def _ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult:
-    """What leaving one setting out does: as recorded, or measured now."""
-    for known in run.store.of(AblationResult):
-        if known.settings == settings and known.left_out == name:
-            return known
+def known_ablation(run: StudyRun, settings: FlagSet, name: str) -> AblationResult | None:
+    """What is recorded of leaving one setting out."""
+    found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, name))
+    return next(found, None)
+
+
+def _ablation(run: StudyRun, settings: FlagSet, name: str, *, share: float = 1.0) -> AblationResult:
+    """What leaving one setting out does: as recorded, or measured now, in so large a share of the time there is."""
+    if (known := known_ablation(run, settings, name)) is not None:
+        return known
     # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
     if not artefacts_of(settings) and run.evaluator.is_same_program(settings, settings.without(name)):
         kept, reason = pays(None, run.spec.measure.smallest_effect)
         run.store.append(AblationResult(settings=settings, left_out=name, kept=kept, reason=reason))
     else:
         label = f"{settings.digest}-without-{name.lower()}"[:120]
-        unit = AblationUnit(settings=settings, left_out=name)
+        most = run.time.pairs_for(run.time.kept_after("confirm"), starts=2, share=share)
+        unit = AblationUnit(settings=settings, left_out=name, most=most)
         run.lanes.do(Job(unit, ("minimise", label), label, run.store.append))
     return run.store.of(AblationResult)[-1]

@@ -7,7 +7,7 @@ own switch is of no use here, see `autotune.child.profile`.
 from __future__ import annotations
 
 from autotune.model import PROFILE, FlagSet, ProfileRecord
-from autotune.stats import Verdict
+from autotune.stats import FIRST_LOOK, Verdict
 from autotune.study.minimise import pays_for_itself
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
@@ -30,6 +30,9 @@ def profile_guide(run: StudyRun) -> None:
     if (why := why_not(run)) is not None:
         if why:
             run.view.note(f"no profile: {why}")
+        return
+    if not run.time.allows(lambda takes: takes.start_s + takes.ablation_s + FIRST_LOOK * takes.pair_s):
+        run.view.note("no profile: what is left of the budget is kept for the final proof")
         return
     stage, trial, settings = run.candidates[0]
     run.view.stage("pgle", f"{run.spec.pgle.steps} steps are profiled, and compiled again with what they took")

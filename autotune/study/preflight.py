@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from autotune.machine import caller_environment, driver_python, open_meter, steering_settings
+from autotune.machine import caller_environment, open_meter, steering_settings
 from autotune.model import (
     FlagSet,
     Objective,
@@ -35,6 +32,7 @@ from autotune.settings import (
     probe_build,
 )
 from autotune.study.bench import watch_of
+from autotune.study.no_gpu import program_python
 from autotune.study.proposer import open_mirror
 from autotune.workers import (
     GANG_VARIABLE,
@@ -113,14 +111,6 @@ def known_settings(spec: StudySpec, python: str | None = None) -> KnownSettings:
         LaunchError: If the build cannot be asked.
     """
     return KnownSettings(probe_build(python or program_python(spec), platform=spec.device.platform))
-
-
-def program_python(spec: StudySpec) -> str:
-    """The interpreter whose packages the workload uses: that of the user's program, if it names one."""
-    first = spec.workload.command[0] if spec.workload.command else ""
-    if re.fullmatch(r"python[\d.]*", Path(first).name) and (found := shutil.which(first)):
-        return found
-    return driver_python()
 
 
 def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
@@ -228,10 +218,11 @@ def _refuse_uncounted_energy(spec: StudySpec) -> None:
             f"the objective energy must be counted by the devices themselves but nothing does: {meter.problem}; "
             "or take energy out of search.objectives"
         )
-    if spec.measure.mode != "sandwich" and spec.measure.block_s < meter.shortest_s:
+    lasts_s = spec.turns.settle_s + spec.turns.block_s
+    if spec.measure.mode != "sandwich" and lasts_s < meter.shortest_s:
         raise StudyFileError(
             f"blocks must last at least {format_seconds(meter.shortest_s)} for {meter.source} to count their energy "
-            f"but measure.block_s is {format_seconds(spec.measure.block_s)}; raise it to {meter.shortest_s:g} or more"
+            f"but measure.block_s is {format_seconds(spec.turns.block_s)}; raise it to {meter.shortest_s:g} or more"
         )
 
 

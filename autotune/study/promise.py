@@ -6,7 +6,8 @@ import math
 from statistics import NormalDist
 
 from autotune.model import TURNS, FloorResult, Need, Promise, StudySpec
-from autotune.stats import CLAIM, FIRST_LOOK, STARTS, pairs_to_find, smallest_gain, study_power
+from autotune.stats import CLAIM, FIRST_LOOK, pairs_to_find, smallest_gain, study_power
+from autotune.study.durations import pair_of_processes_s, pairs_of_blocks
 
 GAINS = (0.01, 0.02, 0.03)
 """Gains of which it is told what they would need."""
@@ -34,8 +35,8 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
         return None
     if most < FIRST_LOOK:
         return None
-    pairs, starts = (spec.confirm.pairs_after(floor), STARTS) if result.comparison.mode == TURNS else (1, 2.0)
-    pair_s = starts * floor.start_s + pairs * floor.pair_s
+    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == TURNS else 1
+    pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
     finalists, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
     smallest = smallest_gain(pair_sd, most=most, finalists=finalists, sesoi=sesoi)

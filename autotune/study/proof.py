@@ -53,6 +53,9 @@ def prove(run: StudyRun, sets: Sequence[Set], *, stage: str, against: FlagSet | 
         if not waiting:
             return None
         at, proof = min(waiting, key=lambda w: w[0])  # of equals the first: the sets are in order
+        if not run.time.allows_pair(stage, at + 1):
+            run.time.leave(proof.plan.settings)
+            return None
         return PairUnit(
             stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at), against=against
         )
@@ -168,6 +171,12 @@ def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: S
 def proof_of(store: Store, stage: str, settings: FlagSet) -> ProofRecord | None:
     """The plan of a proof; None where there is none, or none yet."""
     return next((p for p in store.of(ProofRecord) if p.stage == stage and p.settings == settings), None)
+
+
+def pairs_run(run: StudyRun, stage: str, settings: FlagSet) -> int:
+    """Pairs of processes that a proof has run, in all sessions; one that failed ended it, as if it had all."""
+    runs = _runs(run.store, stage, settings)
+    return most_processes(run) if any(r.failure is not None for r in runs) else len(runs)
 
 
 def _family(stage: str) -> str:

@@ -29,6 +29,7 @@ from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
+from autotune.study.time_left import TimeLeft
 from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 from autotune.workers import Launcher
@@ -107,6 +108,7 @@ class StudyRun:
         command: How the driver was called, for the record.
         asked_trials: For the record of the session; default: those of the study.
         setup: Set by `probe`.
+        time: What is left of the budgets; set by `probe`, too.
         facts: Set by `noise_floor`: what the reference told of the workload.
         proposer: Set by `screen`: proposes what to try.
         finalists: Set by `confirm`: finalists with their verdicts.
@@ -133,6 +135,7 @@ class StudyRun:
     setup: Setup = field(init=False)
     store: Store = field(init=False)
     lanes: Lanes = field(init=False)
+    time: TimeLeft = field(init=False)
     evaluator: Evaluator = field(init=False)
     facts: WorkloadFacts = field(init=False)
     proposer: Proposer = field(init=False)
@@ -161,6 +164,7 @@ class StudyRun:
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
+        self.time = TimeLeft(self.store, self.lanes)
         if not self.spec.is_predicted:  # what is may be for nodes that are not here: their launcher would refuse this
             self.lanes.engine = (self.make_engine or _this_process)(self)
             self._resources.callback(lambda: self.lanes.close(is_over=self.is_over))

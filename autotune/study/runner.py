@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from autotune.model import (
     EnergyUse,
     Failure,
     FailureKind,
+    FlagSet,
     FloorResult,
     LaunchError,
     LossCheck,
@@ -87,9 +89,11 @@ class Runner:
         bench.loss_tolerance = assignment.loss_tolerance
         bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
         bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
+        if assignment.limits is not None:
+            bench.limit_times(assignment.limits)
         if assignment.mode is not None and assignment.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.mode)
-        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit):
+        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit) or self.comparer.mode == SANDWICH:
             bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
@@ -123,7 +127,7 @@ class Runner:
             return soak_alone(self.bench, unit, folder)
         if isinstance(unit, ProfileUnit):
             return profile_alone(self.bench, unit, folder)
-        return minimise_failure(self.bench, unit, folder)
+        return minimise_failure(self.bench, unit, folder, alone=self.comparer.mode == SANDWICH)
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -146,7 +150,8 @@ class Runner:
                 if error.failure.phase != "step":
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
-                        f"{error.failure.log}. If both do not fit in memory together, make the workload smaller"
+                        f"{error.failure.log}. If both do not fit in memory together, let them run one at a time "
+                        '(measure.mode = "auto" or "sandwich")'
                     ) from error
                 bench.lose_reference(error)
         if found.comparison.mode != self.comparer.mode:
@@ -166,12 +171,16 @@ class Runner:
 
     def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
         """How far the reference in another rounding is off, over the steps that the floor's reference told."""
-        bench, alone = self.bench, self.comparer.mode == SANDWICH
+        bench = self.bench
         beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
+
+        def look(settings: FlagSet, alone: bool) -> LossSpread:
+            with contextlib.closing(bench.start(settings, beside, alone=alone)) as worker:
+                return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
+
         for settings in ROUNDINGS:
             try:
-                with contextlib.closing(bench.start(settings, beside, alone=alone)) as worker:
-                    return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
+                return bench.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == SANDWICH)
             except WorkerFailed as error:
                 bench.desk.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()
@@ -206,10 +215,14 @@ class Runner:
                 "reference_step_s": figures.reference_step_s,
                 "candidate_step_s": figures.candidate_step_s,
                 "energy": figures.energy,
+                "energy_problem": figures.energy_problem,
+                "warnings": figures.warnings or None,
+                "during": figures.during,
                 "work": figures.work,
                 "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
                 "total": total_of(found.pairs, figures.work),
                 "others": self._others(found.reference, found.candidate, figures.energy),
+                "is_alone": unit.is_alone or figures.mode != self.comparer.mode,
             }
         )
 
@@ -229,7 +242,7 @@ class Runner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread)
+        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread, most=unit.most)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)

@@ -106,6 +106,7 @@ class StudyScreener:
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
+        self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
 
@@ -159,7 +160,11 @@ class StudyScreener:
             StudyFileError: If the cluster does not fit the study.
             LaunchError: If no fitting CUDA plugin is installed.
         """
-        asked = self._spec.screen
+        if self._screen is not None and self._opened_for == (target, topology):
+            return self._screen
+        if self._screen is not None:  # opened for a cluster that is not the one that runs
+            self._screen.abort()
+        asked, self._opened_for = self._spec.screen, (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
@@ -248,6 +253,17 @@ class StudyScreener:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
     # ------------------------------------------------------------------ single sets
+
+    def try_reference(self, target: Target, topology: Topology) -> None:
+        """Compiles the reference before anything runs; why that cannot be done is told when the screen needs it."""
+        with contextlib.suppress(Exception):
+            screen = self.open(target, topology)
+            self.wait(lambda: screen.result(FlagSet()))
+
+    @property
+    def believed(self) -> Screener | None:
+        """What has been compiled so far, if its word on memory counts."""
+        return self._screen if self._is_on and self._believes_memory else None
 
     def wait(self, work: Callable[[], R]) -> R:
         """Has something done by the thread that compiles, and waits for it."""

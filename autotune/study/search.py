@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from autotune.model import BlameRecord, FlagSet, FloorResult, RunDirectoryError, TrialConfig, TrialResult
-from autotune.stats import STARTS, proof_pairs
+from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
+from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
-from autotune.study.finalists import choose_finalists, promising
+from autotune.study.finalists import promising
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
+from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
-from autotune.study.units import Job
-
-BUDGET_SHARE_FOR_PROOF = 0.5
-"""Largest share of a budget that is kept back from the search for confirming."""
-
-RECENT = 100
-"""Trials of which it is told how long a start and a step take."""
+from autotune.study.units import Job, TrialUnit
 
 
 class Search:
@@ -36,10 +30,11 @@ class Search:
         self._known = Known(run.store)
         self._cases: list[TrialResult] = []  # failures whose cause may have to be looked for
         self._causes_seen = 0
-        self._is_hopeful = False  # whether there is anything to prove
         self._tried: dict[int, FlagSet] = {}  # what lanes are trying now
         self._blamed: set[int] = set()  # whose cause a lane is looking for
+        self._is_hopeful = False  # whether there is anything to prove
         self._is_over = False
+        self._table = run.time.timetable()
 
     def work(self) -> None:
         """Tries sets until there is nothing left to try."""
@@ -47,6 +42,8 @@ class Search:
         left = self._asked - len(self._results())
         self._tell_news()
         if left > 0:
+            if self._table is not None:
+                self._run.view.note(describe_timetable(self._table, asked=self._asked))
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
         self._proposer.finish()
@@ -113,33 +110,20 @@ class Search:
                 return job
 
     def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
-        """Ends the search when the rest of the time is needed for proofs, or the hours of devices are used up."""
-        spec, lanes = self._run.spec.search, self._run.lanes
-        budgets = []
-        if spec.time_budget is not None:
-            budgets.append(("time budget", spec.time_budget, self._store.watch.total_s, 1.0))
-        if spec.gpu_hours is not None:
-            each = lanes.device_count / max(1, len(lanes.names))
-            budgets.append(("budget of GPU hours", 3600 * spec.gpu_hours, lanes.ledger.device_s, each))
-        for what, budget_s, used_s, devices in budgets:
-            kept_s = min(BUDGET_SHARE_FOR_PROOF * budget_s, devices * self._proof_cost_s(results))
-            if used_s + kept_s >= budget_s and not self._is_over:
-                self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials")
-                self._is_over = True
+        """Ends the search when one more trial would reach into the time of the proofs, or a budget is used up."""
+        time = self._run.time
+        trial_s, kept_s = (self._table.trial_s, self._kept_s) if self._table is not None else (0.0, 0.0)
+        if (what := time.used_up(trial_s, kept_s)) is not None and not self._is_over:
+            kept = ", what is left is kept for proofs" if kept_s else ""
+            self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials{kept}")
+            self._is_over = True
 
-    def _proof_cost_s(self, results: Sequence[TrialResult]) -> float:
-        """Seconds of a lane that confirming may take, from what trials took so far."""
-        spec = self._run.spec
-        is_single = len(spec.search.objectives) == 1
-        if not (self._is_hopeful if is_single else choose_finalists(self._run)):
+    @property
+    def _kept_s(self) -> float:
+        """Seconds that are kept for proofs; none where there was no time for both, and there is nothing to prove."""
+        if self._table is None or not (self._table.is_enough or self._is_hopeful):
             return 0.0
-        results = results[-RECENT:]
-        starts = [r.worker.start_s for r in results if r.worker is not None] or [5.0]
-        steps = [r.comparison.reference_step_s for r in results if r.comparison is not None] or [0.05]
-        block_s = max(spec.measure.block_s, spec.measure.block_steps * statistics.median(steps))
-        floor = self._store.of(FloorResult)[0].floor if self._store.of(FloorResult) else None
-        one_s = STARTS * statistics.median(starts) + 2 * spec.confirm.pairs_after(floor) * block_s
-        return one_s * proof_pairs(spec.confirm.finalists, most=spec.confirm.processes)
+        return self._table.reserved_s
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
@@ -162,6 +146,9 @@ class Search:
         if isinstance(found, TrialResult):
             self._end(found)
             return None
+        if self._table is not None and isinstance(found, TrialUnit):
+            most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
+            found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
         run.evaluator.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
@@ -191,11 +178,19 @@ class Search:
         known, trial = self._store.of(BlameRecord), None
         while self._cases and trial is None:  # one that is no case now is none later
             trial = next_case([self._cases.pop(0)], known, self._blamed)
-        if trial is None:
+        if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"
         return Job(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+
+    def _has_time_for_cause(self, failure: Failure) -> bool:
+        """Whether the search for a cause fits beside what is kept for proofs, even if it takes all its starts."""
+        takes, limits = self._run.time.takes, self._run.lanes.limits
+        if takes is None or self._table is None:
+            return True
+        each_s = limits.start_s if failure.kind is FailureKind.HANG and limits is not None else takes.start_s
+        return self._run.time.used_up(most_starts(failure.kind) * each_s, self._kept_s) is None
 
     def _end_blame(self, record: BlameRecord) -> None:
         self._store.append(record)

@@ -30,7 +30,7 @@ from autotune.model import (
     WorkerReport,
     judge_soak,
 )
-from autotune.stats import find_stalls, segments
+from autotune.stats import SOAK_LOOKS, find_stalls, segments
 from autotune.study.bench import Bench
 from autotune.study.loss_gate import STEP_BY_STEP, LongLosses, judge_soak_loss
 from autotune.study.units import SoakUnit
@@ -47,9 +47,6 @@ KEPT_SAMPLES = 96
 """Samples of memory that a record keeps."""
 
 REFERENCE_TRIES = 2
-
-LOOKS = 3
-"""Looks at both arms that must all speak against a set."""
 
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
@@ -253,7 +250,7 @@ def _judge_arms(
         except WorkerFailed as error:
             return arms, error.failure
         arms = arms.model_copy(update={"work": work})
-    while (found := judge_soak(arms)) is not None and len(arms.looks) < LOOKS - (found.kind is FailureKind.LEAK):
+    while (found := judge_soak(arms)) is not None and len(arms.looks) < SOAK_LOOKS - (found.kind is FailureKind.LEAK):
         again, beside = look_again(len(arms.looks) + 1)
         if again.failure is not None:
             return arms, again.failure

@@ -20,6 +20,7 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FlagSet,
     FloorResult,
     LedgerRecord,
     LossBasis,
@@ -40,7 +41,7 @@ from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.gain import measure_once_more
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
-from autotune.study.proof import most_processes, plan_proofs, prove
+from autotune.study.proof import most_processes, pairs_run, plan_proofs, prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
@@ -105,6 +106,13 @@ def confirm(run: StudyRun) -> None:
     chosen = choose_finalists(run)
     if not chosen:
         return
+    begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
+    allowed = run.time.allows_proofs("confirm", begun)
+    if len(allowed) < len(chosen):
+        run.view.note(f"of {len(chosen)} promising sets there is time to prove {len(allowed)}")
+    if not allowed:
+        return
+    chosen = [f for f in chosen if f.settings in allowed]
     objectives, most = run.spec.search.objectives, f"up to {most_processes(run)}"
     if len(objectives) > 1:
         what = ", ".join(o.words for o in objectives)
@@ -138,8 +146,10 @@ def minimise(run: StudyRun) -> None:
 
 def final_proof(run: StudyRun) -> None:
     """Needs candidates; the first that holds in processes of its own is proven: by figures that selected nothing."""
+    if not run.candidates or not run.time.allows_proofs("final", _begun(run)):
+        return
     plan_proofs(run, [(stage, s) for stage, _, s in run.candidates], candidate_weights(len(run.candidates)))
-    while run.candidates and run.proven is None:
+    while run.candidates and run.proven is None and run.time.allows_proofs("final", _begun(run)):
         stage, trial, settings = run.candidates.pop(0)
         what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
         what += " with its profile" if PROFILE in settings else ""
@@ -152,6 +162,11 @@ def final_proof(run: StudyRun) -> None:
         run.proven = result if run.once_more.objection is None else None
         if run.once_more.objection is not None:
             run.objections[settings] = run.once_more.objection
+
+
+def _begun(run: StudyRun) -> list[tuple[FlagSet, int]]:
+    """The first candidate, with the pairs of processes that its final proof has run."""
+    return [(settings, pairs_run(run, stage, settings)) for stage, _, settings in run.candidates[:1]]
 
 
 def soak(run: StudyRun) -> None:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from autotune.model import FlagSet, LaunchError, Pair, SameStep, StudySpec, WorkerReport
+from autotune.model import Arm, FlagSet, LaunchError, Pair, SameStep, StudySpec, WorkerReport
 from autotune.stats import LossSpread, StepLoss, first_steps, spread_between
 from autotune.study.loss_gate import wrong_loss
 from autotune.workers import Worker, WorkerFailed, first_step
@@ -149,8 +149,8 @@ def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport,
     told = first_steps(reference.losses, reference.grad_norms)
     told |= {p.loss.step: StepLoss(p.loss.reference, p.loss.reference_norm) for p in pairs if p.loss is not None}
     trace, spent_s = LossTrace(spec, worker.report), 0.0
-    patience_s = SLOWEST_ROUNDING * sum(sum(p.reference_s) for p in pairs)
-    for steps in [len(p.candidate_s) for p in pairs if p.loss is not None]:
+    patience_s = SLOWEST_ROUNDING * sum(sum(p.ran_s(Arm.REFERENCE)) for p in pairs)
+    for steps in [len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.loss is not None]:
         if spent_s > patience_s or max(trace.told) >= max(told):
             break
         spent_s += sum(worker.run_block(steps))

@@ -12,19 +12,32 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.machine import NO_METER, EnergyMeter
-from autotune.model import TURNS, Arm, FailureKind, FlagSet, Pair, WorkerReport, WorkPerStep, log_ratio
-from autotune.stats import Decision, SequentialPlan, read_noise_floor
+from autotune.machine import NO_METER, NO_WATCH, EnergyMeter, GpuWatch
+from autotune.model import (
+    EVERY_STEP,
+    TURNS,
+    Arm,
+    FlagSet,
+    Pair,
+    TurnSizes,
+    WorkerReport,
+    WorkPerStep,
+    log_ratio,
+)
+from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
-from autotune.study.limits import PHASE as LIMIT
+from autotune.study.durations import LEAST_FLOOR, floor_of_turns_s, floor_processes, refuse_short_budget
 from autotune.study.traces import LossTrace
 from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
 FLOOR_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of a noise floor."""
+
+FEWEST_LONG_PAIRS = 4
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as often as with 8 (tests/stats/test_gpu_turns.py)."""
 
 
 class InTurns(Comparer):
@@ -43,7 +56,7 @@ class InTurns(Comparer):
         inspect: Inspect[S] | None,
     ) -> Compared[S]:
         if against is not None:
-            with self._fresh(against, candidate, folder) as (first, second):
+            with self._fresh(against, candidate, folder, name) as (first, second):
                 return self._run((against, candidate), first, second, folder, name=name, rule=rule, inspect=inspect)
         reference = self.bench.reference()
         with contextlib.closing(self.bench.start(candidate, folder)) as worker:
@@ -54,13 +67,13 @@ class InTurns(Comparer):
         self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
         rule = fixed(pairs, sesoi=self.bench.spec.measure.smallest_effect)
-        with self._fresh(against, candidate, folder) as (reference, worker):
+        with self._fresh(against, candidate, folder, name) as (reference, worker):
             sets = (against, candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
 
     @contextlib.contextmanager
-    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path) -> Iterator[tuple[Worker, Worker]]:
-        first, second = self.bench.start_both(one, other, folder)
+    def _fresh(self, one: FlagSet, other: FlagSet, folder: Path, name: str) -> Iterator[tuple[Worker, Worker]]:
+        first, second = self.bench.start_both(one, other, folder, name=name)
         with contextlib.closing(first), contextlib.closing(second):
             yield first, second
 
@@ -88,36 +101,41 @@ class InTurns(Comparer):
             if inspect is not None:
                 bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
-            bench.gpus.look(folder)  # between two pairs, when nothing is timed
+            bench.gpus.look(folder)  # for other people's processes, between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
             reference,
             candidate,
             steps=bench.steps_for(reference),
+            sizes=bench.spec.turns,
             rng=random.Random(f"{bench.spec.seed}/{name}"),
             stop=rule.stop,
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             work=work,
             traces=traces,
         )
         comparison = make_comparison(
             pairs, rule.estimate(ratios), stopped=stopped,
-            warnings=bench.gpus.warnings(), meter=bench.meter, work=work,
+            looked=bench.gpus.take(), meter=bench.meter, work=work,
         )  # fmt: skip
         return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
 
-    def instead(self, error: WorkerFailed) -> Comparer | None:
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """One at a time for sets that turned out not to fit beside another process."""
+        return self._one_at_a_time() if self.bench.share.is_known_alone(*sets) else self
+
+    def instead(self, error: WorkerFailed, candidate: FlagSet) -> Comparer | None:
         """One at a time, if two processes did not fit into the device's memory and the study leaves the choice."""
-        spec = self.bench.spec
-        if (
-            error.failure.kind is not FailureKind.OUT_OF_MEMORY
-            or error.failure.phase == LIMIT  # it does not fit alone either
-            or spec.device.platform != "cuda"
-            or spec.measure.mode != "auto"
-        ):
+        if not self.bench.share.is_too_small(error.failure):
             return None
+        if not isinstance(error, ReferenceFailed):
+            self.bench.share.remember(candidate)
+        return self._one_at_a_time()
+
+    def _one_at_a_time(self) -> Comparer:
         self.bench.release_reference()
         return OneAtATime(self.bench)
 
@@ -128,7 +146,11 @@ class InTurns(Comparer):
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[list[float]] = []
-        for number in range(spec.measure.floor_processes):
+        steps = bench.steps_for(reference)
+        steps *= 2 * floor_pairs(reference.report, steps)
+        least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
+        refuse_short_budget(spec, reference.report, used_s=bench.now_s, floor_s=least_s)
+        for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else bench.folders.folder(*parts, f"second-{number + 1}")
             with contextlib.closing(bench.start(FlagSet(), beside)) as worker:
                 reports.append(worker.report)
@@ -140,10 +162,11 @@ class InTurns(Comparer):
             plan=plan,
             sesoi=spec.measure.smallest_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
-            pair_s=statistics.median(sum(p.reference_s) + sum(p.candidate_s) for p in pairs),
+            pair_s=statistics.median(p.lasted_s for p in pairs),
+            least=FEWEST_LONG_PAIRS,
         )
         comparison = make_comparison(
-            pairs, noise.estimate, warnings=bench.gpus.warnings(), meter=bench.meter,
+            pairs, noise.estimate, looked=bench.gpus.take(), meter=bench.meter,
             stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
@@ -164,11 +187,13 @@ class InTurns(Comparer):
             reference,
             second,
             steps=steps,
+            sizes=bench.spec.turns,
             rng=random.Random(f"{bench.spec.seed}/floor/{begin}" if begin else f"{bench.spec.seed}/floor"),
             stop=fixed(count, sesoi=bench.spec.measure.smallest_effect).stop,
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,
+            gpus=bench.gpus,
             traces=(bench.reference_trace or LossTrace(bench.spec, reference.report), trace),
             begin=begin,
         )
@@ -184,6 +209,7 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
+    least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
     return min(most, max(least, round(report.start_s / 3 / pair_s))) if pair_s > 0 else most
 
 
@@ -192,11 +218,13 @@ def measure_pairs(
     candidate: Worker,
     *,
     steps: int,
+    sizes: TurnSizes = EVERY_STEP,
     rng: random.Random,
     stop: Callable[[list[float]], Decision | None],
     on_pair: Callable[[Pair], None],
     clock: Callable[[], float],
     meter: EnergyMeter = NO_METER,
+    gpus: GpuWatch = NO_WATCH,
     work: WorkPerStep | None = None,
     traces: tuple[LossTrace, LossTrace] | None = None,
     begin: int = 0,
@@ -206,12 +234,14 @@ def measure_pairs(
     Args:
         reference: Worker under the baseline, idle.
         candidate: Worker under the settings on trial, idle.
-        steps: Steps in each block.
+        steps: Steps in each block, those that are not counted included.
+        sizes: Say which are not.
         rng: Tosses the coin of each pair.
         stop: Given the log ratios so far, whether to stop and why; None between looks.
         on_pair: Told of each pair, which it must keep before the next one is run.
         clock: Seconds since the study began.
         meter: Counts the energy of each block.
+        gpus: Looks at the GPUs while each block runs.
         work: What a step of each arm does, where it differs: then `stop` is given ratios of time per unit of it.
         traces: What reference and candidate tell of their losses, to be gone on with.
         begin: Number of the first pair.
@@ -235,7 +265,8 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
+                with gpus.block(arm):
+                    blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:
                     raise ReferenceFailed(error) from error
@@ -245,11 +276,16 @@ def measure_pairs(
                 trace.take(worker, steps)
             told = traces[1].beside(traces[0])
         (reference_s, reference_j), (candidate_s, candidate_j) = blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE]
+        (reference_settling_s, reference_s), (candidate_settling_s, candidate_s) = map(
+            sizes.split, (reference_s, candidate_s)
+        )
         pair = Pair(
             index=begin + len(pairs),
             first=order[0],
             reference_s=reference_s,
             candidate_s=candidate_s,
+            reference_settling_s=reference_settling_s or None,
+            candidate_settling_s=candidate_settling_s or None,
             at_s=round(at_s, 3),
             reference_j=reference_j,
             candidate_j=candidate_j,

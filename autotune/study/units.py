@@ -27,6 +27,7 @@ from autotune.model import (
     Record,
     Settings,
     SoakRecord,
+    TimeLimits,
     TrialConfig,
     TrialResult,
 )
@@ -56,12 +57,14 @@ class TrialUnit(Unit):
     Attributes:
         incumbent: The best estimate so far; None where no set is given up for being worse.
         compiled_key: Name of the program as the screen compiled it.
+        most: Pairs of blocks for which there is time; None for as many as the study allows.
     """
 
     kind: Literal["trial"] = "trial"
     config: TrialConfig
     incumbent: Estimate | None = None
     compiled_key: str | None = None
+    most: int | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
@@ -98,11 +101,12 @@ class PairUnit(Unit):
 
 
 class AblationUnit(Unit):
-    """A set without one setting against the whole set."""
+    """A set without one setting against the whole set; `most` as in `TrialUnit`."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
     left_out: str
+    most: int | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`: what cannot be told to be useless stays."""
@@ -193,6 +197,7 @@ class Assignment(Record):
         runtime: Names among the settings in question that are read when a program runs.
         artefacts: Those that the settings in question stand for.
         at_s: The study's time now, in seconds.
+        limits: What processes may take; None before the noise floor has told.
     """
 
     unit: AnyUnit
@@ -207,6 +212,7 @@ class Assignment(Record):
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
+    limits: TimeLimits | None = None
 
 
 def node_lost(deaths: int) -> Failure:

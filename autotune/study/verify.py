@@ -48,7 +48,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         RunDirectoryError: If `run` is not a run directory.
     """
     workload = load_study(study).workload_hash if study else None
-    here = this_machine(platform=winner.conditions.platform, workload=workload)
+    here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
     found, notes = differences(winner.conditions, here), list[str]()
     if winner.is_predicted:
         found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))

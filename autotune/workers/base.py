@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from autotune.model import Failure, FlagSet, MemoryUse, WorkerReport
+from autotune.model import Failure, FlagSet, MemoryUse, TimeLimits, WorkerReport
 
 
 class WorkerFailed(Exception):
@@ -67,6 +67,9 @@ Progress = Callable[[str], None]
 
 class Launcher(Protocol):
     """Starts workers."""
+
+    limits: TimeLimits
+    """What workers that are started from now on may take."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Starts a worker under `settings` (baseline merged in) and waits until it is compiled and warm.

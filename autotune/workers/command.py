@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FlagSet, StudySpec, WorkerReport
+from autotune.model import DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
 from autotune.workers.base import Progress
+from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
@@ -21,6 +22,8 @@ _READER = (
 
 READ_DTYPE = "tensorfloat32"
 """How exactly the loss of a user's program must agree: its arithmetic is not known, and some print few digits."""
+
+ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says device.platform = "cuda"'
 
 READY_SHARE = 0.95
 """Share of the driver's patience after which the reader gives up by itself, for it can say why."""
@@ -61,7 +64,7 @@ class CommandLauncher(LocalLauncher):
             cwd=self._study_dir,
             rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
             run_steps=measure.run_steps,
-            limit_s=READY_SHARE * measure.start_limit_s,
+            limit_s=READY_SHARE * self.limits.start_s,
         )
         return [job]
 
@@ -72,8 +75,11 @@ class HookWorker(LocalWorker):
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         check = check_environment(self._settings, message["values"])
         jax = message["jax"] or {}
+        if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
+            raise self._failed(FailureKind.LAUNCH, ON_CPU)
         lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
         self._refuse_lost(lost)
+        ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         return report.model_copy(
@@ -85,7 +91,8 @@ class HookWorker(LocalWorker):
                 "peak_bytes": max((m.peak_bytes for m in memory), default=None),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"]} if jax else {},
+                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
 
@@ -94,6 +101,9 @@ class ReadWorker(LocalWorker):
     """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        opened = [p.get("opens_gpu") for p in message["processes"]]
+        if self._spec.device.platform == "cuda" and opened and all(is_open is False for is_open in opened):
+            raise self._failed(FailureKind.LAUNCH, ON_CPU)
         check = check_processes(self._settings, message["processes"])
         self._refuse_lost(check.lost)
         return _report(self._spec, self._settings, message, check, begun=self._begun)

@@ -14,7 +14,10 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     (FailureKind.UNKNOWN_FLAG, re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)")),
     (
         FailureKind.OUT_OF_MEMORY,
-        re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"),
+        re.compile(
+            r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|CU(BLAS|DNN|SOLVER|SPARSE|FFT)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
+        ),
     ),
     (
         FailureKind.COMPILE_ERROR,
@@ -23,6 +26,16 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
         ),
     ),
 )
+
+NO_GPU = "JAX finds no GPU"
+_NO_GPU = re.compile(
+    # child/devices.py; jax/_src/xla_bridge.py, 0.10 to 0.12, whose assertion has no message; CUDA's own words
+    rf"{NO_GPU}|assert _default_backend is not None|Unable to initialize backend 'cuda'"
+    r"|CUDA_ERROR_NO_DEVICE|no CUDA-capable device is detected|No visible GPU devices"
+)
+
+_TWO_SHARES = re.compile(r"XLA_CLIENT_MEM_FRACTION is specified together with XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""jaxlib's `xla_client.py`; JAX only logs it, and then says that it has no such platform."""
 
 _HARMLESS = re.compile(
     # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
@@ -74,6 +87,8 @@ def _judge(
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
     text = "\n".join([message, *(line for line in last_lines if not _HARMLESS.search(line))])
+    if exit_status != 0 and (judged := _judge_device(text)) is not None:
+        return judged
     # A worker that reported an exception said what it was; the log may hold older, harmless lines.
     for kind, pattern in _TABLE:
         found = pattern.search(message if error_type and message else text)
@@ -100,6 +115,21 @@ def _judge(
     if phase == "launch" and exit_status != 0:
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke"
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result"
+
+
+def _judge_device(text: str) -> tuple[FailureKind, str] | None:
+    """What is wrong with how a worker came by its GPU, if anything is."""
+    if found := _TWO_SHARES.search(text):
+        return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_line_with(found, text)}"
+    if found := _NO_GPU.search(text):
+        line = _line_with(found, text)
+        return FailureKind.LAUNCH, line if line.startswith(NO_GPU) else f"{NO_GPU}: {line}"
+    return None
+
+
+def is_without_gpu(failure: Failure) -> bool:
+    """Whether a worker failed for want of any GPU: to start it once more does not bring one."""
+    return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
 
 
 def is_kernel_kill(text: str) -> bool:

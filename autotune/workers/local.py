@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,15 +21,17 @@ from autotune.model import (
     MemoryUse,
     Stopwatch,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     kind_of,
+    time_limits,
     unpack,
 )
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.guarded import GuardedProcess, listen
 from autotune.workers.profile_text import profile_text
-from autotune.workers.settings_check import check_environment, check_options
+from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -48,6 +51,7 @@ class LocalLauncher:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
+        self.limits = time_limits(spec.measure)
         self._alive: list[LocalWorker] = []
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
@@ -58,6 +62,7 @@ class LocalLauncher:
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it if it never is."""
         self._alive = [w for w in self._alive if not w.closed] + [worker]
+        worker.limits = self.limits
         try:
             worker.wait_ready(jobs, progress)
         except BaseException:
@@ -120,8 +125,9 @@ class LocalLauncher:
             "type": "job",
             "check_steps": self._spec.measure.check_steps,
             "warmup_steps": self._spec.measure.warmup_steps,
-            "variables": sorted({"XLA_FLAGS", *variables_of(settings)}),
+            "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
+            "platform": self._spec.device.platform,
             **fields,
         }
 
@@ -140,7 +146,7 @@ class LocalWorker:
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
-        self._measure = spec.measure
+        self.limits: TimeLimits = time_limits(spec.measure)
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
@@ -157,7 +163,7 @@ class LocalWorker:
         """Gives every rank its job and waits until all are compiled and warm."""
         for process, job in zip(self._processes, jobs, strict=True):
             process.send(job)
-        ready = self._gather("ready", self._measure.start_limit_s, progress)
+        ready = self._gather("ready", self.limits.start_s, progress)
         try:
             reports = [self._report(message) for message in ready]
         except (ValidationError, KeyError, TypeError, ValueError) as error:
@@ -166,8 +172,12 @@ class LocalWorker:
             update={
                 "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
                 "device_memory": tuple(m for r in reports for m in r.device_memory),
+                "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
+        if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
+            own_s = statistics.median(self.report.warmup_step_times_s or (0.0,))
+            self.limits = time_limits(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
@@ -220,7 +230,7 @@ class LocalWorker:
         """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
         for process in self._processes:
             process.send({"type": "profile", "steps": steps})
-        found = self._gather("profile", self._measure.start_limit_s, None)[0]
+        found = self._gather("profile", self.limits.start_s, None)[0]
         try:
             return profile_text(unpack(found["packed"])).encode()
         except (KeyError, TypeError, ValueError) as error:
@@ -228,7 +238,7 @@ class LocalWorker:
 
     def _block_limit_s(self, steps: int) -> float:
         """How long a block may take before the worker counts as hung."""
-        return self._measure.block_limit_s
+        return self.limits.of_block(steps)
 
     def close(self) -> None:
         """Asks politely, then ends everything; see `base.Worker`."""
@@ -296,7 +306,7 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """A failure that the driver found, with what the log says once the process is ended."""

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.model import DUMPED_KERNELS, PROFILE, Failure, FailureKind, FlagSet, MemoryUse, ReplaySpec, WorkerReport
+from autotune.model import (
+    DUMPED_KERNELS,
+    PROFILE,
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    ReplaySpec,
+    TimeLimits,
+    WorkerReport,
+)
 from autotune.stats import NOISE_MODELS, Machine, NoiseModel, Process
 from autotune.workers.base import Progress, WorkerFailed
 
@@ -36,6 +46,7 @@ class ReplayLauncher:
         self._device_count = device_count
         self._seed = seed
         self._starts: Counter[str] = Counter()
+        self.limits = TimeLimits()  # nothing hangs
         self._machine = Machine(model, np.random.default_rng(seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:

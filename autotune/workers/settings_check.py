@@ -8,6 +8,14 @@ from typing import Any
 
 from autotune.model import FlagSet, SettingError, kind_of
 
+MEMORY_VARIABLES = (
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+)
+"""What decides how much of a GPU's memory JAX takes: told where a program sets it itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettingsCheck:
@@ -43,6 +51,8 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
         got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
         if got != wanted:
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
+    own = {n: values[n] for n in MEMORY_VARIABLES if values.get(n) is not None and n not in settings}
+    notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
     if more := sorted(set(in_force) - set(settings)):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))

@@ -45,10 +45,14 @@ xla_backend_optimization_level = [1, 2, 3]
 [measure]
 pairs_cap = 8
 block_s = 0.01
+floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
 pairs = 4
+alone = 0
+soak = "1s"
+soak_steps = 20
 """
 REPLAY = """
 [replay]

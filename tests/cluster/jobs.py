@@ -57,7 +57,9 @@ xla_backend_optimization_level = [1, 2]
 [measure]
 pairs_cap = 8
 block_limit_s = 25
+floor_processes = 2
 [confirm]
+alone = 0
 processes = 3
 finalists = 1
 pairs = 4

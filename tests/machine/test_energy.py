@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.child import load_nvml
 from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.measurement import Arm, Objective, Pair
@@ -19,58 +20,89 @@ from autotune.study.measured import Measuring
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run, runner_of
-from tests.machine.test_telemetry import Nvml, NvmlError
 from tests.runs import SPACE, Diary, asking, replay_study
 
+pynvml = load_nvml()
+compiles = pytest.mark.skipif(bool(missing()), reason=missing())
 
-class CountingNvml(Nvml):
-    """GPUs that draw 100 W and 200 W; time goes on by 1 s with every `tick`."""
 
-    def __init__(self, *, refusing: int | None = None) -> None:
-        super().__init__()
-        self._refusing = refusing
-        self._now_s = 1000.0
+@pytest.fixture
+def nvml(tmp_path: Path) -> Iterator[FakeNvml]:
+    """Two GPUs in nvidia-ml-py's eyes."""
+    with (fake := FakeNvml(tmp_path / "nvml", gpus=2)).loaded():
+        yield fake
 
-    def tick(self) -> str:
-        self._now_s += 1.0
+
+def draw(fake: FakeNvml) -> Callable[[], str]:
+    """Work of one second in which the first GPU draws 100 W and the second 200 W."""
+
+    def work() -> str:
+        for gpu in range(2):
+            fake.set(gpu, ENERGY, fake.count(gpu, ENERGY) + 100_000 * (gpu + 1))
         return "done"
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        if handle == self._refusing:
-            raise NvmlError("Not Supported")
-        return int(100_000 * (handle + 1) * self._now_s)
+    return work
 
 
 def gpu_study(**device: Any) -> StudySpec:
     return parse_study({"name": "g", "workload": {"entry": "llama"}, "device": {"platform": "cuda", **device}})
 
 
+@compiles
 @pytest.mark.parametrize(
     ("visible", "count", "joules"), [(None, None, 300.0), ("1", None, 200.0), ("1,0", 1, 200.0), (None, 1, 100.0)]
 )
-def test_only_the_gpus_of_the_workload_are_counted(visible: str | None, count: int | None, joules: float) -> None:
-    nvml = CountingNvml()
-    meter = open_meter(gpu_study(count=count), GpuWatch(nvml, visible))
-    assert meter.measure(nvml.tick) == ("done", joules)
+def test_only_the_gpus_of_the_workload_are_counted(
+    nvml: FakeNvml, visible: str | None, count: int | None, joules: float
+) -> None:
+    meter = open_meter(gpu_study(count=count), GpuWatch(pynvml, visible))
+    assert meter.measure(draw(nvml)) == ("done", joules)
     assert meter.source == ("NVML, 2 GPUs" if joules == 300.0 else "NVML, 1 GPU")
 
 
-def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one() -> None:
-    nvml = CountingNvml(refusing=1)
-    assert not open_meter(gpu_study(), GpuWatch(nvml, None)).is_counting
-    assert open_meter(gpu_study(), GpuWatch(nvml, "0")).is_counting
-    assert not open_meter(gpu_study(), GpuWatch(Nvml(), None)).is_counting  # a driver without the function
+@compiles
+def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one(nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.fail(1, ENERGY, NOT_SUPPORTED)
+    assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).is_counting
+    assert open_meter(gpu_study(), GpuWatch(pynvml, "0")).is_counting
+    nvml.set(0, "mig.0", "MIG-7e57")  # the counter of the whole counts its other parts, too
+    assert not open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")).is_counting
+    with FakeNvml(tmp_path / "old", without=[ENERGY]).loaded():
+        assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).is_counting
     assert not open_meter(gpu_study(), GpuWatch(None, None)).is_counting
-    assert not open_meter(gpu_study(node_count=2), GpuWatch(CountingNvml(), None)).is_counting
+    assert not open_meter(gpu_study(node_count=2), GpuWatch(pynvml, "0")).is_counting
     assert NO_METER.measure(lambda: 7) == (7, None)
 
 
-def test_a_counter_that_fails_in_mid_study_leaves_a_gap(tmp_path: Path) -> None:
-    nvml = CountingNvml()
-    meter = open_meter(gpu_study(), GpuWatch(nvml, None))
-    nvml._refusing = 0
-    assert meter.measure(nvml.tick) == ("done", None)
+@compiles
+@pytest.mark.parametrize("end", ["lost", "began anew"])
+def test_a_counter_that_fails_in_mid_study_leaves_a_gap(nvml: FakeNvml, end: str) -> None:
+    meter = open_meter(gpu_study(), GpuWatch(pynvml, None))
+
+    def work() -> str:
+        if end == "lost":
+            nvml.lose(0)
+        else:
+            nvml.set(0, ENERGY, 17)
+        return "done"
+
+    assert meter.measure(work) == ("done", None)
+
+
+@compiles
+def test_blocks_within_one_move_of_nvmls_counter_are_told_as_too_short_not_as_a_figure(nvml: FakeNvml) -> None:
+    meter = open_meter(gpu_study(count=1), GpuWatch(pynvml, None))
+    short = [pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]
+    assert meter.use_of(short) is None
+    assert meter.problem_of(short) == "energy is not resolvable: blocks of 2 s needed, these took 1 s"
+    long = [pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]
+    assert meter.problem_of(long) is None
+    found = meter.use_of(long)
+    assert found is not None
+    assert found.estimate.ratio == pytest.approx(1.0)
+    assert NO_METER.problem_of(short) is None
 
 
 # ---------------------------------------------------------------------- RAPL

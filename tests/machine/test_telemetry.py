@@ -1,4 +1,4 @@
-"""Telemetry with a stand-in for NVML that answers as the real one does, refusals included."""
+"""Telemetry with a library in NVML's place that nvidia-ml-py itself loads; see `harness.fake_nvml`."""
 
 from __future__ import annotations
 
@@ -6,69 +6,49 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.machine.telemetry import FILE, GpuWatch, open_watch, warnings_of
+from autotune.child import load_nvml
+from autotune.machine import sampler, telemetry
+from autotune.machine.gpu_arms import LEAST_LOOKS, ArmWatch, GpuSample, Looked, put_together
+from autotune.machine.telemetry import FILE, GpuWatch, open_watch
+from harness.fake_nvml import (
+    CLOCK,
+    ECC_DOUBLE,
+    FUNCTION_NOT_FOUND,
+    HW_THERMAL,
+    NOT_SUPPORTED,
+    PCIE_REPLAYS,
+    POWER_BRAKE,
+    REASONS,
+    SW_POWER_CAP,
+    FakeNvml,
+    missing,
+    uuid_of,
+)
+
+pynvml = load_nvml()
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+FIELDS = "nvmlDeviceGetFieldValues"
 
 
-class NvmlError(Exception):
-    pass
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[FakeNvml]:
+    """Two GPUs, loaded in this process."""
+    with (fake := FakeNvml(tmp_path / "nvml", gpus=2)).loaded():
+        yield fake
 
 
-class Nvml:
-    """Two GPUs; the second does not tell its power, as some boards do."""
-
-    NVMLError = NvmlError
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def __init__(
-        self, *, driver: bool = True, reasons: int = 0, clocks: tuple[int, ...] = (1980,), pids: tuple[int, ...] = ()
-    ) -> None:
-        self._driver, self._reasons, self._clocks, self._pids = driver, reasons, list(clocks), pids
-
-    def nvmlInit(self) -> None:
-        if not self._driver:
-            raise NvmlError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}abc"
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "a GPU"
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return self._clocks.pop(0) if kind == self.NVML_CLOCK_SM and len(self._clocks) > 1 else self._clocks[0]
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        if handle == 1:
-            raise NvmlError("Not Supported")
-        return 653_000
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
-        return 700_000
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 61
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=17)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return self._reasons
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        return [SimpleNamespace(pid=p) for p in self._pids]
+@pytest.fixture(autouse=True)
+def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "SAMPLE_EVERY_S", 0.001)
 
 
 @pytest.fixture
@@ -78,61 +58,273 @@ def child() -> Iterator[int]:
     process.communicate(b"\n")
 
 
-def test_samples_are_kept_beside_the_measurement(tmp_path: Path) -> None:
-    watch = GpuWatch(Nvml(), None)
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+
+
+def run_blocks(watch: GpuWatch, during: Callable[[str], None] = lambda arm: None, *, looks: int = 0) -> Looked:
+    """One block of each arm, ended once so many looks have been taken in it."""
+    for arm in ("reference", "candidate"):
+        seen = threading.Semaphore(0)
+        real = watch._samples
+
+        def counted(name: str | None, real: Any = real, seen: threading.Semaphore = seen) -> list[GpuSample]:
+            found: list[GpuSample] = real(name)
+            seen.release()
+            return found
+
+        watch._samples = counted  # type: ignore[method-assign]
+        with watch.block(arm):
+            during(arm)
+            for _ in range(looks):
+                assert seen.acquire(timeout=30)
+        watch._samples = real  # type: ignore[method-assign]
+    return watch.take()
+
+
+# ---------------------------------------------------------------------- looks
+
+
+def test_a_block_is_looked_at_while_it_runs(two: FakeNvml, tmp_path: Path) -> None:
+    two.forget(1, "nvmlDeviceGetPowerUsage")
+
+    def work(arm: str) -> None:
+        two.set(0, "nvmlDeviceGetPowerUsage", 653_000 if arm == "candidate" else 120_000)
+
+    watch = GpuWatch(pynvml, None)
+    found = run_blocks(watch, work, looks=3)
     watch.look(tmp_path)
-    first, second = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
-    assert (first["power_w"], first["temperature_c"], first["used_bytes"]) == (653.0, 61, 17)
-    assert second["power_w"] is None
-    assert watch.warnings() == ()
+    told = [line for line in lines_of(tmp_path) if line["arm"] == "candidate"]
+    assert {line["index"] for line in told} == {0, 1}
+    assert {line["power_w"] for line in told} == {653.0, None}
+    assert told[0]["temperature_c"] == 41
+    between = [line for line in lines_of(tmp_path) if line["arm"] is None]
+    assert [line["used_bytes"] for line in between] == [92_119_040] * 2
+    assert found.during is not None
+    assert found.during.candidate.looks >= 3
+    assert (found.during.candidate.clock_mhz, found.during.candidate.temperature_c) == (1980, 41)
+    assert found.during.candidate.power_w is None, "the sum over two GPUs of which one does not tell"
+    assert found.warnings == ()
 
 
-@pytest.mark.parametrize(("visible", "indices"), [(None, [0, 1]), ("1", [1]), ("GPU-0abc", [0]), ("", [])])
-def test_only_visible_gpus_are_looked_at(tmp_path: Path, visible: str | None, indices: list[int]) -> None:
-    GpuWatch(Nvml(), visible).look(tmp_path)
-    lines = (tmp_path / FILE).read_text().splitlines() if indices else []
-    assert [json.loads(line)["index"] for line in lines] == indices
+def test_what_a_gpu_does_when_nobody_measures_is_no_warning(two: FakeNvml, tmp_path: Path) -> None:
+    """The fault of 2b61fbc: it looked between blocks alone, when clocks fall and nothing is held back."""
+    watch = GpuWatch(pynvml, "0")
+
+    def work(arm: str) -> None:
+        two.set(0, CLOCK, 1980)
+        two.set(0, REASONS, 0)
+
+    for _ in range(2):
+        two.set(0, CLOCK, 345)
+        two.set(0, REASONS, 0x04)
+        watch.look(tmp_path)
+        watch._next_s = 0.0
+    assert run_blocks(watch, work, looks=2).warnings == ()
 
 
-def test_looks_are_not_more_often_than_once_a_second(tmp_path: Path) -> None:
-    watch = GpuWatch(Nvml(), "0")
+def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_own(two: FakeNvml) -> None:
+    seen: list[int] = []
+
+    def note() -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        done.set()
+
+    before, done = os.getpriority(os.PRIO_PROCESS, 0), threading.Event()
+    with sampler.looking(note, 0.001):
+        assert done.wait(30)
+    assert seen[0] == sampler.LOWEST
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_block_that_fails_ends_the_thread_and_counts_for_nothing(two: FakeNvml) -> None:
+    watch, before = GpuWatch(pynvml, None), threading.active_count()
+    with pytest.raises(RuntimeError, match="died"), watch.block("candidate"):
+        raise RuntimeError("the worker died")
+    assert threading.active_count() == before
+    assert watch.take() == Looked()
+
+
+def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    release, asked = threading.Event(), threading.Event()
+
+    def hang(arm: str | None) -> list[GpuSample]:
+        asked.set()
+        release.wait(30)
+        return []
+
+    watch = GpuWatch(pynvml, None)
+    watch._samples = hang  # type: ignore[method-assign]
+    with watch.block("candidate"):
+        assert asked.wait(30)
+    release.set()
+    (warning,) = watch.take().warnings
+    assert "not watched any more" in warning
+    with watch.block("candidate"):  # and nothing asks again
+        pass
+    assert watch.take() == Looked()
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [(None, [0, 1]), ("1", [1]), (uuid_of(0), [0]), (uuid_of(1)[:9], [1]), ("", []), ("MIG-7e57", [1]), ("GPU-", [])],
+)
+def test_only_visible_gpus_are_looked_at(
+    two: FakeNvml, tmp_path: Path, visible: str | None, indices: list[int]
+) -> None:
+    two.set(1, "mig.0", "MIG-7e57")
+    GpuWatch(pynvml, visible).look(tmp_path)
+    assert [line["index"] for line in (lines_of(tmp_path) if indices else [])] == indices
+
+
+def test_a_study_on_one_gpu_of_two_is_not_told_of_the_other(two: FakeNvml, tmp_path: Path) -> None:
+    GpuWatch(pynvml, None, 1).look(tmp_path)
+    assert [line["index"] for line in lines_of(tmp_path)] == [0]
+
+
+def test_looks_between_blocks_are_not_more_often_than_once_a_second(two: FakeNvml, tmp_path: Path) -> None:
+    watch = GpuWatch(pynvml, "0")
     for _ in range(5):
         watch.look(tmp_path)
-    assert len((tmp_path / FILE).read_text().splitlines()) == 1
+    assert len(lines_of(tmp_path)) == 1
 
 
-def test_throttling_is_told_in_words_once(tmp_path: Path) -> None:
-    watch = GpuWatch(Nvml(reasons=0x04 | 0x40 | 0x01), "0")
+def test_another_process_on_the_gpu_is_told(two: FakeNvml, tmp_path: Path, child: int) -> None:
+    two.set(0, "processes", f"{child},{os.getppid()}")
+    watch = GpuWatch(pynvml, "0")
     watch.look(tmp_path)
-    assert watch.warnings() == (
-        "GPU 0 was held back by its power limit in 1 of 1 looks",
-        "GPU 0 was held back by heat (hardware) in 1 of 1 looks",
+    assert watch.take().warnings == ("GPU 0 was shared with 1 other process",)
+
+
+def test_process_numbers_of_another_namespace_are_not_taken_for_strangers(two: FakeNvml, tmp_path: Path) -> None:
+    two.set(0, "processes", "1,2")
+    watch = GpuWatch(pynvml, "0")
+    watch.look(tmp_path)
+    assert watch.take().warnings == ()
+
+
+# ---------------------------------------------------------------------- what holds back
+
+
+def arm(seconds: float = 10.0, **held: float) -> ArmWatch:
+    """An arm of one block in which GPU 0 was held back for some seconds, and by nothing else."""
+    names = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
+    watch = ArmWatch()
+    after = {name: round(held.get(name, 0.0) * 1e9) for name in names}
+    watch.add([], {0: dict.fromkeys(names, 0)}, {0: after}, seconds=seconds)
+    return watch
+
+
+@pytest.mark.parametrize(("field", "words"), [(HW_THERMAL, "heat (hardware)"), (POWER_BRAKE, "a power brake")])
+def test_what_holds_one_arm_back_between_two_looks_is_counted_and_named(
+    two: FakeNvml, field: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 10.0, 20.0, 30.0))
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def work(arm: str) -> None:
+        if arm == "reference":
+            two.set(1, field, 4_000_000_000)
+
+    found = run_blocks(GpuWatch(pynvml, None), work)
+    alone, also = found.warnings
+    assert alone.startswith(f"the reference alone was held back by {words}")
+    assert "40.0 % of its time, the other arm 0.0 %" in alone
+    assert also.startswith(f"GPU 1 was held back by {words}")
+    assert "for 4.0 of 20.0 s" in also
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "named"),
+    [
+        ({"sw_power_cap": 6.0}, {"sw_power_cap": 5.0}, ""),  # both, as on a GPU that is always at its limit
+        ({"sw_power_cap": 6.0}, {"sw_power_cap": 1.0}, "the reference alone"),
+        ({}, {"hw_thermal": 3.0}, "the candidate alone"),
+        ({}, {"hw_thermal": 0.3}, ""),
+        ({}, {"sw_power_cap": 60.0}, ""),  # more than there was time for: it counts something else
+    ],
+)
+def test_one_arm_alone_is_told_from_both(reference: dict[str, float], candidate: dict[str, float], named: str) -> None:
+    found = put_together({"reference": arm(**reference), "candidate": arm(**candidate)}, {}, ())
+    assert (
+        any(w.startswith(named) for w in found.warnings) if named else not any(" alone " in w for w in found.warnings)
     )
-    assert watch.warnings() == ()
 
 
-def test_a_changing_clock_is_told(tmp_path: Path) -> None:
-    watch = GpuWatch(Nvml(clocks=(1980, 1410)), "0")
-    watch.look(tmp_path)
-    watch._next_s = 0.0
-    watch.look(tmp_path)
-    assert watch.warnings() == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
+@pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, NOT_SUPPORTED])
+def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml, code: int) -> None:
+    two.fail(0, FIELDS, code)
+
+    def work(arm: str) -> None:
+        two.set(0, REASONS, 0x08 if arm == "candidate" else 0x01)
+
+    watch = GpuWatch(pynvml, "0")
+    found = run_blocks(watch, work, looks=2 * LEAST_LOOKS)
+    assert found.during is not None
+    assert found.during.candidate.held_back["hw_slowdown"] > 0
+    assert found.during.reference.held_back["hw_slowdown"] == 0
+    assert any("by a hardware slowdown" in w for w in found.warnings)
 
 
-def test_another_process_on_the_gpu_is_told(tmp_path: Path, child: int) -> None:
-    watch = GpuWatch(Nvml(pids=(child, os.getppid())), "0")
-    watch.look(tmp_path)
-    assert watch.warnings() == ("GPU 0 was shared with 1 other process",)
+def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
+    without = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetUtilizationRates"]
+    fake = FakeNvml(tmp_path / "old", without=without)
+    fake.set(0, "nvmlDeviceGetCurrentClocksThrottleReasons", 0x40)
+    with fake.loaded():
+        watch = GpuWatch(pynvml, None)
+        found = run_blocks(watch, looks=2)
+        watch.look(tmp_path)
+    assert {tuple(line["held_back_by"]) for line in lines_of(tmp_path)} == {("hw_thermal",)}
+    assert found.during is not None
+    assert found.during.candidate.held_back == {}, "two looks are too few to say anything"
+    (warning,) = found.warnings
+    assert warning.startswith("GPU 0 was held back by heat (hardware) in ")
 
 
-def test_process_numbers_of_another_namespace_are_not_taken_for_strangers(tmp_path: Path) -> None:
-    watch = GpuWatch(Nvml(pids=(1, 2)), "0")
-    watch.look(tmp_path)
-    assert watch.warnings() == ()
+def test_a_counter_that_began_anew_is_not_known_and_one_that_wrapped_is(two: FakeNvml) -> None:
+    two.set(0, SW_POWER_CAP, 7_000_000_000)
+    two.set(0, PCIE_REPLAYS, 2**32 - 3)
+    two.set(0, ECC_DOUBLE, 900)
+
+    def work(arm: str) -> None:
+        if arm == "candidate":
+            two.set(0, SW_POWER_CAP, 5)  # the driver was loaded again
+            two.set(0, PCIE_REPLAYS, 4)
+            two.set(0, ECC_DOUBLE, 2)
+
+    found = run_blocks(GpuWatch(pynvml, "0"), work)
+    assert found.during is not None
+    assert "sw_power_cap" not in found.during.reference.held_back
+    assert "hw_thermal" in found.during.reference.held_back
+    assert found.warnings == ("GPU 0 counted 7 repeated packets on its PCIe link",)
+
+
+def test_a_lost_gpu_is_named_and_the_other_still_told_of(two: FakeNvml) -> None:
+    def work(arm: str) -> None:
+        if arm == "candidate":
+            two.lose(1)
+
+    found = run_blocks(GpuWatch(pynvml, None), work, looks=1)
+    assert found.warnings == ("GPU 1 is lost: its driver does not answer for it any more",)
+    two.lose(1)
+    assert list(GpuWatch(pynvml, None)._devices) == [0]
+
+
+def test_a_changing_clock_is_told(two: FakeNvml) -> None:
+    def work(arm: str) -> None:
+        two.set(0, CLOCK, 1980 if arm == "reference" else 1410)
+
+    found = run_blocks(GpuWatch(pynvml, "0"), work, looks=2)
+    assert found.warnings == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
 
 
 def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
-    for watch in (GpuWatch(Nvml(driver=False), None), GpuWatch(None, None), open_watch({})):
+    fake = FakeNvml(tmp_path / "nvml")
+    fake.fail(None, "nvmlDeviceGetCount", 9)
+    with fake.loaded():
+        watches = [GpuWatch(pynvml, None), GpuWatch(None, None)]
+    for watch in [*watches, open_watch({})]:
+        assert run_blocks(watch) == Looked()
         watch.look(tmp_path)
-        assert watch.warnings() == ()
-    assert warnings_of([]) == ()
+    assert not (tmp_path / FILE).exists()

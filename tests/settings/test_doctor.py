@@ -10,7 +10,7 @@ import pytest
 from autotune.machine import Runner, run_program
 from autotune.settings.build import ProbeReport
 from autotune.settings.check import SettingVerdict
-from autotune.settings.doctor import diagnose, find_places, find_steering, find_versions
+from autotune.settings.doctor import diagnose, find_places, find_steering, find_versions, gpu_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.words import describe_diagnosis
 
@@ -118,3 +118,51 @@ def test_a_build_that_cannot_be_asked_is_a_finding(tmp_path: Path) -> None:
     found = diagnose("python", {}, known=None, run=machine_with(""), root=tmp_path)
     assert found.findings[0].command == "python -m pip install jax"
     assert found.steering == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "files", "problem", "command"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, ("dev/nvidia0",), "hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, (), "no GPU is here (no /dev/nvidia*), or", "nvidia-smi"),
+        ({}, ("dev/nvidia0",), "nvidia-smi does not answer", "nvidia-smi"),
+        ({}, (".dockerenv",), "Docker must hand it over", "docker run --gpus all"),
+        ({"APPTAINER_NAME": "jax.sif", "SLURM_JOB_ID": "7"}, (), "Apptainer must hand it over", "apptainer exec --nv"),
+        ({"SLURM_JOB_ID": "7"}, (), "SLURM job must hand it over", "srun --gpus=1"),
+    ],
+)
+def test_who_asks_for_a_gpu_is_told_why_there_is_none(
+    environment: dict[str, str], files: tuple[str, ...], problem: str, command: str, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    installed = '{"jaxlib": "0.11.1"}'
+    found = gpu_findings(sys.executable, environment, run=machine_with("", installed), root=tmp_path)
+    assert problem in found[0].problem
+    assert command in found[0].command
+    assert (found[1].problem, "jax[cuda13]==0.11.1" in found[1].command) == ("the CUDA plugin is not installed", True)
+    with_gpus = machine_with(H100S, '{"jaxlib": "0.11.1", "jax-cuda13-plugin": "0.11.1"}')
+    assert gpu_findings(sys.executable, {}, run=with_gpus, root=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        ({"JAX_PLATFORMS": "cuda"}, "export JAX_PLATFORMS=cuda,cpu"),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, None),
+        ({"JAX_PLATFORMS": "cpu"}, None),
+        (
+            {"XLA_CLIENT_MEM_FRACTION": "0.9", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"},
+            "unset XLA_PYTHON_CLIENT_MEM_FRACTION",
+        ),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}, None),
+    ],
+)
+def test_variables_that_break_programs_on_gpus_are_found(
+    environment: dict[str, str], command: str | None, tmp_path: Path
+) -> None:
+    found = diagnose(sys.executable, environment, known=None, run=machine_with(H100S), root=tmp_path)
+    commands = [f.command for f in found.findings]
+    assert command is None or command in commands
+    assert command is not None or not any("JAX_PLATFORMS" in c or "MEM_FRACTION" in c for c in commands)

@@ -249,8 +249,8 @@ def test_two_real_workloads_of_which_one_crashes(tmp_path: Path, kept: Path) -> 
                 "search": {
                     "trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False,
                 },
-                "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3},
-                "confirm": {"finalists": 1, "processes": 3, "pairs": 4},
+                "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3, "floor_processes": 2},
+                "confirm": {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "1s", "soak_steps": 20},
             }
         )  # fmt: skip
         diary = Diary()

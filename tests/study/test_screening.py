@@ -54,7 +54,8 @@ class Counting(ReplayLauncher):
 
     def __init__(self, spec: StudySpec) -> None:
         assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        count = spec.device.count or 1
+        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform, device_count=count)
         self.started: list[FlagSet] = []
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:

@@ -16,10 +16,14 @@ from autotune.rundir.store import Store
 FAST = """
 [measure]
 pairs_cap = 12
+floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
 pairs = 6
+alone = 0
+soak = "2s"
+soak_steps = 20
 """
 ON_CPU = f"""
 name = "screened-cpu"

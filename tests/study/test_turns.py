@@ -9,8 +9,10 @@ import pytest
 from autotune.model.blocks import log_ratio
 from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Arm, Pair, WorkerReport
+from autotune.model.sections import MeasureSpec
+from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
 from autotune.stats.estimates import Outlook, SequentialPlan, estimate_pairs, outlook_of
-from autotune.study import bench, comparer, turns
+from autotune.study import comparer, turns
 
 
 class Clockwork:
@@ -56,10 +58,10 @@ def run(ratio: float, stop: object, seed: int = 0) -> tuple[list[Pair], str, lis
 
 
 @pytest.mark.parametrize(
-    ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, bench.LONGEST_BLOCK_STEPS)]
+    ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, LONGEST_BLOCK_STEPS)]
 )
 def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
-    assert bench.block_steps(step_s, block_s=0.05, least=3) == steps
+    assert MeasureSpec().turns_on("cpu").steps(step_s) == steps
 
 
 def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:

@@ -122,8 +122,8 @@ def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
             "name": "term",
             "workload": {"entry": "faulty:build", "options": {"fault": "term"}},
             "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False},
-            "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3},
-            "confirm": {"finalists": 1, "processes": 3, "pairs": 4},
+            "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3, "floor_processes": 2},
+            "confirm": {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "1s", "soak_steps": 20},
         }
     )
     run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())

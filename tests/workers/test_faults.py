@@ -58,6 +58,7 @@ trials = {trials}
 use_environment = false
 [measure]
 pairs_cap = 6
+floor_processes = 2
 check_steps = 3
 warmup_steps = 3
 block_s = 0.01
@@ -82,6 +83,7 @@ xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]
 [measure]
 pairs_cap = 12
+floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1

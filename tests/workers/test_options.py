@@ -22,7 +22,10 @@ from autotune.study.start import new_run
 from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, Start, command, study
 
-MEASURE = {"pairs_cap": 12, "block_s": 0.02, "check_steps": 3, "warmup_steps": 3, "run_steps": 30, "sandwiches": 3}
+MEASURE = {
+    "pairs_cap": 12, "block_s": 0.02, "check_steps": 3, "warmup_steps": 3, "run_steps": 30, "sandwiches": 3,
+    "floor_processes": 2,
+}  # fmt: skip
 OPTIONS = {"rounds": [24, 1], "kind": ["a", "b b"]}
 
 
@@ -35,7 +38,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
         "workload": {"entry": "optional:build", "tokens_per_step": 1},
         "search": search,
     }
-    confirm = {"finalists": 1, "processes": 4, "pairs": 8, "soak": "1s", "soak_steps": 20}
+    confirm = {"finalists": 1, "processes": 4, "pairs": 8, "alone": 0, "soak": "1s", "soak_steps": 20}
     spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
     diary = Diary()
     run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())

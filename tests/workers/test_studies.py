@@ -30,8 +30,9 @@ MEASURE = {
     "warmup_steps": 3,
     "run_steps": 7,
     "sandwiches": 2,
+    "floor_processes": 2,
 }
-CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4}
+CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "2s", "soak_steps": 20}
 
 
 def run(

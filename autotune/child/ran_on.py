@@ -1,0 +1,171 @@
+"""What a process runs its steps on: versions of the libraries that it has loaded, driver, firmware, clocks.
+
+Told by the process that ran the steps, for that is what was measured: the driver of a study may run on another machine,
+and see other libraries. Run as a program it tells what a process started like this would find, and starts nothing on
+a GPU: ``python -m autotune.child.ran_on '{"count": 1}'`` answers with one JSON object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from autotune.child.nvml import VISIBLE, NvmlDevice, ask, load_nvml, plain, visible_devices
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
+
+MAPS = Path("/proc/self/maps")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+_PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+_LIBRARIES = {
+    "cublas": re.compile(r"libcublas\.so[.\d]*"),
+    "cudnn": re.compile(r"libcudnn\.so[.\d]*"),
+    "nccl": re.compile(r"libnccl\.so[.\d]*"),
+}
+_WHEELS = {
+    "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+    "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+}
+"""For each plugin: the package below ``nvidia`` into which it looks first, and what it asks the linker for."""
+
+
+def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
+    """What this process ran on: ``versions`` by name, and the figures of each of its GPUs; empty where nothing tells.
+
+    Args:
+        devices: Places of its GPUs among the visible ones; None is all.
+    """
+    nvml = load_nvml()
+    visible = visible_devices(nvml, os.environ.get(VISIBLE))
+    chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
+    driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
+    versions = {"driver": driver} if driver else {}
+    return {
+        "versions": {**versions, **loaded_versions()},
+        "gpus": [_state(nvml, d) for d in chosen],
+    }
+
+
+def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
+    """Versions of NVIDIA's libraries that this process has loaded, as they say themselves."""
+    found = {}
+    for name, path in _loaded(maps).items():
+        if (version := _version(name, path)) is not None:
+            found[name] = version
+    return found
+
+
+def _loaded(maps: Path) -> dict[str, str]:
+    """Files of the libraries that lie in the memory of a process, by name (see proc(5))."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/"))
+    found: dict[str, str] = {}
+    for path in paths:
+        for name, pattern in _LIBRARIES.items():
+            if pattern.fullmatch(os.path.basename(path)):  # noqa: PTH119
+                found.setdefault(name, path)
+    return found
+
+
+def _version(name: str, path: str) -> str | None:
+    """The version that a library tells when it is asked; None if it does not answer."""
+    try:
+        library = ctypes.CDLL(path)
+        if name == "nccl":
+            return _nccl_version(library.ncclGetVersion)
+        return _by_parts(getattr(library, f"{name}GetProperty"))
+    except (OSError, AttributeError):
+        return None
+
+
+def _by_parts(get: Callable[..., int]) -> str | None:
+    parts = []
+    for part in _PROPERTY:
+        value = ctypes.c_int()
+        if get(ctypes.c_int(part), ctypes.byref(value)) != 0:
+            return None
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+
+def _nccl_version(get: Callable[..., int]) -> str | None:
+    """NCCL's number is 22703 for 2.27.3; before 2.9 it was 2804 for 2.8.4 (nccl.h)."""
+    value = ctypes.c_int()
+    if get(ctypes.byref(value)) != 0:
+        return None
+    step = 10_000 if value.value >= 10_000 else 1000
+    return f"{value.value // step}.{value.value % step // 100}.{value.value % 100}"
+
+
+def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
+    """Firmware, limits and modes of one GPU; None for what it does not tell."""
+    own = device.part if device.part is not None and not isinstance(device.part, str) else device.handle
+
+    def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
+        return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
+
+    limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
+    texts = {n: of(f, handle=h) for n, f, h in (("name", "Name", own), ("uuid", "UUID", own))}
+    firmware = {n: of(f) for n, f in (("vbios", "VbiosVersion"), ("gsp", "GspFirmwareVersion"))}
+    return {
+        **{n: plain(v) if v is not None else None for n, v in {**texts, **firmware}.items()},
+        "index": device.index,
+        "max_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_MEM),
+        "application_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_SM),
+        "application_memory_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_MEM),
+        "power_limit_w": limit / 1e3 if limit is not None else None,
+        "persistence": bool(persistence) if persistence is not None else None,
+        "mig": bool(mig[0]) if mig else None,
+        "ecc": bool(ecc[0]) if ecc else None,
+    }
+
+
+def _driver_of_kernel() -> str | None:
+    """The driver's version from its kernel module, where nvidia-ml-py is not installed."""
+    try:
+        found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def load_as_jax_does() -> None:
+    """Loads the libraries that JAX's CUDA plugin would: those of NVIDIA's wheels first, else what the linker finds."""
+    plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
+    for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
+        for path in (*_in_wheel(package, library), library):
+            try:
+                ctypes.CDLL(path)
+            except OSError:
+                continue
+            break
+
+
+def _in_wheel(package: str, library: str) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(f"nvidia.{package}")
+    except ModuleNotFoundError:
+        return []
+    return [str(Path(p) / "lib" / library) for p in (spec.submodule_search_locations if spec else None) or ()]
+
+
+def main() -> None:
+    """Answers the question of the command line."""
+    count = json.loads(sys.argv[1])["count"]
+    load_as_jax_does()
+    print(json.dumps(ran_on(range(count) if count is not None else None)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""How long turns last, and what they cost, by what a platform needs to come to rest after a switch.
+
+A processor's blocks are short against the drift of a shared machine. A GPU is another thing: its clocks follow the
+power that is drawn, within tenths of a second to a few seconds, so a block that ends sooner runs at a mixture of both
+arms' clocks, and what a set costs in power is hidden. There blocks last seconds, and the steps that begin in the first
+of them are kept raw and not counted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.stats import STARTS
+
+LONGEST_BLOCK_STEPS = 10_000
+
+AT_ONCE, IN_ORDER = STARTS, 2.0
+"""Starts' worth of seconds that a pair of processes takes to start: both at once, or one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSizes:
+    """Lengths of blocks and of runs alone.
+
+    Attributes:
+        block_s: Shortest counted part of a block, seconds.
+        block_steps: Fewest counted steps of a block.
+        settle_s: Steps of a block that begin within its first so many seconds are not counted.
+        steady_s: Likewise of a run alone, which counts at least as many seconds after them.
+        in_order: The two processes of a pair start one after the other, the second when the first is compiled and warm:
+            on a GPU each times kernels to choose among them, and must be alone while it does.
+    """
+
+    block_s: float
+    block_steps: int
+    settle_s: float = 0.0
+    steady_s: float = 0.0
+    in_order: bool = False
+
+    @property
+    def starts(self) -> float:
+        """Starts' worth of seconds that a pair of processes takes to start."""
+        return IN_ORDER if self.in_order else AT_ONCE
+
+    def counted_steps(self, step_s: float) -> int:
+        """Steps of a block that count: long against the timer, short against drift.
+
+        Args:
+            step_s: Of one step of the reference, seconds.
+        """
+        return min(LONGEST_BLOCK_STEPS, max(self.block_steps, _steps_in(self.block_s, step_s)))
+
+    def steps(self, step_s: float) -> int:
+        """All steps of a block, those that are not counted first."""
+        return min(LONGEST_BLOCK_STEPS, settling_steps(self.settle_s, step_s) + self.counted_steps(step_s))
+
+    def steps_alone(self, step_s: float, *, blocks: int, least: int) -> int:
+        """Steps of a run alone, those that are not counted first.
+
+        Args:
+            step_s: Of one step, seconds.
+            blocks: As many counted blocks of turns it lasts at least.
+            least: Fewest counted steps.
+        """
+        counted = max(least, blocks * self.counted_steps(step_s))
+        if not self.steady_s:
+            return counted
+        return settling_steps(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
+
+    def split(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Parts of a block: the steps that are not counted, and those that are; see `settle`."""
+        return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
+
+    def split_alone(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Likewise of a run alone."""
+        return settle(times_s, self.steady_s, most=0.5)
+
+    def costs(self, *, step_s: float, start_s: float) -> TurnCosts:
+        """What turns cost with these sizes, in seconds.
+
+        Args:
+            step_s: Of one step of the reference.
+            start_s: Until one process is compiled and warm.
+        """
+        return TurnCosts(self, step_s, start_s)
+
+
+EVERY_STEP = TurnSizes(block_s=0.05, block_steps=1)
+"""Blocks of which every step counts."""
+
+GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
+CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
+"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay, and of
+what is left a count of 2 s sees less than half; where they take 2 s, runs alone (five times that long) have the last
+word. A pair takes 10 s of a GPU, about a fifth of what a fresh process takes to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCosts:
+    """Seconds that parts of a study take: what plans and budgets are made of.
+
+    Args:
+        sizes: Of blocks and runs.
+        step_s: Of one step of the reference.
+        start_s: Until one process is compiled and warm.
+    """
+
+    sizes: TurnSizes
+    step_s: float
+    start_s: float
+
+    @property
+    def pair_s(self) -> float:
+        """One pair of blocks, what is discarded included."""
+        return 2 * self.sizes.steps(self.step_s) * self.step_s
+
+    def trial_s(self, pairs: int) -> float:
+        """One candidate beside a reference that lives."""
+        return self.start_s + pairs * self.pair_s
+
+    def floor_s(self, *, processes: int, pairs: int) -> float:
+        """A noise floor: the living reference, and so many processes after each other beside it."""
+        return self.start_s + processes * self.trial_s(pairs)
+
+    def fresh_pair_s(self, pairs: int) -> float:
+        """One fresh pair of processes of a proof."""
+        return self.sizes.starts * self.start_s + pairs * self.pair_s
+
+    def run_alone_s(self, *, pairs: int, least_steps: int) -> float:
+        """One run of one arm alone, its start included.
+
+        Args:
+            pairs: Pairs of blocks that a process of a proof runs.
+            least_steps: `measure.run_steps`.
+        """
+        return self.start_s + self.step_s * self.sizes.steps_alone(self.step_s, blocks=pairs, least=least_steps)
+
+
+def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Divides steps into those that begin within the first seconds, and those that count.
+
+    It rests on nothing but the times themselves, so that an audit comes to the same.
+
+    Args:
+        times_s: Of all steps in order, seconds; one at least.
+        settle_s: So many seconds.
+        most: Share of the steps that may be left out: an arm whose steps are short must not lose all of them.
+    """
+    begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
+    first = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9)) if settle_s > 0.0 else 0
+    return tuple(times_s[:first]), tuple(times_s[first:])
+
+
+def settling_steps(settle_s: float, step_s: float) -> int:
+    """Steps that begin within so many seconds, about."""
+    return _steps_in(settle_s, step_s) if settle_s > 0.0 else 0
+
+
+def _steps_in(seconds: float, step_s: float) -> int:
+    return min(LONGEST_BLOCK_STEPS, math.ceil(seconds / step_s)) if step_s > 0.0 else LONGEST_BLOCK_STEPS

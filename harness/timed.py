@@ -1,0 +1,117 @@
+"""Replayed studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.model import FlagSet, Stopwatch, StudySpec, View
+from autotune.stats import STARTS
+from autotune.study import Stopped, StudyRun
+from autotune.workers import ReplayLauncher
+from autotune.workers.base import Progress
+from autotune.workers.replay import ReplayWorker
+from harness.simulated import GivenSetup, MemoryStore, given_run
+
+LONGEST_JUMP_S = 20.0
+"""A stopwatch takes a longer gap between two looks for a pause."""
+
+
+class SimulatedClock:
+    """A clock that goes on when it is told to.
+
+    Attributes:
+        now_s: The time.
+        stop_at_s: When it stops the study, as a batch system would; None for never.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.stop_at_s: float | None = None
+        self.watch = Stopwatch(clock=lambda: self.now_s)
+        self._lock = threading.Lock()
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass.
+
+        Raises:
+            Stopped: If it is time to stop.
+        """
+        with self._lock:
+            while seconds > 0.0:
+                jump = min(seconds, LONGEST_JUMP_S)
+                self.now_s += jump
+                seconds -= jump
+                _ = self.watch.total_s
+            if self.stop_at_s is not None and self.now_s >= self.stop_at_s:
+                self.stop_at_s = None
+                raise Stopped
+
+
+class TimedLauncher(ReplayLauncher):
+    """Replayed workers whose starts and steps take their time.
+
+    Args:
+        spec: The study.
+        clock: What goes on with them.
+        start_factor: What a candidate takes to start, over the reference.
+    """
+
+    def __init__(self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0) -> None:
+        assert spec.replay is not None
+        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        self._clock, self._factor, self._start_s = clock, start_factor, spec.replay.start_s
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        """See `base.Launcher`; two that are started at once, by threads, share the machine that compiles them."""
+        is_at_once = threading.current_thread() is not threading.main_thread()
+        own_s = self._start_s * (self._factor if settings else 1.0)
+        self._clock.advance(own_s * (STARTS / 2 if is_at_once else 1.0))
+        worker = super().start(settings, folder, progress=progress)
+        run = worker.run_block
+
+        def run_block(steps: int) -> tuple[float, ...]:
+            times = run(steps)
+            self._clock.advance(sum(times))
+            return times
+
+        worker.run_block = run_block  # type: ignore[method-assign]
+        return worker
+
+    def log(self, settings: FlagSet, folder: Path) -> Path:
+        """Where it would be."""
+        return folder / "worker.log"
+
+
+class TimedStudy:
+    """A study in memory on a clock of its own; it can be stopped and gone on with.
+
+    Args:
+        setup: Space and first sets.
+        start_factor: See `TimedLauncher`.
+    """
+
+    def __init__(self, setup: GivenSetup, *, start_factor: float = 1.0) -> None:
+        self.clock = SimulatedClock()
+        self.store: MemoryStore | None = None
+        self._setup, self._factor = setup, start_factor
+
+    def session(self, spec: StudySpec, view: View) -> StudyRun:
+        """One session of it."""
+        launcher = TimedLauncher(spec, self.clock, start_factor=self._factor)
+        run = given_run(spec, None, dataclasses.replace(self._setup, given_launcher=launcher), view)
+        run.open_store = self._opener(spec)
+        return run
+
+    def _opener(self, spec: StudySpec) -> Callable[[], MemoryStore]:
+        def open_store() -> MemoryStore:
+            if self.store is None:
+                self.store = MemoryStore(spec)
+                self.store.watch = self.clock.watch
+            self.store.go_on(spec)
+            self.clock.watch.go_on_from(max((r.at_s for r in self.store.records()), default=0.0))
+            return self.store
+
+        return open_store

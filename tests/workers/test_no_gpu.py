@@ -1,0 +1,79 @@
+"""A GPU is asked for and none is here: real processes say so, once, and the study ends with what the doctor says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.machine import caller_environment
+from autotune.model import FailureKind, LaunchError
+from autotune.settings.parameters import SearchSpace
+from autotune.study.stages import run_study
+from autotune.workers.base import WorkerFailed
+from autotune.workers.local import LocalLauncher
+from harness.simulated import GivenSetup, given_run
+from tests.runs import Diary
+from tests.workers.conftest import PROGRAMS, Start, command, study
+
+pytestmark = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+
+CUDA = {"device": {"platform": "cuda"}}
+PRINTS = """
+import jax, time
+jax.devices()
+for i in range(200):
+    print(f'step {i}: 1.0 ms loss = 1.0', flush=True)
+    time.sleep(0.01)
+"""
+ASSERTS = """
+import os
+os.environ.clear()
+import jax
+jax.config.update('jax_platforms', 'cuda')
+jax.devices()
+"""
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"entry": "faulty:build"},
+        command(program="hooked.py", hook=True),
+        {**command(), "command": [sys.executable, "-c", PRINTS]},
+    ],
+)
+def test_a_program_that_runs_on_the_cpu_instead_is_refused(start: Start, workload: dict[str, Any]) -> None:
+    """On 2b61fbc: `workload_error: AssertionError: no message`."""
+    with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
+        start(study(workload, **CUDA))
+    assert error.value.failure.kind is FailureKind.LAUNCH
+    assert not error.value.infrastructure  # to try again does not bring one
+
+
+@pytest.mark.aot
+def test_what_the_plugin_says_is_told(start: Start) -> None:
+    with pytest.raises(WorkerFailed, match=r"JAX finds no GPU.*Unable to load \w+"):
+        start(study({"entry": "faulty:build"}, **CUDA))
+
+
+def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
+    spec = study({"entry": "faulty:build"}, **CUDA)
+    launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=caller_environment())
+    diary = Diary()
+    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SearchSpace(()), given_launcher=launcher), diary)
+    with pytest.raises(LaunchError, match="JAX finds no GPU though the study asks for one") as error:
+        run_study(run)
+    said = str(error.value)
+    assert "`autotune doctor` finds here" in said
+    assert "no GPU is here (no /dev/nvidia*)" in said or "hides every GPU" in said
+    assert 'device.platform = "cpu"' in said
+    assert not any("tried again" in note for note in diary.notes)
+
+
+def test_a_command_that_asserts_without_a_message_is_understood(start: Start) -> None:
+    with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
+        start(study({**command(), "command": [sys.executable, "-c", ASSERTS]}, **CUDA))
+    assert error.value.failure.kind is FailureKind.LAUNCH

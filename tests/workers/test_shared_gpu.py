@@ -1,0 +1,84 @@
+"""Real processes that share a pretended GPU: shares are read by jaxlib's own function, memory is gone when it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.model import FlagSet, Pair, WorkPerStep
+from autotune.rundir import Folders
+from autotune.study.bench import Bench
+from autotune.study.turns import InTurns
+from autotune.workers.command import CommandLauncher
+from tests.workers.conftest import PROGRAMS, command, study
+
+SHARE, OLDER = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+class Desk:
+    """Remembers what a bench tells."""
+
+    def __init__(self) -> None:
+        self.incidents: list[str] = []
+        self.pairs: list[Pair] = []
+
+    def phase(self, what: str) -> None:
+        pass
+
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
+        self.pairs.append(pair)
+
+    def incident(self, what: str) -> None:
+        self.incidents.append(what)
+
+
+@pytest.fixture
+def benches(tmp_path: Path) -> Iterator[Any]:
+    """Makes a bench for the program with some arguments: `benches(needed, "NAME=VALUE")`."""
+    made: list[Bench] = []
+    ledger = tmp_path / "ledger"
+    ledger.touch()
+
+    def make(needed: int, *variables: str) -> tuple[Bench, Desk]:
+        workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
+        spec = study(workload, device={"platform": "cuda"})
+        launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
+        made.append(Bench(spec, Folders(tmp_path / "run"), launcher, desk := Desk()))
+        return made[-1], desk
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+@pytest.mark.parametrize(
+    ("needed", "variables", "mode", "told"),
+    [
+        (30 * 10**9, (), "turns", 0),
+        (58 * 10**9, (), "sandwich", 0),  # what `one-gpu` needed: ended the study on 2b61fbc
+        (30 * 10**9, (f"{OLDER}=0.45",), "turns", 1),  # jaxlib refuses both variables, in its own words
+        (30 * 10**9, (f"{OLDER}=0.9",), "sandwich", 1),
+        (30 * 10**9, (f"{SHARE}=0.9",), "sandwich", 1),
+    ],
+)
+def test_processes_on_one_gpu_take_turns_where_they_fit(
+    benches: Any, needed: int, variables: tuple[str, ...], mode: str, told: int
+) -> None:
+    bench, desk = benches(needed, *variables)
+    folder = bench.folders.folder("pair")
+    found = InTurns(bench).fresh_pair(FlagSet({"NCCL_PROTO": "LL"}), folder, name="pair", pairs=2)
+    assert found.comparison is not None
+    assert found.comparison.mode == mode
+    assert len(desk.incidents) == told, desk.incidents
+    assert all("share of the GPU's memory itself" in what for what in desk.incidents)
+
+
+def test_what_a_program_sets_beside_our_share_is_told(benches: Any) -> None:
+    bench, desk = benches(30 * 10**9, "XLA_PYTHON_CLIENT_PREALLOCATE=false")
+    worker = bench.start(FlagSet(), bench.folders.folder("one"))
+    assert desk.incidents == []
+    assert [w for w in worker.report.warnings if "XLA_PYTHON_CLIENT_PREALLOCATE=false" in w]
