@@ -95,7 +95,8 @@ def test_the_whole_hour_on_a_simulated_gpu_keeps_its_minutes(tmp_path: Path) -> 
     for plot in re.findall(r"\((gpu-[\w-]+\.svg)\)", page):
         assert SIMULATED in (tmp_path / plot).read_text()
     measured = {r["unit"] for r in rows(tmp_path, "accept") if "unit" in r and "error" not in r}
-    assert {"machine", "doctor", "turns", "screen", "starts 0", "workload llama-80gb"} <= measured
+    assert {"machine", "doctor", "turns", "screen", "out of memory", "workload llama-80gb"} <= measured
+    assert "went on with one process at a time" in page
 
 
 @pytest.mark.slow

@@ -217,9 +217,11 @@ def workload_row(row: Row) -> str:
 
 def out_of_memory(row: Row) -> list[str]:
     """Whether a study whose processes do not fit beside each other was measured one at a time."""
-    if row["mode"] == "sandwich":
-        return ["A study whose two processes do not fit beside each other was measured one process at a time."]
-    return [f"It was not measured one process at a time: {row['errors'].strip()[-300:] or 'it did not come so far'}"]
+    if row["is_alone"]:
+        return ["A study whose two processes do not fit beside each other went on with one process at a time."]
+    if row["pairs"]:
+        return ["Its two processes fitted beside each other: nothing is shown of what happens when they do not."]
+    return [f"It did not go on with one process at a time: {row['errors'].strip()[-300:] or 'the time was over'}"]
 
 
 def calibration(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:

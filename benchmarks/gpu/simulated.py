@@ -20,7 +20,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, Stopwatch, StudySpec, load_study, parse_set
+from autotune.model import (
+    Failure,
+    FailureKind,
+    FlagSet,
+    ReplaySpec,
+    Stopwatch,
+    StudySpec,
+    load_study,
+    parse_set,
+    time_limits,
+)
 from autotune.settings import load_recipes
 from autotune.workers import Launcher, ReplayLauncher, Worker, WorkerFailed
 from benchmarks.gpu.hour import read_seconds, write_seconds
@@ -121,6 +131,7 @@ class ClockedLauncher:
 
     def __init__(self, inner: ReplayLauncher, spec: StudySpec, figures: Figures, clock: SimulatedClock) -> None:
         self._inner, self._spec, self._figures, self._clock = inner, spec, figures, clock
+        self.limits = time_limits(spec.measure)
         self._starting = 0
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> Worker:
@@ -130,7 +141,7 @@ class ClockedLauncher:
         self._starting += 1
         took_s = of["start_s"] * math.exp(luck) * (start["beside"] if self._starting > 1 else 1.0)
         try:
-            limit_s = self._spec.measure.start_limit_s
+            limit_s = self.limits.start_s
             self._clock.advance(min(took_s, limit_s))
             if took_s > limit_s:
                 message = f"not ready after {limit_s:.0f} s"
@@ -138,6 +149,7 @@ class ClockedLauncher:
             limit = self._figures.data["gpu"]["memory_bytes"] * float(settings.get(FRACTION, DEFAULT_FRACTION))
             if of["peak_bytes"] > limit:
                 message = f"RESOURCE_EXHAUSTED: {of['peak_bytes']:.0f} bytes needed, {limit:.0f} may be taken"
+                (folder / "worker.log").write_text(message + "\n", encoding="utf-8")
                 failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase="warm-up")
                 raise WorkerFailed(failure)
             worker = self._inner.start(settings, folder, progress=progress)
@@ -218,7 +230,6 @@ class SimulatedMachine:
         return Block(
             step_s=times, joules=power_w * sum(times), power_w=power_w, temperature_c=gpu["temperature_c"],
             sm_clock_mhz=gpu["sm_clock_mhz"] * (power_w / wanted_w) ** (1 / 3),
-            memory_clock_mhz=gpu["memory_clock_mhz"],
             held_back_by=("its power limit",) if wanted_w > gpu["cap_w"] else (),
         )  # fmt: skip
 
