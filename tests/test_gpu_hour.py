@@ -95,14 +95,14 @@ def test_the_whole_hour_on_a_simulated_gpu_keeps_its_minutes(tmp_path: Path) -> 
     for plot in re.findall(r"\((gpu-[\w-]+\.svg)\)", page):
         assert SIMULATED in (tmp_path / plot).read_text()
     measured = {r["unit"] for r in rows(tmp_path, "accept") if "unit" in r and "error" not in r}
-    assert {"machine", "doctor", "turns", "screen", "out of memory", "workload llama-80gb"} <= measured
+    assert {"machine", "doctor", "turns", "at once 0", "screen", "out of memory", "workload gpt2-124m"} <= measured
     assert "went on with one process at a time" in page
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_part_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    points = {"doctor, about": 0.3, "turns, about": 0.0, "workload rssm-small": 0.02, "starts 0": 0.1}
+    points = {"doctor, about": 0.3, "turns, about": 0.0, "at once 0": 0.1, "workload rssm-small": 0.02}
     for seen, later_s in points.items():
         assert kill_at("accept", tmp_path, seen, "--simulate", later_s=later_s), seen
         before = units(tmp_path, "accept")
@@ -114,7 +114,7 @@ def test_a_part_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     after = units(tmp_path, "accept")
     assert {name: count for name, count in after.items() if count > 1} == {}
     assert before.keys() <= after.keys()
-    assert {"doctor", "turns", "workload llama-small", "workload rssm-small", "starts 0"} <= after.keys()
+    assert {"doctor", "turns", "workload llama-small", "workload rssm-small", "at once 0"} <= after.keys()
     assert spent_s(tmp_path, "accept") <= 840
     # What was lost to the kills is in the time: nobody gets more minutes by being killed.
     assert spent_s(tmp_path, "accept") > sum(r.get("took_s", 0.0) for r in rows(tmp_path, "accept"))

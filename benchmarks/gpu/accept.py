@@ -5,10 +5,11 @@
 1. `autotune doctor`, and the installed build asked for its settings;
 2. A/A: two processes of one program in blocks of 0.06, 0.5 and 3 s in turns: spread and order effect of each length;
    one of them beside the idle other, then alone: the residency effect;
-3. every reference workload once: step time, memory, MFU, power and energy against clock time;
+3. process spread: those two were started in a row, two more are started at once;
 4. out of memory, forced: a study whose two processes do not fit beside each other measures them one at a time;
 5. one compilation of the screen beside the real driver;
-6. process spread: fresh starts in a row against starts at once.
+6. every reference workload once: step time, memory, MFU, power, and energy against power and time;
+7. more pairs of processes, in a row and at once, as long as the minutes last.
 
 What does not fit into the minutes is left out, and said. The same command goes on after a kill.
 """
@@ -17,13 +18,11 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.model import FlagSet
 from autotune.rundir import Store
-from autotune.workers import WorkerFailed
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.machine import HERE
 from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, start, start_at_once, steps_in
@@ -41,7 +40,7 @@ WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "llama-80gb": {"layers": 7, "batch": 4},
     "moe-80gb": {"layers": 4, "batch": 2},
 }
-OUT_OF_MEMORY_S = 125.0
+OUT_OF_MEMORY_S = 80.0
 """For a start that runs out of memory, then two fresh processes alone, which are the first pair."""
 
 DRY: Mapping[str, Mapping[str, Any]] = {"llama-tiny": {}}
@@ -55,17 +54,20 @@ def main() -> int:
         machine, hour = found.machine, found.hour
         hour.do("machine", 1, lambda: {"found": machine.describe()})
         hour.do("doctor", 8, lambda: {"found": ask(found, "doctor", "--json")})
+        probed = ("flags", "check", "--xla_gpu_autotune_level=4", "--json")
+        hour.do("probe", 8, lambda: {"found": ask(found, *probed)})
         dry = found.args.dry_run
         hour.do("turns", 20 if dry else 2 * 26 + 90, lambda: turns(found, 0.05 if dry else 1.0))
-        workloads = DRY if dry else WORKLOADS
-        for entry, options in list(workloads.items()):
-            hour.do(f"workload {entry}", 10 if dry else 30, lambda e=entry, o=options: workload(found, e, dict(o)))
+        pair_s = 20 if dry else 2 * 26 + 10
+        hour.do("at once 0", pair_s, lambda: started(found, "at once 0"), kind="pair")
         if not dry:
             hour.do("out of memory", OUT_OF_MEMORY_S + 10, lambda: out_of_memory(found))
             hour.do("screen", 40, lambda: {"found": ask(found, "predict", str(found.study("dense")), "--json")})
-        for number in range(1 if dry else 6):
-            cost_s = hour.cost_of("starts", 20 if dry else 4 * 26 + 16)
-            if hour.do(f"starts {number}", cost_s, lambda n=number: starts(found, n), kind="starts") is None:
+        for entry, options in (DRY if dry else WORKLOADS).items():
+            hour.do(f"workload {entry}", 10 if dry else 30, lambda e=entry, o=options: workload(found, e, dict(o)))
+        for name in () if dry else more_pairs():
+            cost_s = hour.cost_of("pair", pair_s)
+            if hour.do(name, cost_s, lambda n=name: started(found, n), kind="pair") is None:
                 break
         return 0 if hour.find("turns") else 1
 
@@ -134,32 +136,31 @@ def out_of_memory(found: Part) -> Row:
     }
 
 
-def starts(found: Part, number: int) -> Row:
-    """Four fresh processes: two started in a row, two at once; each pair in turns when both are warm."""
-    machine, spec = found.machine, settled(found)
-    scale = 0.05 if found.args.dry_run else 1.0
-    folder, rows = found.hour.folder / f"starts-{number}", {}
-    for way in ("in a row", "at once"):
-        launcher = machine.launcher(spec)
-        try:
-            places = [folder / way.replace(" ", "-") / name for name in ("one", "two")]
-            if way == "at once":
-                workers = start_at_once(launcher, spec, SHARED, places)
-            else:
-                workers = [start(launcher, spec, SHARED, place) for place in places]
-            pairs = in_turns(machine, spec, workers, folder, block_s=0.5 * scale, pairs=6, seed=f"{number}/{way}")
-            ratio = statistics.mean(p["log_ratio"] for p in pairs)
-            rows[way] = {"log_ratio": ratio, "start_s": [w.report.start_s for w in workers], "pairs": pairs}
-        except WorkerFailed as error:
-            rows[way] = {"failure": str(error)}
-        finally:
-            launcher.close()
-    return {"ways": rows}
+def more_pairs() -> Iterator[str]:
+    """Names of further pairs of fresh processes, as many as there may be time for."""
+    for number in range(1, 9):
+        yield from (f"in a row {number}", f"at once {number}")
 
 
-def run_folder(out: Path) -> Path:
-    """Where the study that was forced out of memory lies."""
-    return out / "accept" / "out_of_memory" / "run"
+def started(found: Part, name: str) -> Row:
+    """Two fresh processes of one program, started at once or one after the other; in turns when both are warm."""
+    machine, spec, folder = found.machine, settled(found), found.hour.folder / name.replace(" ", "-")
+    launcher, places = machine.launcher(spec), [folder / "one", folder / "two"]
+    try:
+        if name.startswith("at once"):
+            workers = start_at_once(launcher, spec, SHARED, places)
+        else:
+            workers = [start(launcher, spec, SHARED, place) for place in places]
+        block_s = 0.025 if found.args.dry_run else 0.5
+        pairs = in_turns(machine, spec, workers, folder, block_s=block_s, pairs=6, seed=name)
+        return {
+            "log_ratio": statistics.mean(p["log_ratio"] for p in pairs),
+            "pairs": pairs,
+            "start_s": [w.report.start_s for w in workers],
+            "fingerprints": [w.report.fingerprint for w in workers],
+        }
+    finally:
+        launcher.close()
 
 
 if __name__ == "__main__":

@@ -71,13 +71,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
 
 def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
     """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees of freedom."""
-    ratios = [
-        row["ways"][way]["log_ratio"]
-        for name, row in accepted.items()
-        if name.startswith("starts ")
-        for way in ("in a row",)
-        if "log_ratio" in row["ways"][way]
-    ]
+    ratios = [row["log_ratio"] for name, row in accepted.items() if name.startswith("in a row ")]
     if "turns" in accepted:
         ratios.append(statistics.mean(p["log_ratio"] for p in accepted["turns"]["blocks"]["3.0"]))
     return (math.sqrt(statistics.mean(r * r for r in ratios) / 2), len(ratios)) if ratios else None
@@ -170,8 +164,7 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
     lines += ["", f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes alone."]
     if (spread := spread_of(accepted)) is not None:
         lines.append(f"Processes started in a row differ by a standard deviation of {format_share(spread[0])}.")
-    at_once = [abs(r["ways"]["at once"]["log_ratio"]) for n, r in accepted.items()
-               if n.startswith("starts ") and "log_ratio" in r["ways"]["at once"]]  # fmt: skip
+    at_once = [abs(row["log_ratio"]) for name, row in accepted.items() if name.startswith("at once ")]
     if at_once:
         lines.append(f"Pairs started at once differ by {', '.join(format_share(x) for x in at_once)}.")
     return [*lines, "", f"![Equal processes against each other{mark}](gpu-itself.svg)"]

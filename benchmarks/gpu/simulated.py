@@ -94,9 +94,7 @@ class Figures:
         Raises:
             KeyError: If nothing is.
         """
-        entry = str(spec.workload.entry)
-        large = spec.workload.options.get("batch", 0) >= 100
-        found: Mapping[str, float] = self.data["workloads"][f"{entry}/large" if large else entry]
+        found: Mapping[str, float] = self.data["workloads"][str(spec.workload.entry)]
         return found
 
     def replay(self, spec: StudySpec) -> ReplaySpec:
@@ -245,7 +243,7 @@ class SimulatedMachine:
         assert self._clock is not None
         if arguments[0] == "run":
             arguments = ("run", str(self._replayed(Path(arguments[1]), folder)), *arguments[2:])
-        if arguments[0] in ("run", "doctor"):
+        if arguments[0] in ("run", "doctor", "flags"):
             until_s = self._clock.spent_s + limit_s
             command = [sys.executable, "-m", "benchmarks.gpu.simulated", str(self._figures.path), str(self._path)]
             return run_command([*command, str(until_s), *arguments], limit_s=600.0, folder=folder, home=self._home)
@@ -292,8 +290,8 @@ def main() -> None:
     figures, path, until_s = Figures(Path(sys.argv[1])), Path(sys.argv[2]), float(sys.argv[3])
     sys.argv = ["autotune", *sys.argv[4:]]
     clock = SimulatedClock(path, until_s)
-    if sys.argv[1] == "doctor":
-        clock.advance(figures.data["commands"]["doctor"])
+    if sys.argv[1] != "run":
+        clock.advance(figures.data["commands"][sys.argv[1]])
         autotune_main()
         return
 
