@@ -227,3 +227,11 @@ def test_the_intervals_of_a_table_hold_all_together() -> None:
         [sys.executable, "-c", COVERAGE], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
+
+
+@pytest.mark.slow
+def test_there_are_tests_for_machines_with_a_gpu() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "tests/test_on_gpu.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert len([line for line in done.stdout.splitlines() if "::test_" in line]) >= 8

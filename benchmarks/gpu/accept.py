@@ -16,6 +16,7 @@ What does not fit into the minutes is left out, and said. The same command goes 
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -63,11 +64,13 @@ def main() -> int:
         if not dry:
             hour.do("out of memory", OUT_OF_MEMORY_S + 10, lambda: out_of_memory(found))
             hour.do("screen", 40, lambda: {"found": ask(found, "predict", str(found.study("dense")), "--json")})
-        for entry, options in (DRY if dry else WORKLOADS).items():
-            hour.do(f"workload {entry}", 10 if dry else 30, lambda e=entry, o=options: workload(found, e, dict(o)))
+        for entry in DRY if dry else WORKLOADS:
+            hour.do(f"workload {entry}", 10 if dry else 30, functools.partial(workload, found, entry))
         for name in () if dry else more_pairs():
-            cost_s = hour.cost_of("pair", pair_s)
-            if hour.do(name, cost_s, lambda n=name: started(found, n), kind="pair") is None:
+            if (
+                hour.do(name, hour.cost_of("pair", pair_s), functools.partial(started, found, name), kind="pair")
+                is None
+            ):
                 break
         return 0 if hour.find("turns") else 1
 
@@ -111,12 +114,14 @@ def turns(found: Part, scale: float) -> Row:
         launcher.close()
 
 
-def workload(found: Part, entry: str, options: dict[str, Any]) -> Row:
+def workload(found: Part, entry: str) -> Row:
     """One reference workload alone: with the power that it draws against the energy that is counted."""
-    spec = found.workload(entry, options)
-    folder = found.hour.folder / entry
+    options = dict((DRY if found.args.dry_run else WORKLOADS)[entry])
     seconds = 0.1 if found.args.dry_run else 3.0
-    row = run_alone(found.machine, spec, FlagSet(), folder, warm_s=seconds / 2, steady_s=seconds)
+    row = run_alone(
+        found.machine, found.workload(entry, options), FlagSet(), found.hour.folder / entry,
+        warm_s=seconds / 2, steady_s=seconds,
+    )  # fmt: skip
     return {**row, "entry": entry, "options": options}
 
 

@@ -109,7 +109,8 @@ class Figures:
 
     def factor(self, settings: Mapping[str, str], table: str) -> float:
         """By how much a set multiplies the step time, by ``effects`` or ``predicted``."""
-        return math.prod(self.data[table].get(f"{n}={v}", 1.0) for n, v in settings.items())
+        factors: Mapping[str, float] = self.data[table]
+        return math.prod(factors.get(f"{n}={v}", 1.0) for n, v in settings.items())
 
     def fingerprint(self, settings: Mapping[str, str]) -> str:
         """Names the program of a set: settings without an effect are no part of it."""
@@ -305,7 +306,7 @@ def main() -> None:
         inner = ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
         return ClockedLauncher(inner, spec, figures, clock)
 
-    autotune.model.Stopwatch = Watch  # type: ignore[misc]
+    autotune.model.Stopwatch = Watch  # type: ignore[misc, assignment]
     preflight.make_launcher = launcher
     autotune_main()
 
