@@ -58,6 +58,7 @@ def main() -> int:
         probed = ("flags", "check", "--xla_gpu_autotune_level=4", "--json")
         hour.do("probe", 8, lambda: {"found": ask(found, *probed)})
         dry = found.args.dry_run
+        hour.do("idle", 4, lambda: {"block": machine.idle(settled(found), 3.0, hour.folder).to_json()})
         hour.do("turns", 20 if dry else 2 * 26 + 90, lambda: turns(found, 0.05 if dry else 1.0))
         pair_s = 20 if dry else 2 * 26 + 10
         hour.do("at once 0", pair_s, lambda: started(found, "at once 0"), kind="pair")
@@ -67,10 +68,8 @@ def main() -> int:
         for entry in DRY if dry else WORKLOADS:
             hour.do(f"workload {entry}", 10 if dry else 30, functools.partial(workload, found, entry))
         for name in () if dry else more_pairs():
-            if (
-                hour.do(name, hour.cost_of("pair", pair_s), functools.partial(started, found, name), kind="pair")
-                is None
-            ):
+            work, cost_s = functools.partial(started, found, name), hour.cost_of("pair", pair_s)
+            if hour.do(name, cost_s, work, kind="pair") is None:
                 break
         return 0 if hour.find("turns") else 1
 

@@ -161,6 +161,8 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         )  # fmt: skip
     plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=SESOI, of=f"A/A{mark}: step time"))
     beside, alone = statistics.mean(row["beside_s"]), statistics.mean(row["alone_s"])
+    if watts := accepted.get("idle", {}).get("block", {}).get("power_w"):
+        lines += ["", f"At rest the GPU draws {watts:.0f} W."]
     lines += ["", f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes alone."]
     if (spread := spread_of(accepted)) is not None:
         lines.append(f"Processes started in a row differ by a standard deviation of {format_share(spread[0])}.")
