@@ -167,7 +167,7 @@ def test_more_minutes_go_on_with_a_table_and_its_intervals_hold_what_was_planted
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_dry_run_of_every_part_starts_real_processes(tmp_path: Path) -> None:
     for part in ("accept", "search", "table", "calibrate"):
         done = do(part, tmp_path, "--dry-run")
