@@ -85,7 +85,7 @@ def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     assert failure is not None
     assert comparer.instead(WorkerFailed(failure), FlagSet()) is None
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
-    assert isinstance(comparer.instead(WorkerFailed(of_device)), OneAtATime)
+    assert isinstance(comparer.instead(WorkerFailed(of_device), FlagSet()), OneAtATime)
 
 
 def test_without_a_limit_nothing_is_refused(run_replay: Run) -> None:
