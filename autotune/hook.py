@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
 from autotune.child.dtypes import dtype_name
 from autotune.child.memory import memory_in_use
-from autotune.child.ran_on import ran_on
+from autotune.child.ran_on import is_on_gpus, ran_on
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ def _of_jax(options: list[str]) -> dict[str, Any]:
             "process_count": jax.process_count(),
             "memory": [[s.get("peak_bytes_in_use"), s.get("bytes_limit")] for s in stats],
             "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
-            "ran_on": ran_on(range(len(devices))) if devices[0].platform != "cpu" else {},
+            "ran_on": ran_on(range(len(devices))) if is_on_gpus() else {},
         }
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
+from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, UNEVEN_MODELS, NoiseModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def _stalling(name: str, *, soaks: bool) -> Case:
 
 
 CASES: dict[str, Case] = {
-    **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in NOISE_MODELS.items()},
+    **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in (EVEN_MODELS | UNEVEN_MODELS).items()},
     "stalls": _stalling("stalls", soaks=False),
     "rarer stalls": _stalling("rarer stalls", soaks=False),
     "stalls, soaked": _stalling("stalls", soaks=True),

@@ -1,17 +1,15 @@
 """Do predicted step times order programs as measurements do? Spearman and Kendall for whatever was measured on GPUs.
 
-Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, and every
-``gpu*.json`` of `benchmarks/gpu_acceptance.py` that lies in ``benchmarks/results``. Each measured set is compiled for
-the GPUs it ran on, without them, and predicted. Writes ``benchmarks/results/rank_correlation.json``. Where there is no
-measurement on a GPU the file says so: XLA:CPU shows no schedule, so nothing is predicted for CPUs.
+Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, such as those that
+`benchmarks.gpu.search` leaves. Each measured set is compiled for the GPUs it ran on, without them, and predicted.
+Writes ``benchmarks/results/rank_correlation.json``. Where there is no measurement on a GPU the file says so: XLA:CPU
+shows no schedule, so nothing is predicted for CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,7 @@ from typing import Any
 from autotune.compiler.calibrate import check_predictions
 from autotune.compiler.plugin import compiler_versions
 from autotune.model.errors import AutotuneError
-from autotune.model.records import SCHEMA_VERSION
-from autotune.model.spec import StudySpec
-from autotune.rundir.store import RECORDS, STUDY, Store
+from autotune.rundir.store import Store
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,30 +41,12 @@ def of_run(store: Store) -> dict[str, Any]:
     }
 
 
-def acceptance_runs(folder: Path) -> Iterator[tuple[str, Store]]:
-    """The studies inside results of `gpu_acceptance`, as run directories again."""
-    for file in sorted(RESULTS.glob("gpu*.json")):
-        study = json.loads(file.read_text(encoding="utf-8")).get("study", {})
-        if not {"spec", "records"} <= set(study):
-            continue
-        run = folder / file.stem
-        run.mkdir()
-        spec = StudySpec.model_validate(study["spec"])
-        body = {"schema_version": SCHEMA_VERSION, "study_dir": str(run), "study": spec.model_dump(mode="json")}
-        (run / STUDY).write_text(json.dumps(body), encoding="utf-8")
-        lines = "".join(json.dumps(record) + "\n" for record in study["records"])
-        (run / RECORDS).write_text(lines, encoding="utf-8")
-        yield file.name, Store.open(run)
-
-
 def main() -> None:
     """Holds everything there is against the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        stores = {str(run): Store.open(run) for run in args.runs} | dict(acceptance_runs(Path(folder)))
-        found = {name: of_run(store) for name, store in stores.items()}
+    found = {str(run): of_run(Store.open(run)) for run in args.runs}
     data = {
         "versions": compiler_versions(),
         "runs": found,

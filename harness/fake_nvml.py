@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -42,7 +44,7 @@ COUNTER_EVERY_S = 0.1
 
 MACHINE = {"nvmlSystemGetDriverVersion": "580.65.06", "nvmlSystemGetCudaDriverVersion_v2": 13000}
 
-H200 = {
+H200: dict[str, int | str] = {
     "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlDeviceGetVbiosVersion": "96.00.BC.00.01",
     "nvmlDeviceGetGspFirmwareVersion": "580.65.06",
@@ -111,7 +113,7 @@ class FakeNvml:
             machine = {"nvmlDeviceGetCount": gpus, **MACHINE}
             lines = {("-", key): f"{value} 0 0 0" for key, value in machine.items()}
             for gpu in range(gpus):
-                own = {**H200, "nvmlDeviceGetUUID": uuid_of(gpu)}
+                own: dict[str, int | str] = {**H200, "nvmlDeviceGetUUID": uuid_of(gpu)}
                 lines |= {(str(gpu), key): f"{_word(value)} 0 0 0" for key, value in own.items()}
             self._write(lines)
 
@@ -163,14 +165,18 @@ class FakeNvml:
     @contextlib.contextmanager
     def loaded(self) -> Iterator[None]:
         """Lets nvidia-ml-py load this library in this process, and forgets it afterwards."""
-        import pynvml
-
+        pynvml: Any = importlib.import_module("pynvml")
         real = pynvml.CDLL
 
         def load(name: str, *args: object, **more: object) -> object:
             return real(str(self.folder / LIBRARY) if name == LIBRARY else name, *args, **more)
 
-        unloaded = {"nvmlLib": None, "_nvmlLib_refcount": 0, "_nvmlGetFunctionPointer_cache": {}, "CDLL": load}
+        unloaded: dict[str, Any] = {
+            "nvmlLib": None,
+            "_nvmlLib_refcount": 0,
+            "_nvmlGetFunctionPointer_cache": {},
+            "CDLL": load,
+        }
         with mock.patch.multiple(pynvml, **unloaded):
             yield
 

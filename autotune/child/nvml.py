@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class NvmlDevice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NvmlDevice:
     """One GPU that a process may use.
 
     Attributes:

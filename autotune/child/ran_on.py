@@ -7,15 +7,17 @@ a GPU: ``python -m autotune.child.ran_on '{"count": 1}'`` answers with one JSON 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from autotune.child.nvml import VISIBLE, NvmlDevice, ask, load_nvml, plain, visible_devices
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
@@ -29,6 +31,7 @@ _LIBRARIES = {
     "cudnn": re.compile(r"libcudnn\.so[.\d]*"),
     "nccl": re.compile(r"libnccl\.so[.\d]*"),
 }
+_CUDA = re.compile(r"libcuda\.so[.\d]*")
 _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
@@ -40,10 +43,10 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     """What this process ran on: ``versions`` by name, and the figures of each of its GPUs; empty where nothing tells.
 
     Args:
-        devices: Places of its GPUs among the visible ones; None is all.
+        devices: Places of its GPUs among the visible ones, as CUDA counts them; None is all.
     """
     nvml = load_nvml()
-    visible = visible_devices(nvml, os.environ.get(VISIBLE))
+    visible = _cuda_devices(nvml) or visible_devices(nvml, os.environ.get(VISIBLE))
     chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
     driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
     versions = {"driver": driver} if driver else {}
@@ -53,28 +56,55 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     }
 
 
+def is_on_gpus() -> bool:
+    """Whether this process was told to run on GPUs; the driver tells every process that it measures."""
+    return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
+
+
 def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
     """Versions of NVIDIA's libraries that this process has loaded, as they say themselves."""
     found = {}
-    for name, path in _loaded(maps).items():
+    for name, path in _loaded(maps, _LIBRARIES).items():
         if (version := _version(name, path)) is not None:
             found[name] = version
     return found
 
 
-def _loaded(maps: Path) -> dict[str, str]:
-    """Files of the libraries that lie in the memory of a process, by name (see proc(5))."""
+def _loaded(maps: Path, libraries: Mapping[str, re.Pattern[str]]) -> dict[str, str]:
+    """Files of some libraries that lie in the memory of a process, by name (see proc(5))."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/"))
     found: dict[str, str] = {}
-    for path in paths:
-        for name, pattern in _LIBRARIES.items():
-            if pattern.fullmatch(os.path.basename(path)):  # noqa: PTH119
+    for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line):
+        for name, pattern in libraries.items():
+            if pattern.fullmatch(Path(path).name):
                 found.setdefault(name, path)
     return found
+
+
+def _cuda_devices(nvml: Any) -> list[NvmlDevice]:
+    """The GPUs in the order in which CUDA counts them in this process; none where it does not use CUDA.
+
+    The order is CUDA's own choice where a machine has different GPUs (CUDA_DEVICE_ORDER), and not that of NVML.
+    """
+    path = _loaded(MAPS, {"cuda": _CUDA}).get("cuda")
+    if path is None or nvml is None:
+        return []
+    found, count, uuid = list[NvmlDevice](), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    try:
+        cuda = ctypes.CDLL(path)
+        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+            return []
+        for device in range(count.value):
+            if cuda.cuDeviceGetUuid_v2(uuid, ctypes.c_int(device)) != 0:
+                return []
+            name = UUID(bytes=bytes(uuid))
+            found += visible_devices(nvml, f"GPU-{name}") or visible_devices(nvml, f"MIG-{name}")
+    except (OSError, AttributeError):
+        return []
+    return found if len(found) == count.value else []
 
 
 def _version(name: str, path: str) -> str | None:
@@ -150,6 +180,8 @@ def load_as_jax_does() -> None:
             except OSError:
                 continue
             break
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)  # counts the GPUs; nothing is made on any
 
 
 def _in_wheel(package: str, library: str) -> list[str]:

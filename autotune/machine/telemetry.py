@@ -10,6 +10,8 @@ asked and nothing is missing.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +55,15 @@ class GpuWatch:
         self._unsaved: list[GpuSample] = []
         self._next_s = 0.0
 
+    def follow(self, uuids: Sequence[str]) -> None:
+        """Looks at other GPUs from now on: those that a process says it runs on, if they are all of this machine.
+
+        CUDA_VISIBLE_DEVICES does not say it where a machine has different GPUs, for CUDA counts the fastest first.
+        """
+        found = first_of(visible_devices(self._nvml, ",".join(uuids)))
+        if uuids and len(found) == len(set(uuids)) == len(self._devices):
+            self._devices = found
+
     @contextlib.contextmanager
     def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
         """Watches one block of an arm while the caller waits for it.
@@ -90,7 +101,7 @@ class GpuWatch:
             self._unsaved = []
 
     def take(self) -> Looked:
-        """What was seen since the last call, over all blocks of both arms; None of it counts for the next one."""
+        """What was seen since the last call, over all blocks of both arms; nothing of it counts for the next call."""
         arms, others, trouble = self._arms, self._others, tuple(self._trouble)
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
         return put_together(arms, others, trouble)
@@ -100,14 +111,11 @@ class GpuWatch:
 
         A reader gives None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
         """
+        return [functools.partial(self._energy_j, place) for place in range(len([*self._devices][:count]))]
 
-        def reader(device: NvmlDevice) -> Callable[[], float | None]:
-            return lambda: self._energy_j(device)
-
-        return [reader(device) for device in list(self._devices.values())[:count]]
-
-    def _energy_j(self, device: NvmlDevice) -> float | None:
-        if device.part is not None:  # the whole GPU's counter is of its other users, too
+    def _energy_j(self, place: int) -> float | None:
+        device = next(itertools.islice(self._devices.values(), place, None), None)
+        if device is None or device.part is not None:  # a whole GPU's counter is of the users of its other parts, too
             return None
         millijoules = ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", device.handle)
         return float(millijoules) / 1e3 if millijoules is not None else None

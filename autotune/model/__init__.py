@@ -11,6 +11,9 @@ from autotune.model.errors import (
 from autotune.model.flags import (
     FlagSet, FlagToken, Value, combine, format_set, parse_set, parse_tokens, render_value,
 )  # fmt: skip
+from autotune.model.kernels import (
+    DUMP_FILE, DUMP_HERE, DUMP_VARIABLE, KernelSpread, kernel_spread, kernels_of, read_choices,
+)  # fmt: skip
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (

@@ -22,6 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
 from autotune.model.gpus import GpusDuring, GpuState
+from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
@@ -155,6 +156,7 @@ class WorkerReport(Record):
         attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
         warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
         peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+        kernels: What XLA's autotuner chose in this process; None where it left no results.
         versions: Of JAX, of the libraries that the process had loaded when its steps ran, and of the GPUs' driver.
         gpus: On which its steps ran; None where nothing tells.
     """
@@ -185,6 +187,7 @@ class WorkerReport(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
+    kernels: Kernels | None = None
 
 
 class WorkloadFacts(Protocol):

@@ -16,6 +16,7 @@ from pydantic import (
 
 from autotune.model.artefacts import Artefact
 from autotune.model.gpus import GpusDuring
+from autotune.model.kernels import Kernels, KernelSpread
 from autotune.model.long_run import SoakArms
 from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
@@ -105,6 +106,7 @@ class FloorResult(Stamped):
         loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
             runs have none.
         promise: What the study's proofs can find here; of its first noise floor, where times are known and real.
+        kernels: What XLA's autotuner chose in its processes; None where fewer than two told.
     """
 
     kind: Literal["floor"] = "floor"
@@ -116,6 +118,7 @@ class FloorResult(Stamped):
     rounding: Amount | None = None
     loss_spread: LossSpread | None = None
     promise: Promise | None = None
+    kernels: KernelSpread | None = None
     directory: str
 
 
@@ -133,6 +136,8 @@ class ConfirmRun(Stamped):
         against: What it was compared with; None is the study's reference.
         is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
         total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
+        reference_kernels: What XLA's autotuner chose in the reference's process; None where it did not tell.
+        candidate_kernels: Likewise in the candidate's.
         warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
         energy_problem: As in `Comparison`.
         during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
@@ -155,6 +160,8 @@ class ConfirmRun(Stamped):
     against: Settings | None = None
     is_alone: bool = False
     total: TotalTime | None = None
+    reference_kernels: Kernels | None = None
+    candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
     energy_problem: str | None = None
     during: GpusDuring | None = None

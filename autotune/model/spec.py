@@ -287,7 +287,7 @@ class StudySpec(Section):
         return self.model_copy(update={"measure": measure, "confirm": confirm})
 
 
-def recorded_study(data: dict[str, Any]) -> StudySpec:
+def recorded_study(data: Any) -> StudySpec:
     """The study of a run directory, as it was measured: older ones counted every step of a block, whatever the device.
 
     Raises:

@@ -42,6 +42,7 @@ from autotune.model import (
     plain,
     retold,
 )
+from autotune.results.kernel_words import describe_kernels, kernel_lines
 from autotune.results.promise_words import describe_promise
 from autotune.rundir import Store
 from autotune.stats import Estimate, NoiseFloor
@@ -112,7 +113,17 @@ def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
     promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
-    return list(dict.fromkeys([*(describe_floor(floors[-1]) if floors else []), *promised[:1]]))
+    told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
+    return list(dict.fromkeys([*told, *promised[:1]]))
+
+
+def _turn_lines(store: Store, floor: FloorResult) -> list[str]:
+    """Which steps count, where not all of them do."""
+    sizes, in_turns = store.spec.turns, floor.comparison.mode == TURNS
+    if not (settle_s := sizes.settle_s if in_turns else sizes.steady_s):
+        return []
+    what = "blocks" if in_turns else "runs"
+    return [f"{what} count what comes after their first {format_seconds(settle_s)}, in which the device settles"]
 
 
 def describe_floor(result: FloorResult) -> list[str]:
@@ -140,6 +151,8 @@ def describe_floor(result: FloorResult) -> list[str]:
         )
     if result.promise is not None:
         lines.append(describe_promise(result.promise))
+    if result.kernels is not None:
+        lines.append(describe_kernels(result.kernels))
     if floor.process_sd is not None and not floor.is_honest:
         lines.append(_DIFFERENT)
     elif not floor.is_honest:
@@ -288,17 +301,34 @@ def warning_lines(store: Store) -> list[str]:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
     if store.spec.replay is not None:
         found.append("this study was replayed from a formula: it says nothing about any machine")
+    found += kernel_lines(store.of(FloorResult), store.of(ConfirmRun))
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
         found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
-    for r in store.of(ConfirmRun):
-        found += [f"proof of trial {r.trial}, processes {r.repeat + 1}: {w}" for w in r.warnings or ()]
+    for c in store.of(ConfirmRun):
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
     return list(dict.fromkeys(found))
 
 
 # ---------------------------------------------------------------------- a winner that is handed on
+
+
+def _devices_of(winner: Winner) -> list[str]:
+    """The devices of a proof, one fact a line."""
+    c, lines = winner.conditions, list[str]()
+    if c.driver is not None or c.driver_major is not None:
+        lines.append(f"NVIDIA driver: {c.driver or f'{c.driver_major}.x'}")
+    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
+    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
+        lines.append("GPU: " + ", ".join(limits))
+    if c.device_kind is not None:
+        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
+        lines.append(
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
+        )
+    return lines
 
 
 def evidence(winner: Winner) -> list[str]:
@@ -329,13 +359,7 @@ def evidence(winner: Winner) -> list[str]:
     if winner.kernels is not None and not winner.loads_kernels:
         lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    if c.driver is not None or c.driver_major is not None:
-        lines.append(f"NVIDIA driver: {c.driver or f'{c.driver_major}.x'}")
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
+    lines += _devices_of(winner)
     lines.append(f"machine: {winner.machine}")
     options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
     lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")

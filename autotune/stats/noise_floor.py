@@ -20,7 +20,7 @@ from autotune.stats.intervals import Floats, hodges_lehmann, student_quantile
 
 _NORMAL = NormalDist()
 
-CAUTION = 0.8
+CAUTION = 0.9
 """Confidence of the upper limit from which it is announced what can be proven. Spreads from few processes are often
 too small; with this limit the announced power of 90 % is held on average (tests/stats/test_announced.py)."""
 

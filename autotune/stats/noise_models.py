@@ -38,6 +38,10 @@ class NoiseModel:
         fault_cost: Slow-down of such a process.
         idle_cost: Slow-down of whoever runs while a candidate's process lies idle beside it: alone there is none.
         memory_cost: Slow-down of a block that follows a block of another process, a candidate's: alone there is none.
+        clock_s: Seconds in which the clock comes within 1/e of where the power of whoever runs lets it stay; it is at
+            its highest whenever a process was started. 0: it never moves.
+        power_cost: Slow-down that the clock approaches so while anything runs.
+        candidate_power_cost: What it approaches beside that while a candidate runs; below 0 it draws less.
     """
 
     white_sd: float = 0.01
@@ -68,6 +72,9 @@ class NoiseModel:
     fault_cost: float = 0.0
     idle_cost: float = 0.0
     memory_cost: float = 0.0
+    clock_s: float = 0.0
+    power_cost: float = 0.0
+    candidate_power_cost: float = 0.0
 
 
 EVEN_MODELS = {
@@ -110,5 +117,11 @@ UNEVEN_MODELS = {
 }
 """Named machines that tell the arms apart: where turns, or typical steps, are systematically wrong of a candidate."""
 
-NOISE_MODELS = EVEN_MODELS | UNEVEN_MODELS
+GPU_MODELS = {
+    "power": NoiseModel(white_sd=0.004, process_sd=0.002, clock_s=1.0, power_cost=0.1, candidate_power_cost=0.03),
+}
+"""Machines whose clock follows what the running process draws: what a candidate costs by that is its own in the long
+run, and hits both arms in turns that are short against it. They want turns of a GPU's size."""
+
+NOISE_MODELS = EVEN_MODELS | UNEVEN_MODELS | GPU_MODELS
 """All named machines."""

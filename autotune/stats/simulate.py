@@ -60,6 +60,7 @@ class Machine:
         """Nothing runs for a while, as when a process is started: it cools down, and bursts go on elsewhere."""
         self.last = None
         self._blocks, self._warm = 0, 0
+        self._clock = np.zeros(self.shape)
         self._phase: Floats | None = None  # drawn with the next block, so that two may be started at once
 
     def slowness(self, count: int) -> Floats:
@@ -83,6 +84,22 @@ class Machine:
         self._done += count
         self._warm += count
         self._blocks += 1
+        return slow
+
+    def clock(self, target: float | Floats, step_s: float | Floats, count: int) -> Floats:
+        """Logs of the slow-down by the clock in the next `count` steps, `[*shape, count]`: the mean over each step.
+
+        Args:
+            target: What it approaches while they run, by who runs them.
+            step_s: Seconds of one of them, about.
+            count: How many.
+        """
+        end, lag = np.asarray(target, dtype=np.float64)[..., None], self.model.clock_s
+        if not lag:
+            return np.broadcast_to(end, (*self.shape, count)).astype(np.float64)
+        away, each = self._clock[..., None] - end, np.asarray(step_s)[..., None] / lag
+        self._clock = np.asarray((end + away * np.exp(-count * each))[..., 0])
+        slow: Floats = end + away * np.exp(-each * np.arange(count)) * (-np.expm1(-each) / each)
         return slow
 
     def _bursts(self, count: int) -> Floats:
@@ -147,7 +164,19 @@ class Process:
 
     def run_block(self, count: int) -> Floats:
         """Durations of the next `count` steps while the others here are idle, in seconds, `[*shape, count]`."""
-        return np.exp(self.machine.slowness(count) + self.own(count) + self.machine.company(self))
+        slow = self.machine.slowness(count) + self.own(count) + self.machine.company(self)
+        return np.exp(slow + self.machine.clock(self.power_cost, self.step_s, count))
+
+    @property
+    def power_cost(self) -> float:
+        """Slow-down that the clock approaches while it runs."""
+        model = self.machine.model
+        return model.power_cost + self.is_candidate * model.candidate_power_cost
+
+    @property
+    def step_s(self) -> Floats:
+        """Seconds of one of its steps at the highest clock, but for noise."""
+        return np.asarray(np.exp(self._log_step), dtype=np.float64)
 
     def own(self, count: int) -> Floats:
         """Logs of what belongs to the process in its next `count` steps, `[*shape, count]`."""
@@ -183,12 +212,20 @@ def run_pairs(
         candidate_before = candidate_first | (~order[-1] if order else False)
         reference_before = ~candidate_first | (order[-1] if order else False)
         swap = candidate_first[..., None]
+        first = first + _clock(reference, candidate, candidate_first, block_steps)
+        second = second + _clock(reference, candidate, ~candidate_first, block_steps)
         slow = np.where(swap, second, first) + _turn_cost(candidate, candidate_before)[..., None]
         reference_s.append(np.exp(slow + reference.own(block_steps)))
         slow = np.where(swap, first, second) + _turn_cost(reference, reference_before)[..., None]
         candidate_s.append(np.exp(slow + candidate.own(block_steps)))
         order.append(candidate_first)
     return np.stack(reference_s, axis=-2), np.stack(candidate_s, axis=-2), np.stack(order, axis=-1)
+
+
+def _clock(reference: Process, candidate: Process, is_candidate: Bools, count: int) -> Floats:
+    """Logs of what the clock of each of many machines does to a block, by who runs it there."""
+    target = np.where(is_candidate, candidate.power_cost, reference.power_cost)
+    return reference.machine.clock(target, np.where(is_candidate, candidate.step_s, reference.step_s), count)
 
 
 def _turn_cost(other: Process, was_before: Bools) -> Floats:

@@ -183,7 +183,7 @@ class OneAtATime(Comparer):
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            with self.bench.gpus.block(arm):
+            with self.bench.gpus.block(arm, settle_s=max(0.0, spec.turns.steady_s - sum(times))):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)

@@ -31,6 +31,7 @@ from autotune.model import (
 )
 from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.stats import LossSpread
+from autotune.study.kernel_book import KernelBook
 from autotune.study.limits import refuse_over_limit
 from autotune.study.loss_gate import check_block, check_loss, unusable_dtype
 from autotune.study.no_gpu import why_no_gpu
@@ -85,6 +86,7 @@ class Bench:
         reference_trace: What the living reference told of its loss.
         spread: What one pair of equal processes may differ by here, in log: trials' intervals have it in them.
         artefacts: Those that the settings in hand stand for.
+        kernels: What XLA's autotuner chose in processes so far.
         has_run: Whether a reference ever ran: one that never did cannot run at all.
         restarts: How often the reference was lost over the unit in hand.
         share: What two processes on one GPU get of its memory, and who does not fit so.
@@ -109,6 +111,7 @@ class Bench:
         self.share = MemoryShare(spec)
         self.gpus = watch_of(spec)
         self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
+        self.kernels = KernelBook(desk.incident)
         self._launcher = launcher
         self._reference: Worker | None = None
         self._began_at_s, self._began_s = 0.0, time.monotonic()
@@ -147,7 +150,10 @@ class Bench:
             is_given = self.share.is_given(settings, alone=alone)
             merged = self._in_force(self.share.settings_of(settings, alone=alone))
             try:
-                return self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
+                self.kernels.forget(folder)
+                worker = self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
+                worker.report = self.kernels.told_by(worker.report, settings, folder)
+                return worker
             except WorkerFailed as error:
                 if is_given and self.share.is_refused(error.failure):
                     self._leave_share_to_program(error)
@@ -196,6 +202,7 @@ class Bench:
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
+            self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             if (failure := unusable_dtype(worker.report)) is not None:
                 raise WorkerFailed(failure)
         except WorkerFailed:

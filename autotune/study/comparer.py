@@ -77,6 +77,8 @@ class MeasuredFloor:
         pairs: Raw pairs of blocks with all of them, in order.
         comparison: All pairs together.
         noise: What they say about this machine.
+        log_times: Of the living one, which is the measure, and of the others their typical step, as logarithms; None
+            where that is not known.
     """
 
     reference: WorkerReport
@@ -84,6 +86,7 @@ class MeasuredFloor:
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: NoiseFloor
+    log_times: Sequence[float] | None = None
 
     @property
     def drift(self) -> float:
@@ -225,6 +228,7 @@ class Comparer(ABC):
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
         comparer, retries = self.for_sets(candidate, other), 0
         while True:
+            self.bench.gpus.take()  # what was seen of a try that failed is not of this one
             try:
                 return once(comparer)
             except WorkerFailed as error:

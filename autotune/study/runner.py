@@ -23,6 +23,7 @@ from autotune.model import (
     Objective,
     StudySpec,
     WorkerReport,
+    kernel_spread,
     told_log_ratio,
     total_of,
 )
@@ -166,6 +167,7 @@ class Runner:
             loss_tolerance=found.drift,
             rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
             loss_spread=spread.joined(rounding),
+            kernels=kernel_spread([r.kernels for r in (found.reference, *found.seconds)], found.log_times),
             directory=self._folders.relative(folder),
         )
 
@@ -221,6 +223,8 @@ class Runner:
                 "work": figures.work,
                 "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
                 "total": total_of(found.pairs, figures.work),
+                "reference_kernels": found.reference.kernels,
+                "candidate_kernels": found.candidate.kernels,
                 "others": self._others(found.reference, found.candidate, figures.energy),
                 "is_alone": unit.is_alone or figures.mode != self.comparer.mode,
             }

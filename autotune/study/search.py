@@ -8,7 +8,7 @@ from dataclasses import replace
 from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
-from autotune.study.finalists import promising
+from autotune.study.finalists import worth_proving
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
 from autotune.study.time_left import TRIAL_SHARE, describe_timetable
@@ -100,7 +100,7 @@ class Search:
         sesoi = self._run.spec.measure.smallest_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
-            self._is_hopeful = self._is_hopeful or bool(promising([result], count=1, sesoi=sesoi))
+            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, sesoi=sesoi))
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results

@@ -37,7 +37,7 @@ FLOOR_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of a noise floor."""
 
 FEWEST_LONG_PAIRS = 4
-"""Fewest where a pair of blocks takes seconds: trials' intervals hold as often as with 8 (tests/stats/test_gpu_turns.py)."""
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
 
 
 class InTurns(Comparer):
@@ -170,8 +170,9 @@ class InTurns(Comparer):
             stopped=f"all {len(pairs)} pairs with {len(groups)} processes run",
         )  # fmt: skip
         return MeasuredFloor(
-            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
-        )
+            reference=reference.report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise,
+            log_times=[0.0, *map(statistics.median, groups)],
+        )  # fmt: skip
 
     def _floor_pairs(self, reference: Worker, second: Worker, folder: Path, *, begin: int) -> list[Pair]:
         """The pairs of one second process; the first of them has the number `begin`."""
@@ -265,7 +266,7 @@ def measure_pairs(
         told = None
         for arm in order:
             try:
-                with gpus.block(arm):
+                with gpus.block(arm, settle_s=sizes.settle_s):
                     blocks[arm] = meter.measure(lambda worker=workers[arm]: worker.run_block(steps))  # type: ignore[misc]
             except WorkerFailed as error:
                 if arm is Arm.REFERENCE:

@@ -30,6 +30,7 @@ from autotune.model import (
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.guarded import GuardedProcess, listen
+from autotune.workers.kernel_results import is_refused, keeps_kernels, where_to_leave
 from autotune.workers.profile_text import profile_text
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
@@ -53,11 +54,18 @@ class LocalLauncher:
         self._base = base
         self.limits = limits_after(spec.measure)
         self._alive: list[LocalWorker] = []
+        self._keeps_kernels = keeps_kernels(spec)
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
-        return self._begin(worker, self._jobs(settings, folder), progress)
+        try:
+            worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
+            return self._begin(worker, self._jobs(settings, folder), progress)
+        except WorkerFailed as error:
+            if not self._keeps_kernels or not is_refused(error.failure):
+                raise
+            self._keeps_kernels = False  # this build does not know how: no study may end by that
+            return self.start(settings, folder, progress=progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it if it never is."""
@@ -92,9 +100,12 @@ class LocalLauncher:
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         env = self._worker_environment(settings)
+        ranks = self._spec.under(settings).device.rank_count
+        if self._keeps_kernels and ranks == 1:
+            env |= where_to_leave(settings, folder)
         return [
             GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
-            for rank in range(self._spec.under(settings).device.rank_count)
+            for rank in range(ranks)
         ]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:

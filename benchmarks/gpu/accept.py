@@ -5,25 +5,25 @@
 1. `autotune doctor`, and the installed build asked for its settings;
 2. A/A: two processes of one program in blocks of 0.06, 0.5 and 3 s in turns: spread and order effect of each length;
    one of them beside the idle other, then alone: the residency effect;
-3. every reference workload once: step time, memory, MFU, power and energy against clock time;
+3. process spread: those two were started in a row, two more are started at once;
 4. out of memory, forced: a study whose two processes do not fit beside each other measures them one at a time;
 5. one compilation of the screen beside the real driver;
-6. process spread: fresh starts in a row against starts at once.
+6. every reference workload once: step time, memory, MFU, power, and energy against power and time;
+7. more pairs of processes, in a row and at once, as long as the minutes last.
 
 What does not fit into the minutes is left out, and said. The same command goes on after a kill.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.model import FlagSet, FloorResult
+from autotune.model import FlagSet
 from autotune.rundir import Store
-from autotune.workers import WorkerFailed
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.machine import HERE
 from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, start, start_at_once, steps_in
@@ -41,6 +41,9 @@ WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "llama-80gb": {"layers": 7, "batch": 4},
     "moe-80gb": {"layers": 4, "batch": 2},
 }
+OUT_OF_MEMORY_S = 80.0
+"""For a start that runs out of memory, then two fresh processes alone, which are the first pair."""
+
 DRY: Mapping[str, Mapping[str, Any]] = {"llama-tiny": {}}
 SETTLED = ("gpt2-124m", {"batch": 8, "remat": "none"})
 """What processes are compared on: compiled soon, and busy enough for the GPU's clocks to matter."""
@@ -52,17 +55,21 @@ def main() -> int:
         machine, hour = found.machine, found.hour
         hour.do("machine", 1, lambda: {"found": machine.describe()})
         hour.do("doctor", 8, lambda: {"found": ask(found, "doctor", "--json")})
+        probed = ("flags", "check", "--xla_gpu_autotune_level=4", "--json")
+        hour.do("probe", 8, lambda: {"found": ask(found, *probed)})
         dry = found.args.dry_run
+        hour.do("idle", 4, lambda: {"block": machine.idle(settled(found), 3.0, hour.folder).to_json()})
         hour.do("turns", 20 if dry else 2 * 26 + 90, lambda: turns(found, 0.05 if dry else 1.0))
-        workloads = DRY if dry else WORKLOADS
-        for entry, options in list(workloads.items()):
-            hour.do(f"workload {entry}", 10 if dry else 30, lambda e=entry, o=options: workload(found, e, dict(o)))
+        pair_s = 20 if dry else 2 * 26 + 10
+        hour.do("at once 0", pair_s, lambda: started(found, "at once 0"), kind="pair")
         if not dry:
-            hour.do("out of memory", 130, lambda: out_of_memory(found))
+            hour.do("out of memory", OUT_OF_MEMORY_S + 10, lambda: out_of_memory(found))
             hour.do("screen", 40, lambda: {"found": ask(found, "predict", str(found.study("dense")), "--json")})
-        for number in range(1 if dry else 6):
-            cost_s = hour.cost_of("starts", 20 if dry else 4 * 26 + 16)
-            if hour.do(f"starts {number}", cost_s, lambda n=number: starts(found, n), kind="starts") is None:
+        for entry in DRY if dry else WORKLOADS:
+            hour.do(f"workload {entry}", 10 if dry else 30, functools.partial(workload, found, entry))
+        for name in () if dry else more_pairs():
+            work, cost_s = functools.partial(started, found, name), hour.cost_of("pair", pair_s)
+            if hour.do(name, cost_s, work, kind="pair") is None:
                 break
         return 0 if hour.find("turns") else 1
 
@@ -106,53 +113,58 @@ def turns(found: Part, scale: float) -> Row:
         launcher.close()
 
 
-def workload(found: Part, entry: str, options: dict[str, Any]) -> Row:
+def workload(found: Part, entry: str) -> Row:
     """One reference workload alone: with the power that it draws against the energy that is counted."""
-    spec = found.workload(entry, options)
-    folder = found.hour.folder / entry
+    options = dict((DRY if found.args.dry_run else WORKLOADS)[entry])
     seconds = 0.1 if found.args.dry_run else 3.0
-    row = run_alone(found.machine, spec, FlagSet(), folder, warm_s=seconds / 2, steady_s=seconds)
+    row = run_alone(
+        found.machine, found.workload(entry, options), FlagSet(), found.hour.folder / entry,
+        warm_s=seconds / 2, steady_s=seconds,
+    )  # fmt: skip
     return {**row, "entry": entry, "options": options}
 
 
 def out_of_memory(found: Part) -> Row:
-    """A study whose step needs more than the share of each of two processes, and fits alone."""
+    """A study whose step needs more than the share of each of two processes, and fits alone; as far as it comes."""
     folder, study = found.hour.folder / "out_of_memory", HERE / "large.toml"
-    limit_s = min(120.0, found.hour.left_s - 10)
+    limit_s = min(OUT_OF_MEMORY_S, found.hour.left_s - 10)
     done = found.machine.autotune("run", str(study), "--run-dir", str(folder / "run"), limit_s=limit_s, folder=folder)
     run = Store.open(folder / "run")
-    floor = run.last(FloorResult)
-    mode = floor.comparison.mode if floor is not None else None
-    said = [line for line in (done.output + done.errors).splitlines() if "memory" in line.lower() or "alone" in line]
-    return {"status": done.status, "mode": mode, "said": said[-20:], "errors": done.errors[-1500:]}
+    pairs = list(run.pairs("floor"))
+    run_steps = run.spec.measure.run_steps
+    return {
+        "status": done.status,
+        "pairs": len(pairs),
+        "is_alone": bool(pairs) and all(len(p.candidate_s) == run_steps for p in pairs),
+        "errors": done.errors[-1500:],
+    }
 
 
-def starts(found: Part, number: int) -> Row:
-    """Four fresh processes: two started in a row, two at once; each pair in turns when both are warm."""
-    machine, spec = found.machine, settled(found)
-    scale = 0.05 if found.args.dry_run else 1.0
-    folder, rows = found.hour.folder / f"starts-{number}", {}
-    for way in ("in a row", "at once"):
-        launcher = machine.launcher(spec)
-        try:
-            places = [folder / way.replace(" ", "-") / name for name in ("one", "two")]
-            if way == "at once":
-                workers = start_at_once(launcher, spec, SHARED, places)
-            else:
-                workers = [start(launcher, spec, SHARED, place) for place in places]
-            pairs = in_turns(machine, spec, workers, folder, block_s=0.5 * scale, pairs=6, seed=f"{number}/{way}")
-            ratio = statistics.mean(p["log_ratio"] for p in pairs)
-            rows[way] = {"log_ratio": ratio, "start_s": [w.report.start_s for w in workers], "pairs": pairs}
-        except WorkerFailed as error:
-            rows[way] = {"failure": str(error)}
-        finally:
-            launcher.close()
-    return {"ways": rows}
+def more_pairs() -> Iterator[str]:
+    """Names of further pairs of fresh processes, as many as there may be time for."""
+    for number in range(1, 9):
+        yield from (f"in a row {number}", f"at once {number}")
 
 
-def run_folder(out: Path) -> Path:
-    """Where the study that was forced out of memory lies."""
-    return out / "accept" / "out_of_memory" / "run"
+def started(found: Part, name: str) -> Row:
+    """Two fresh processes of one program, started at once or one after the other; in turns when both are warm."""
+    machine, spec, folder = found.machine, settled(found), found.hour.folder / name.replace(" ", "-")
+    launcher, places = machine.launcher(spec), [folder / "one", folder / "two"]
+    try:
+        if name.startswith("at once"):
+            workers = start_at_once(launcher, spec, SHARED, places)
+        else:
+            workers = [start(launcher, spec, SHARED, place) for place in places]
+        block_s = 0.025 if found.args.dry_run else 0.5
+        pairs = in_turns(machine, spec, workers, folder, block_s=block_s, pairs=6, seed=name)
+        return {
+            "log_ratio": statistics.mean(p["log_ratio"] for p in pairs),
+            "pairs": pairs,
+            "start_s": [w.report.start_s for w in workers],
+            "fingerprints": [w.report.fingerprint for w in workers],
+        }
+    finally:
+        launcher.close()
 
 
 if __name__ == "__main__":

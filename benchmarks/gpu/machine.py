@@ -6,24 +6,25 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.machine import caller_environment, describe_machine, find_gpus, open_meter, open_watch
-from autotune.machine.telemetry import FILE as TELEMETRY
-from autotune.model import StudySpec
+from autotune.model import HELD_BACK, StudySpec
 from autotune.workers import Launcher, LocalLauncher, Worker
 from benchmarks.gpu.hour import Clock, WallClock
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LOOK_EVERY_S = 0.5
+ARM = "reference"
+"""Whose blocks the watch is told that it sees: there is no other here."""
+HELD_SHARE = 0.01
+"""Share of a block's time for which the clock must have been held back to be told of."""
 LAST_WORDS_S = 20.0
 """What a command is given to end by itself when its time is over."""
 
@@ -35,7 +36,7 @@ class Block:
     Attributes:
         step_s: Seconds of each step.
         joules: Of the whole GPU.
-        sm_clock_mhz: Median of what was seen during it.
+        sm_clock_mhz: Mean of what was seen during it.
         power_w: Mean of what was seen during it.
         held_back_by: Why the clock was below what it could be, in words.
     """
@@ -43,7 +44,6 @@ class Block:
     step_s: tuple[float, ...]
     joules: float | None = None
     sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     held_back_by: tuple[str, ...] = ()
@@ -123,6 +123,7 @@ class RealMachine:
     def __init__(self, platform: str, home: Path) -> None:
         self.platform = platform
         self._home = home
+        self._watch = open_watch(caller_environment(), 1)
 
     def made_by(self) -> dict[str, Any]:
         """See `Machine`."""
@@ -158,51 +159,24 @@ class RealMachine:
 
         return self._observe(spec, folder, rest)
 
-    def _observe(self, spec: StudySpec, folder: Path, work: Any) -> Block:
-        watch = open_watch(caller_environment()) if self.platform == "cuda" else None
-        if watch is None:
-            return Block(step_s=work())
-        meter, file = open_meter(spec, watch), folder / TELEMETRY
-        begin = file.stat().st_size if file.exists() else 0
-        ended = threading.Event()
-
-        def look_on() -> None:
-            while not ended.wait(LOOK_EVERY_S):
-                watch.look(folder)
-
-        looker = threading.Thread(target=look_on, daemon=True)
-        looker.start()
-        try:
+    def _observe(self, spec: StudySpec, folder: Path, work: Callable[[], tuple[float, ...]]) -> Block:
+        meter = open_meter(spec, self._watch)
+        with self._watch.block(ARM):
             times, joules = meter.measure(work)
-        finally:
-            ended.set()
-            looker.join()
-        return Block(step_s=times, joules=joules, **_seen(file, begin))
+        self._watch.look(folder)
+        seen = self._watch.take().arms.get(ARM)
+        if seen is None:
+            return Block(step_s=times, joules=joules)
+        held = tuple(HELD_BACK[reason] for reason, s in seen.held_back.items() if s > HELD_SHARE * seen.seconds)
+        return Block(
+            step_s=times, joules=joules, sm_clock_mhz=seen.clock_mhz, power_w=seen.power_w,
+            temperature_c=seen.temperature_c, held_back_by=held,
+        )  # fmt: skip
 
     def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
         """See `Machine`."""
         command = [sys.executable, "-m", "autotune", *arguments]
         return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
-
-
-def _seen(file: Path, begin: int) -> dict[str, Any]:
-    """Figures of the samples that were written since."""
-    if not file.exists():
-        return {}
-    with file.open(encoding="utf-8") as stream:
-        stream.seek(begin)
-        samples = [json.loads(line) for line in stream if line.endswith("\n")]
-
-    def of(name: str) -> list[float]:
-        return [s[name] for s in samples if s.get(name) is not None]
-
-    found: dict[str, Any] = {
-        "sm_clock_mhz": statistics.median(of("sm_clock_mhz")) if of("sm_clock_mhz") else None,
-        "memory_clock_mhz": statistics.median(of("memory_clock_mhz")) if of("memory_clock_mhz") else None,
-        "power_w": statistics.mean(of("power_w")) if of("power_w") else None,
-        "temperature_c": max(of("temperature_c"), default=None),
-    }
-    return {**found, "held_back_by": tuple(sorted({w for s in samples for w in s.get("throttled_by", ())}))}
 
 
 def run_command(command: Sequence[str], *, limit_s: float, folder: Path, home: Path) -> Done:

@@ -110,7 +110,10 @@ def run_alone(
             warm = machine.block(spec, worker, steps_in(worker, warm_s), folder)
             steady = machine.block(spec, worker, steps_in(worker, steady_s), folder)
         except WorkerFailed as error:
-            if error.failure.kind is FailureKind.HANG and spec.measure.start_limit_s < LONGEST_START_S:
+            if (
+                error.failure.kind is FailureKind.HANG
+                and (spec.measure.start_limit_s or LONGEST_START_S) < LONGEST_START_S
+            ):
                 raise TimeoutError("the minutes were over before its process was done") from error
             return {"settings": dict(settings), "failure": json.loads(error.failure.model_dump_json())}
         report = json.loads(worker.report.model_dump_json())

@@ -71,13 +71,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
 
 def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
     """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees of freedom."""
-    ratios = [
-        row["ways"][way]["log_ratio"]
-        for name, row in accepted.items()
-        if name.startswith("starts ")
-        for way in ("in a row",)
-        if "log_ratio" in row["ways"][way]
-    ]
+    ratios = [row["log_ratio"] for name, row in accepted.items() if name.startswith("in a row ")]
     if "turns" in accepted:
         ratios.append(statistics.mean(p["log_ratio"] for p in accepted["turns"]["blocks"]["3.0"]))
     return (math.sqrt(statistics.mean(r * r for r in ratios) / 2), len(ratios)) if ratios else None
@@ -167,11 +161,12 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         )  # fmt: skip
     plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=SESOI, of=f"A/A{mark}: step time"))
     beside, alone = statistics.mean(row["beside_s"]), statistics.mean(row["alone_s"])
+    if watts := accepted.get("idle", {}).get("block", {}).get("power_w"):
+        lines += ["", f"At rest the GPU draws {watts:.0f} W."]
     lines += ["", f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes alone."]
     if (spread := spread_of(accepted)) is not None:
         lines.append(f"Processes started in a row differ by a standard deviation of {format_share(spread[0])}.")
-    at_once = [abs(r["ways"]["at once"]["log_ratio"]) for n, r in accepted.items()
-               if n.startswith("starts ") and "log_ratio" in r["ways"]["at once"]]  # fmt: skip
+    at_once = [abs(row["log_ratio"]) for name, row in accepted.items() if name.startswith("at once ")]
     if at_once:
         lines.append(f"Pairs started at once differ by {', '.join(format_share(x) for x in at_once)}.")
     return [*lines, "", f"![Equal processes against each other{mark}](gpu-itself.svg)"]
@@ -217,9 +212,11 @@ def workload_row(row: Row) -> str:
 
 def out_of_memory(row: Row) -> list[str]:
     """Whether a study whose processes do not fit beside each other was measured one at a time."""
-    if row["mode"] == "sandwich":
-        return ["A study whose two processes do not fit beside each other was measured one process at a time."]
-    return [f"It was not measured one process at a time: {row['errors'].strip()[-300:] or 'it did not come so far'}"]
+    if row["is_alone"]:
+        return ["A study whose two processes do not fit beside each other went on with one process at a time."]
+    if row["pairs"]:
+        return ["Its two processes fitted beside each other: nothing is shown of what happens when they do not."]
+    return [f"It did not go on with one process at a time: {row['errors'].strip()[-300:] or 'the time was over'}"]
 
 
 def calibration(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:

@@ -20,7 +20,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Failure, FailureKind, FlagSet, ReplaySpec, Stopwatch, StudySpec, load_study, parse_set
+from autotune.model import (
+    Failure,
+    FailureKind,
+    FlagSet,
+    ReplaySpec,
+    Stopwatch,
+    StudySpec,
+    load_study,
+    parse_set,
+    time_limits,
+)
 from autotune.settings import load_recipes
 from autotune.workers import Launcher, ReplayLauncher, Worker, WorkerFailed
 from benchmarks.gpu.hour import read_seconds, write_seconds
@@ -84,9 +94,7 @@ class Figures:
         Raises:
             KeyError: If nothing is.
         """
-        entry = str(spec.workload.entry)
-        large = spec.workload.options.get("batch", 0) >= 100
-        found: Mapping[str, float] = self.data["workloads"][f"{entry}/large" if large else entry]
+        found: Mapping[str, float] = self.data["workloads"][str(spec.workload.entry)]
         return found
 
     def replay(self, spec: StudySpec) -> ReplaySpec:
@@ -101,7 +109,8 @@ class Figures:
 
     def factor(self, settings: Mapping[str, str], table: str) -> float:
         """By how much a set multiplies the step time, by ``effects`` or ``predicted``."""
-        return math.prod(self.data[table].get(f"{n}={v}", 1.0) for n, v in settings.items())
+        factors: Mapping[str, float] = self.data[table]
+        return math.prod(factors.get(f"{n}={v}", 1.0) for n, v in settings.items())
 
     def fingerprint(self, settings: Mapping[str, str]) -> str:
         """Names the program of a set: settings without an effect are no part of it."""
@@ -121,6 +130,7 @@ class ClockedLauncher:
 
     def __init__(self, inner: ReplayLauncher, spec: StudySpec, figures: Figures, clock: SimulatedClock) -> None:
         self._inner, self._spec, self._figures, self._clock = inner, spec, figures, clock
+        self.limits = time_limits(spec.measure)
         self._starting = 0
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> Worker:
@@ -130,7 +140,7 @@ class ClockedLauncher:
         self._starting += 1
         took_s = of["start_s"] * math.exp(luck) * (start["beside"] if self._starting > 1 else 1.0)
         try:
-            limit_s = self._spec.measure.start_limit_s
+            limit_s = self.limits.start_s
             self._clock.advance(min(took_s, limit_s))
             if took_s > limit_s:
                 message = f"not ready after {limit_s:.0f} s"
@@ -138,6 +148,7 @@ class ClockedLauncher:
             limit = self._figures.data["gpu"]["memory_bytes"] * float(settings.get(FRACTION, DEFAULT_FRACTION))
             if of["peak_bytes"] > limit:
                 message = f"RESOURCE_EXHAUSTED: {of['peak_bytes']:.0f} bytes needed, {limit:.0f} may be taken"
+                (folder / "worker.log").write_text(message + "\n", encoding="utf-8")
                 failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase="warm-up")
                 raise WorkerFailed(failure)
             worker = self._inner.start(settings, folder, progress=progress)
@@ -205,7 +216,8 @@ class SimulatedMachine:
     def launcher(self, spec: StudySpec) -> Launcher:
         """Replays, on the simulated clock."""
         assert self._clock is not None
-        inner = ReplayLauncher(self._figures.replay(spec), seed=spec.seed, platform="cuda")
+        moment = round(1000 * self._clock.spent_s)  # the machine goes on: it does not begin anew with each process
+        inner = ReplayLauncher(self._figures.replay(spec), seed=spec.seed + moment, platform="cuda")
         return ClockedLauncher(inner, spec, self._figures, self._clock)
 
     def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
@@ -217,7 +229,6 @@ class SimulatedMachine:
         return Block(
             step_s=times, joules=power_w * sum(times), power_w=power_w, temperature_c=gpu["temperature_c"],
             sm_clock_mhz=gpu["sm_clock_mhz"] * (power_w / wanted_w) ** (1 / 3),
-            memory_clock_mhz=gpu["memory_clock_mhz"],
             held_back_by=("its power limit",) if wanted_w > gpu["cap_w"] else (),
         )  # fmt: skip
 
@@ -233,7 +244,7 @@ class SimulatedMachine:
         assert self._clock is not None
         if arguments[0] == "run":
             arguments = ("run", str(self._replayed(Path(arguments[1]), folder)), *arguments[2:])
-        if arguments[0] in ("run", "doctor"):
+        if arguments[0] in ("run", "doctor", "flags"):
             until_s = self._clock.spent_s + limit_s
             command = [sys.executable, "-m", "benchmarks.gpu.simulated", str(self._figures.path), str(self._path)]
             return run_command([*command, str(until_s), *arguments], limit_s=600.0, folder=folder, home=self._home)
@@ -280,8 +291,8 @@ def main() -> None:
     figures, path, until_s = Figures(Path(sys.argv[1])), Path(sys.argv[2]), float(sys.argv[3])
     sys.argv = ["autotune", *sys.argv[4:]]
     clock = SimulatedClock(path, until_s)
-    if sys.argv[1] == "doctor":
-        clock.advance(figures.data["commands"]["doctor"])
+    if sys.argv[1] != "run":
+        clock.advance(figures.data["commands"][sys.argv[1]])
         autotune_main()
         return
 
@@ -295,7 +306,7 @@ def main() -> None:
         inner = ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
         return ClockedLauncher(inner, spec, figures, clock)
 
-    autotune.model.Stopwatch = Watch  # type: ignore[misc]
+    autotune.model.Stopwatch = Watch  # type: ignore[misc, assignment]
     preflight.make_launcher = launcher
     autotune_main()
 

@@ -37,7 +37,7 @@ def main() -> int:
         if arms is None:
             return 1
         hour.do("arms", 0, lambda: {"arms": {name: dict(settings) for name, settings in arms.items()}})
-        rounds = 2 if found.args.dry_run else MOST_ROUNDS
+        rounds = 1 if found.args.dry_run else MOST_ROUNDS
         for number in range(rounds):
             if not one_round(found, arms, number):
                 break

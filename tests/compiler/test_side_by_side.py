@@ -43,7 +43,7 @@ class Machine:
         self.broken: Any = None
         self.fails: Callable[[FlagSet], bool] = lambda settings: False
 
-    def worker(self, job: CompileJob, shared: FlagSet, progress: Any, **how: Any) -> FakeWorker:
+    def worker(self, job: CompileJob, shared: FlagSet, progress: Any, **_: Any) -> FakeWorker:
         self.started += 1
         return FakeWorker(self, shared)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from autotune.machine.telemetry import FILE, GpuWatch, open_watch
 from harness.fake_nvml import (
     CLOCK,
     ECC_DOUBLE,
+    ENERGY,
     FUNCTION_NOT_FOUND,
     HW_THERMAL,
     NOT_SUPPORTED,
@@ -62,23 +64,32 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
-def run_blocks(watch: GpuWatch, during: Callable[[str], None] = lambda arm: None, *, looks: int = 0) -> Looked:
+def nothing(arm: str) -> None: ...
+
+
+def run_blocks(
+    watch: GpuWatch,
+    during: Callable[[str], None] = nothing,
+    *,
+    before: Callable[[str], None] = nothing,
+    looks: int = 0,
+) -> Looked:
     """One block of each arm, ended once so many looks have been taken in it."""
     for arm in ("reference", "candidate"):
-        seen = threading.Semaphore(0)
-        real = watch._samples
+        seen, real = threading.Semaphore(0), watch._samples
 
-        def counted(name: str | None, real: Any = real, seen: threading.Semaphore = seen) -> list[GpuSample]:
-            found: list[GpuSample] = real(name)
+        def counted(
+            name: str | None, seen: threading.Semaphore = seen, real: Callable[..., list[GpuSample]] = real
+        ) -> list[GpuSample]:
+            found = real(name)
             seen.release()
             return found
 
-        watch._samples = counted  # type: ignore[method-assign]
-        with watch.block(arm):
+        before(arm)
+        with mock.patch.object(watch, "_samples", counted), watch.block(arm):
             during(arm)
             for _ in range(looks):
                 assert seen.acquire(timeout=30)
-        watch._samples = real  # type: ignore[method-assign]
     return watch.take()
 
 
@@ -92,7 +103,7 @@ def test_a_block_is_looked_at_while_it_runs(two: FakeNvml, tmp_path: Path) -> No
         two.set(0, "nvmlDeviceGetPowerUsage", 653_000 if arm == "candidate" else 120_000)
 
     watch = GpuWatch(pynvml, None)
-    found = run_blocks(watch, work, looks=3)
+    found = run_blocks(watch, before=work, looks=3)
     watch.look(tmp_path)
     told = [line for line in lines_of(tmp_path) if line["arm"] == "candidate"]
     assert {line["index"] for line in told} == {0, 1}
@@ -120,7 +131,7 @@ def test_what_a_gpu_does_when_nobody_measures_is_no_warning(two: FakeNvml, tmp_p
         two.set(0, REASONS, 0x04)
         watch.look(tmp_path)
         watch._next_s = 0.0
-    assert run_blocks(watch, work, looks=2).warnings == ()
+    assert run_blocks(watch, before=work, looks=2).warnings == ()
 
 
 def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_own(two: FakeNvml) -> None:
@@ -181,6 +192,23 @@ def test_only_visible_gpus_are_looked_at(
 def test_a_study_on_one_gpu_of_two_is_not_told_of_the_other(two: FakeNvml, tmp_path: Path) -> None:
     GpuWatch(pynvml, None, 1).look(tmp_path)
     assert [line["index"] for line in lines_of(tmp_path)] == [0]
+
+
+def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path) -> None:
+    """CUDA's first GPU is not always NVML's."""
+    fake = FakeNvml(tmp_path / "three", gpus=3)
+    fake.set(2, ENERGY, 9_000_000)
+    with fake.loaded():
+        watch = GpuWatch(pynvml, None, 1)
+        (read_j,) = watch.energy_readers(1)
+        assert read_j() == 5000.0
+        for stranger in ([], ["GPU-elsewhere"], [uuid_of(1), "GPU-elsewhere"], [uuid_of(1), uuid_of(2)]):
+            watch.follow(stranger)
+            assert read_j() == 5000.0
+        watch.follow([uuid_of(2)])
+        watch.look(tmp_path)
+        assert [line["index"] for line in lines_of(tmp_path)] == [2]
+        assert read_j() == 9000.0
 
 
 def test_looks_between_blocks_are_not_more_often_than_once_a_second(two: FakeNvml, tmp_path: Path) -> None:
@@ -260,7 +288,7 @@ def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml, code: int) -> 
         two.set(0, REASONS, 0x08 if arm == "candidate" else 0x01)
 
     watch = GpuWatch(pynvml, "0")
-    found = run_blocks(watch, work, looks=2 * LEAST_LOOKS)
+    found = run_blocks(watch, before=work, looks=2 * LEAST_LOOKS)
     assert found.during is not None
     assert found.during.candidate.held_back["hw_slowdown"] > 0
     assert found.during.reference.held_back["hw_slowdown"] == 0
@@ -315,7 +343,7 @@ def test_a_changing_clock_is_told(two: FakeNvml) -> None:
     def work(arm: str) -> None:
         two.set(0, CLOCK, 1980 if arm == "reference" else 1410)
 
-    found = run_blocks(GpuWatch(pynvml, "0"), work, looks=2)
+    found = run_blocks(GpuWatch(pynvml, "0"), before=work, looks=2)
     assert found.warnings == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
 
 

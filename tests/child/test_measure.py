@@ -1,0 +1,58 @@
+"""The batches of a block: each step has its own as far as memory allows, or a long block learns them by heart."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.child.measure import BATCH_RING, RING_BYTES, Job
+
+
+class Trained(Job):
+    """A job that remembers the batch of each step."""
+
+    def __init__(self, batch_bytes: int) -> None:
+        leaves = SimpleNamespace(leaves=lambda tree: [*tree.values()])
+        self._jax: Any = SimpleNamespace(tree=leaves, block_until_ready=lambda x: x)
+        self._next, self._batches, self.used = 17, [], list[int]()
+        self._make_batch = lambda number: _Batch(number, batch_bytes)
+        self._state = None
+        self._step = self._note
+
+    def _note(self, state: Any, batch: Any) -> Any:
+        self.used.append(batch.number)
+        return state, {"loss": _Loss(1.0)}
+
+
+class _Loss(float):
+    """A loss that is there at once."""
+
+    def block_until_ready(self) -> None:
+        """Nothing is under way."""
+
+
+class _Batch(dict[str, Any]):
+    """A batch with its number."""
+
+    def __init__(self, number: int, size: int) -> None:
+        super().__init__(x=SimpleNamespace(nbytes=size))
+        self.number = number
+
+
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_each_step_of_a_block_has_a_batch_of_its_own(steps: int) -> None:
+    job = Trained(64_000)
+    for block in range(2):
+        job.renew_batches(steps)
+        job.run_block(steps)
+        mine = job.used[block * steps :]
+        assert sorted(mine) == list(range(17 + block * steps, 17 + (block + 1) * steps))
+
+
+def test_large_batches_do_not_take_the_memory_of_the_step() -> None:
+    for size, held in ((RING_BYTES // 10, 10), (RING_BYTES, BATCH_RING), (10 * RING_BYTES, BATCH_RING)):
+        job = Trained(size)
+        job.renew_batches(100)
+        assert len(job._batches) == held

@@ -1,0 +1,114 @@
+"""What a process says that it ran on, with libraries in the places of NVIDIA's that a process cannot tell from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.child import ran_on
+from harness.fake_cuda import make_cuda
+from harness.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, FakeNvml, missing, uuid_of
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+TELL = "import json; from autotune.child.ran_on import ran_on; print(json.dumps(ran_on({devices})))"
+LOAD = "import ctypes; [ctypes.CDLL(n) for n in {names!r}]; "
+
+
+def told(
+    nvml: FakeNvml,
+    *,
+    load: tuple[str, ...] = (),
+    devices: object = None,
+    path: str = "",
+    env: dict[str, str] | None = None,
+) -> Any:
+    """What a process tells that loaded some libraries before."""
+    program = LOAD.format(names=load) + TELL.format(devices=devices)
+    paths = os.pathsep.join(filter(None, [path, str(nvml.folder)]))
+    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_process_tells_the_versions_of_what_it_has_loaded_and_of_nothing_else(tmp_path: Path) -> None:
+    cuda, nvml = make_cuda(tmp_path / "cuda", nccl=2804), FakeNvml(tmp_path / "nvml")
+    found = told(nvml, path=str(cuda), load=("libcublas.so.12", "libnccl.so.2"))
+    assert found["versions"] == {"driver": "580.65.06", "cublas": "12.9.1", "nccl": "2.8.4"}
+
+
+def test_a_library_that_is_none_is_not_told(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path / "nvml")
+    (tmp_path / "libcudnn.so.9").write_bytes((nvml.folder / "libnvidia-ml.so.1").read_bytes())
+    assert told(nvml, path=str(tmp_path), load=("libcudnn.so.9",))["versions"] == {"driver": "580.65.06"}
+
+
+def test_firmware_limits_and_modes_of_a_gpu_are_told(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path / "nvml", gpus=2)
+    nvml.set(1, "nvmlDeviceGetEccMode.0", 0)
+    nvml.fail(1, "nvmlDeviceGetGspFirmwareVersion", FUNCTION_NOT_FOUND)
+    first, second = told(nvml)["gpus"]
+    assert first == {
+        "name": "NVIDIA H200", "uuid": uuid_of(0), "index": 0, "vbios": "96.00.BC.00.01", "gsp": "580.65.06",
+        "max_clock_mhz": 1980, "max_memory_clock_mhz": 3201, "application_clock_mhz": 1980,
+        "application_memory_clock_mhz": 3201, "power_limit_w": 700.0, "persistence": True, "mig": False, "ecc": True,
+    }  # fmt: skip
+    assert (second["gsp"], second["ecc"], second["vbios"]) == (None, False, "96.00.BC.00.01")
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "indices"),
+    [
+        (None, "range(1)", [0]),
+        ("2", "range(1)", [2]),
+        ("2,0", None, [2, 0]),
+        ("2,0", "[1]", [0]),
+        (uuid_of(1), "range(1)", [1]),
+        (uuid_of(1)[:8], None, [1]),
+        ("MIG-7e57", "range(1)", [2]),
+        (f"MIG-{uuid_of(1)}/1/0", None, [1]),
+        ("MIG-none", None, []),
+        ("", None, []),
+        ("0,9,1", None, [0]),
+    ],
+)
+def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(
+    tmp_path: Path, visible: str | None, devices: object, indices: list[int]
+) -> None:
+    nvml = FakeNvml(tmp_path / "nvml", gpus=3)
+    nvml.set(2, "mig.0", "MIG-7e57")
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [g["index"] for g in told(nvml, devices=devices, env=env)["gpus"]] == indices
+
+
+def test_where_cuda_counts_in_an_order_of_its_own_cuda_is_asked(tmp_path: Path) -> None:
+    """On a machine of different GPUs CUDA puts the fastest first, whatever NVML calls it."""
+    cuda, nvml = make_cuda(tmp_path / "cuda", order="210"), FakeNvml(tmp_path / "nvml", gpus=3)
+    found = told(nvml, path=str(cuda), load=("libcuda.so.1",), devices="range(1)")
+    assert [g["uuid"] for g in found["gpus"]] == [uuid_of(2)]
+
+
+def test_a_lost_gpu_leaves_the_others(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path / "nvml", gpus=2)
+    nvml.fail(0, "nvmlDeviceGetHandleByIndex", GPU_IS_LOST)
+    assert [g["index"] for g in told(nvml)["gpus"]] == [1]
+
+
+def test_without_nvml_the_kernels_module_tells_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ran_on, "load_nvml", lambda: None)
+    file = tmp_path / "version"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 13\n"
+    )
+    monkeypatch.setattr(ran_on, "DRIVER", file)
+    assert ran_on.ran_on() == {"versions": {"driver": "580.65.06"}, "gpus": []}
+    file.unlink()
+    assert ran_on.ran_on() == {"versions": {}, "gpus": []}

@@ -1,0 +1,125 @@
+"""Sizes of turns: what a platform needs, what a study file says, and which steps of a block count."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.model.blocks import is_divided_as_told
+from autotune.model.errors import StudyFileError
+from autotune.model.measurement import Arm, Pair
+from autotune.model.spec import StudySpec, parse_study, recorded_study
+from autotune.model.turn_sizes import TurnSizes, settle
+
+MANY = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=60)
+
+
+def study(platform: str = "cpu", **measure: Any) -> StudySpec:
+    device = {"platform": platform}
+    return parse_study({"name": "s", "workload": {"entry": "llama"}, "device": device, "measure": measure})
+
+
+def test_a_gpu_gets_blocks_of_seconds_and_a_processor_short_ones() -> None:
+    gpu, cpu = study("cuda").turns, study("cpu").turns
+    assert (cpu.block_s, cpu.settle_s, cpu.steady_s, cpu.in_order) == (0.05, 0.0, 0.0, False)
+    assert gpu.block_s >= 1.0
+    assert gpu.settle_s >= 1.0
+    assert gpu.steady_s > gpu.settle_s
+    assert gpu.in_order
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_what_a_study_says_is_what_it_gets(platform: str) -> None:
+    found = study(platform, block_s="60ms", block_steps=2, settle_s=0, steady_s="4s").turns
+    assert (found.block_s, found.block_steps, found.settle_s, found.steady_s) == (0.06, 2, 0.0, 4.0)
+
+
+def test_what_is_no_length_is_refused_by_name() -> None:
+    with pytest.raises(StudyFileError, match=r"measure\.settle_s"):
+        study(settle_s=-1)
+    with pytest.raises(StudyFileError, match=r"measure\.block_s"):
+        study(block_s="long")
+
+
+def test_a_program_that_runs_by_itself_is_not_asked_for_steps_that_it_may_not_have() -> None:
+    command = {"command": ["train"], "read": {"preset": "tqdm"}}
+    spec = parse_study({"name": "s", "workload": command, "device": {"platform": "cuda"}})
+    assert spec.turns.steps_alone(0.5, blocks=1, least=20) == 20
+    assert spec.turns.split_alone([1.0] * 20) == ((), (1.0,) * 20)
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.05, 0.3, 0.85, 7.0])
+def test_a_block_settles_for_seconds_and_counts_for_seconds(step_s: float) -> None:
+    sizes = study("cuda").turns
+    steps = [step_s] * sizes.steps(step_s)
+    settling, counted = sizes.split(steps)
+    assert len(counted) >= sizes.block_steps
+    if step_s >= 0.001 * 5:  # of shorter ones there are as many as a block may have
+        assert sum(settling) >= sizes.settle_s - 1e-6 or len(counted) == sizes.block_steps
+        assert sum(counted) >= sizes.block_s * 0.99
+
+
+@given(MANY, st.floats(0.0, 40.0), st.floats(0.0, 0.95))
+def test_steps_are_divided_by_their_times_alone_and_none_is_lost(times: list[float], settle_s: float, m: float) -> None:
+    settling, counted = settle(times, settle_s, most=m)
+    assert [*settling, *counted] == times
+    assert counted
+    assert len(settling) <= m * len(times) + 1e-6
+    begins = [0.0, *itertools.accumulate(times)]
+    assert all(begin < settle_s for begin in begins[: len(settling)])
+    full = len(settling) + 1 > m * len(times)
+    assert full or not begins[len(settling)] < settle_s or settle_s == 0.0
+
+
+def test_an_arm_with_short_steps_keeps_its_share_of_them() -> None:
+    sizes = study("cuda").turns
+    steps = sizes.steps(0.85)  # of the reference; half the batch takes half of that
+    assert len(sizes.split([0.42] * steps)[1]) >= sizes.block_steps
+
+
+def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
+    sizes = TurnSizes(block_s=1.0, block_steps=3, settle_s=1.0)
+    times = (0.5, 0.5, 0.5, 0.9, 0.5)
+    settling, counted = sizes.split(times)
+    honest = Pair(
+        index=0, first=Arm.REFERENCE, at_s=0, reference_s=counted, candidate_s=counted,
+        reference_settling_s=settling, candidate_settling_s=settling,
+    )  # fmt: skip
+    lie = honest.model_copy(update={"candidate_settling_s": times[:4], "candidate_s": times[4:]})
+    short = honest.model_copy(update={"candidate_settling_s": times[:1], "candidate_s": times[1:]})
+    dropped = honest.model_copy(update={"candidate_settling_s": None})
+    assert is_divided_as_told(honest, sizes)
+    assert [is_divided_as_told(p, sizes) for p in (lie, short, dropped)] == [False] * 3
+    assert not is_divided_as_told(honest, sizes, is_alone=True)  # alone nothing is left out by these sizes
+
+
+def test_studies_on_processors_are_the_same_as_before_there_was_a_choice() -> None:
+    assert study().identity == study(block_s=0.05, settle_s=0, steady_s=0).identity
+    assert "settle_s" not in study().lasting()["measure"]
+    assert study().lasting()["measure"]["block_s"] == 0.05
+    assert study("cuda").identity != study("cuda", block_s=0.05, settle_s=0, steady_s=0).identity
+
+
+def test_a_run_from_before_counts_every_step_whatever_its_device() -> None:
+    old = study("cuda", block_s=0.05).model_dump(mode="json")
+    for key in ("settle_s", "steady_s"):
+        old["measure"].pop(key)
+    assert recorded_study(old).turns.split([1.0] * 5) == ((), (1.0,) * 5)
+    new = study("cuda")
+    assert recorded_study(new.model_dump(mode="json")) == new
+
+
+def test_costs_are_what_the_sizes_make() -> None:
+    sizes = TurnSizes(block_s=2.0, block_steps=3, settle_s=3.0, steady_s=10.0, in_order=True)
+    costs = sizes.costs(step_s=0.5, start_s=45.0)
+    assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
+    assert costs.trial_s(8) == pytest.approx(45 + 80)
+    assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
+    assert costs.floor_s(processes=4, pairs=4) == pytest.approx(45 + 4 * (45 + 40))
+    assert costs.run_alone_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
+    at_once = TurnSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
+    assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

@@ -1,0 +1,172 @@
+"""Conditions of a proof: told by the process that ran the steps, compared with what a process here would find."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.machine import RanOn, would_run_on
+from autotune.model import GpuState, parse_study
+from autotune.model.measurement import WorkerReport
+from autotune.model.records import FloorResult
+from autotune.results import conditions
+from autotune.results.conditions import Conditions, conditions_of, differences, this_machine
+from autotune.results.words import evidence
+from autotune.rundir.store import Store
+from harness.fake_cuda import make_cuda
+from harness.fake_nvml import FakeNvml, missing
+from tests.runs import make_winner
+
+needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
+
+MEASURED = {"jaxlib": "0.11.1", "driver": "580.65.06", "cublas": "12.9.1", "cudnn": "9.10.2", "nccl": "2.27.3"}
+STATE = GpuState(
+    name="NVIDIA H200", vbios="96.00", gsp="580.65.06", max_clock_mhz=1980, max_memory_clock_mhz=3201,
+    application_clock_mhz=1980, application_memory_clock_mhz=3201, power_limit_w=700.0, persistence=True, mig=False,
+    ecc=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def floor() -> FloorResult:
+    """A noise floor whose reference ran on one H200."""
+    found = Store.open(Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc").last(FloorResult)
+    assert found is not None
+    told = {"versions": MEASURED, "gpus": (STATE,), "device_kind": "NVIDIA H200"}
+    return found.model_copy(update={"reference": found.reference.model_copy(update=told)})
+
+
+def proven(floor: FloorResult, *, facts: dict[str, Any] | None = None, **device: Any) -> Conditions:
+    study = {"name": "g", "workload": {"entry": "llama"}, "device": {"platform": "cuda", **device}}
+    return conditions_of(parse_study(study), floor, facts or {"versions": {}})
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A node of eight GPUs; what its processes would tell may be changed."""
+    told: dict[str, Any] = {"versions": dict(MEASURED), "gpus": [STATE] * 8}
+    facts = {"versions": {"jaxlib": "0.11.1"}, "cpu": "a CPU", "cpus_usable": 3, "driver": "580.65.06"}
+
+    def ask(environment: object, count: int | None) -> RanOn:
+        return RanOn(versions=told["versions"], gpus=tuple(told["gpus"][:count]))
+
+    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
+    monkeypatch.setattr(conditions, "would_run_on", ask)
+    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [])
+    return told
+
+
+def found(mine: Conditions) -> dict[str, tuple[str, str]]:
+    return {d.field: (d.proven, d.here) for d in differences(mine, this_machine(platform="cuda", like=mine))}
+
+
+def test_one_gpu_of_a_node_of_eight_holds_where_it_was_proven(floor: FloorResult, here: dict[str, Any]) -> None:
+    mine = proven(floor, count=1)
+    assert (mine.device_count, mine.devices_asked) == (1, 1)
+    assert found(mine) == {}
+    assert found(proven(floor)) == {"device_count": ("1", "8")}, "a study that takes all that there are has others here"
+    here["gpus"].clear()
+    assert found(mine)["device_count"] == ("1", "0")
+
+
+def test_a_second_gpu_of_another_kind_is_no_matter_of_a_study_on_one(floor: FloorResult, here: dict[str, Any]) -> None:
+    here["gpus"][1] = STATE.model_copy(update={"name": "NVIDIA T1000", "vbios": "90.17"})
+    assert found(proven(floor, count=1)) == {}
+    assert found(proven(floor, count=1).model_copy(update={"devices_asked": 2, "device_count": 2})) == {
+        "device_kind": ("NVIDIA H200", "NVIDIA H200 and NVIDIA T1000"),
+        "vbios": ("96.00", "90.17 and 96.00"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("driver", "580.95.05", ("580.65.06", "580.95.05")),
+        ("cublas", "12.9.3", ("12.9.1", "12.9.3")),
+        ("cudnn", "9.28.0", ("9.10.2", "9.28.0")),
+        ("nccl", None, ("2.27.3", "none")),
+    ],
+)
+def test_a_changed_library_is_named(
+    floor: FloorResult, here: dict[str, Any], name: str, value: str | None, words: tuple[str, str]
+) -> None:
+    here["versions"] = {n: v for n, v in (MEASURED | {name: value}).items() if v is not None}
+    if name == "driver":
+        assert found(proven(floor, count=1)) == {"driver": words}
+    else:
+        assert found(proven(floor, count=1)) == {name: words}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"vbios": "96.01"}, "vbios", "96.01"),
+        ({"gsp": "570.1"}, "gsp", "570.1"),
+        ({"application_clock_mhz": 1410}, "clocks", "up to 1980 / 3201 MHz, set to 1410 / 3201 MHz"),
+        ({"power_limit_w": 450.0}, "power_limit", "450 W"),
+        ({"persistence": False}, "modes", "persistence off, MIG off, ECC on"),
+        ({"ecc": False}, "modes", "persistence on, MIG off, ECC off"),
+        ({"vbios": None}, "vbios", "not told: NVML must answer (pip install nvidia-ml-py)"),
+    ],
+)
+def test_changed_firmware_and_settings_of_a_gpu_are_named(
+    floor: FloorResult, here: dict[str, Any], change: dict[str, Any], field: str, words: str
+) -> None:
+    here["gpus"][0] = STATE.model_copy(update=change)
+    assert {n: there for n, (_, there) in found(proven(floor, count=1)).items()} == {field: words}
+
+
+def test_the_measured_process_is_believed_before_the_driver(floor: FloorResult) -> None:
+    """The fault of 2b61fbc: what the driver's own Python had, on whatever machine, went over what the child told."""
+    facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
+    mine = proven(floor, facts=facts, count=1)
+    assert (mine.jaxlib, mine.driver, mine.driver_major) == ("0.11.1", "580.65.06", "580")
+
+
+def test_what_was_told_stands_in_the_evidence_of_every_exported_file(floor: FloorResult) -> None:
+    told = proven(floor, count=1).model_dump(exclude={"platform", "workload"}, exclude_none=True)
+    lines = evidence(make_winner({}, **told))
+    assert "NVIDIA driver: 580.65.06" in lines
+    (gpu,) = (line for line in lines if line.startswith("GPU: "))
+    assert gpu == (
+        "GPU: VBIOS 96.00, GSP 580.65.06, up to 1980 / 3201 MHz, set to 1980 / 3201 MHz, 700 W, "
+        "persistence on, MIG off, ECC on"
+    )
+
+
+def test_of_an_older_proof_the_major_version_of_the_driver_counts_alone(here: dict[str, Any]) -> None:
+    old = Conditions(platform="cuda", device_kind="NVIDIA H200", driver_major="580")
+    here["versions"]["driver"] = "580.95.05"
+    assert this_machine(platform="cuda", like=old).driver == "580.65.06", "nobody is asked what is not compared"
+    assert "driver_major" not in found(old)
+    assert "driver" not in found(old)
+
+
+@needs_nvml
+def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(tmp_path / "nvml", gpus=3)
+    make_cuda(nvml.folder, order="120", cudnn="9.28.0")
+    plugin = tmp_path / "site" / "jax_cuda12_plugin-0.10.2.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: jax-cuda12-plugin\nVersion: 0.10.2\n")
+    wheel = tmp_path / "site" / "nvidia" / "cudnn"
+    make_cuda(wheel / "lib", cudnn="9.30.1")  # JAX looks into NVIDIA's wheels first
+    for folder in (wheel, wheel.parent):
+        (folder / "__init__.py").touch()
+    paths = os.pathsep.join([str(tmp_path / "site"), *sys.path])
+    told = would_run_on({**os.environ, **nvml.environment, "PYTHONPATH": paths}, 2)
+    assert told.versions == {"driver": "580.65.06", "cublas": "12.9.1", "cudnn": "9.30.1", "nccl": "2.27.3"}
+    assert [g.index for g in told.gpus] == [1, 2]
+    assert would_run_on({"LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}) == RanOn(versions={}, gpus=())
+
+
+def test_a_report_of_a_version_that_told_less_is_read(floor: FloorResult) -> None:
+    data = floor.reference.model_dump(mode="json", exclude={"gpus"})
+    assert WorkerReport.model_validate(data).gpus is None
+    assert conditions_of(parse_study({"name": "c", "workload": {"entry": "llama"}}), floor, {}).vbios is None

@@ -1,0 +1,168 @@
+"""Studies on GPUs that are held back while one arm runs: who gains by that is no winner, and the records say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.child import load_nvml
+from autotune.machine import telemetry
+from autotune.machine.telemetry import GpuWatch
+from autotune.model.gpus import ArmOfGpus, GpusDuring, held_in_one_arm
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome
+from autotune.model.trial import TrialResult, TrialStatus
+from autotune.results.audit import doubts
+from autotune.results.words import warning_lines
+from autotune.rundir.store import Store
+from autotune.study.measured import Measuring
+from autotune.study.run import StudyRun
+from autotune.study.stages import run_study
+from autotune.workers.base import WorkerFailed
+from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
+from harness.simulated import GivenSetup, given_run, runner_of
+from tests.runs import SPACE, Diary, asking, replay_study
+
+needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
+ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
+COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP}
+
+
+class Heated(ReplayLauncher):
+    """Workers in whose blocks a GPU is held back for a share of the time, which depends on what they run under."""
+
+    now_s = 0.0
+
+    def heat(self, fake: FakeNvml, share_of: ShareOf) -> None:
+        self._fake, self._share_of = fake, share_of
+
+    def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
+        worker = super().start(settings, folder, **more)
+        run_block: Callable[[int], tuple[float, ...]] = worker.run_block
+        blocks = 0
+
+        def run(steps: int) -> tuple[float, ...]:
+            times = run_block(steps)
+            self.now_s += sum(times)
+            nonlocal blocks
+            blocks += 1
+            if settings.get("xla_b") == "1" and blocks > 2:
+                raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it died", phase="step"))
+            for name, share in self._share_of(settings).items():
+                rise = round(share * sum(times) * 1e9)
+                self._fake.set(0, COUNTERS[name], self._fake.count(0, COUNTERS[name]) + rise)
+            return times
+
+        worker.run_block = run  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeNvml]:
+    with (nvml := FakeNvml(tmp_path / "nvml")).loaded():
+        yield nvml
+
+
+def heated_run(path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, share_of: ShareOf, mode: str) -> Store:
+    """A finished study of one set that takes a tenth off the step."""
+    spec = replay_study(noise={"white_sd": 1e-4}, effects={"xla_a=1": 0.9}, study={"measure": {"mode": mode}})
+    assert spec.replay is not None
+    launcher = Heated(spec.replay, seed=0, platform="cpu")
+    launcher.heat(fake, share_of)
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: launcher.now_s))
+
+    def watched(run: StudyRun) -> Measuring:
+        runner_of(run).bench.gpus = GpuWatch(load_nvml(), None)
+        return Measuring(run)
+
+    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
+    run = given_run(asking(spec, 6), path, setup, Diary(), make_evaluator=watched)
+    run_study(run)
+    return run.store
+
+
+@needs_nvml
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize(
+    ("reason", "who", "words"),
+    [
+        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 % of its time"),
+        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 % of its time"),
+    ],
+)
+def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, reason: str, who: str, words: str, mode: str
+) -> None:
+    def share_of(settings: Mapping[str, str]) -> dict[str, float]:
+        return {reason: 0.3 if (settings.get("xla_a") == "1") == (who == "candidate") else 0.0}
+
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, mode)
+    conclusion = store.last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert words in conclusion.sentence
+    finalists = [f for f in store.of(FinalistResult) if f.settings.get("xla_a") == "1"]
+    assert finalists
+    assert all(f.veto is not None and words in f.veto for f in finalists)
+    runs = [r for r in store.of(ConfirmRun) if r.settings.get("xla_a") == "1"]
+    assert runs
+    assert all(any("GPU 0 was held back by" in w for w in r.warnings or ()) for r in runs)
+    assert any(w.startswith("proof of trial ") for w in warning_lines(store))
+    assert doubts(store) == []
+
+
+@needs_nvml
+def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "turns")
+    conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
+    assert conclusion is not None
+    assert conclusion.outcome is Outcome.WINNER
+    assert floor is not None
+    assert floor.comparison.during is not None
+    assert floor.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(
+        0.7 * floor.comparison.during.candidate.seconds, rel=0.01
+    )
+    assert any("held back by its power limit" in w for w in floor.comparison.warnings)
+    assert doubts(store) == []
+
+
+@needs_nvml
+def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share_of(settings: Mapping[str, str]) -> dict[str, float]:
+        return {"hw_thermal": 0.5 if settings.get("xla_b") == "1" else 0.0}
+
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns")
+    results = store.of(TrialResult)
+    failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
+    measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]
+    assert failed
+    assert any(r.number > min(failed) for r in measured)
+    assert [r.comparison.warnings for r in measured if r.comparison is not None] == [()] * len(measured)
+
+
+def during(reference: dict[str, float], candidate: dict[str, float], seconds: float = 10.0) -> GpusDuring:
+    arms = (ArmOfGpus(seconds=seconds, held_back=held) for held in (reference, candidate))
+    return GpusDuring(reference=next(arms), candidate=next(arms))
+
+
+def test_one_hot_minute_among_many_pairs_of_processes_vetoes_nothing() -> None:
+    hot, cool = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_thermal": 0.0}, {"hw_thermal": 0.0})
+    assert held_in_one_arm([hot])
+    assert held_in_one_arm([hot, cool])
+    assert not held_in_one_arm([hot, *[cool] * 9])
+
+
+def test_what_one_process_did_not_tell_is_not_made_of_the_others() -> None:
+    hot = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0})
+    assert not held_in_one_arm([hot, during({}, {})])
+    assert not held_in_one_arm([])
+    assert not held_in_one_arm([during({"hw_thermal": 0.04}, {"hw_thermal": 0.0}, seconds=0.1)])

@@ -1,0 +1,237 @@
+"""The hour with a GPU: dry on the CPU, and whole on a GPU that is made up; killed, it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "benchmarks" / "gpu" / "simulated_h200.toml"
+SIMULATED = "SIMULATED, NOT MEASURED"
+
+
+def command(part: str, out: Path, *more: str) -> list[str]:
+    """One part of the hour."""
+    return [sys.executable, "-m", f"benchmarks.gpu.{part}", "--out", str(out), *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def do(part: str, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a part to its end."""
+    return subprocess.run(
+        command(part, out, *more), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def kill_at(part: str, out: Path, seen: str, *more: str, later_s: float = 0.0) -> bool:
+    """Starts a part and kills it, and it alone, once it has printed `seen`; whether it came so far."""
+    words, quiet = command(part, out, *more), subprocess.DEVNULL
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=quiet, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if seen in line:
+                time.sleep(later_s)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return True
+    return False
+
+
+def rows(out: Path, part: str) -> list[dict[str, Any]]:
+    """The rows of a part that can be read."""
+    found = []
+    for line in (out / f"{part}.jsonl").read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def units(out: Path, part: str) -> Counter[str]:
+    """How often each unit was done."""
+    return Counter(r["unit"] for r in rows(out, part) if "unit" in r and "error" not in r)
+
+
+def spent_s(out: Path, part: str) -> float:
+    """Seconds that all sessions of a part took together."""
+    return float((out / part / "spent.txt").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_hour_on_a_simulated_gpu_keeps_its_minutes(tmp_path: Path) -> None:
+    for of in ("dense", "moe"):
+        assert do("prepare", tmp_path, "--simulate", "--of", of, "--target", "h200").returncode == 0
+    plan = {"accept": (540, ["accept"]), "search-dense": (570, ["search"]), "table-dense": (570, ["table"]),
+            "table-moe": (570, ["table", "--of", "moe"])}  # fmt: skip
+    for part, (budget_s, arguments) in plan.items():
+        done = do(arguments[0], tmp_path, *arguments[1:], "--simulate")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert 0.7 * budget_s < spent_s(tmp_path, part) <= budget_s, done.stdout
+    assert do("calibrate", tmp_path, "--simulate").returncode == 0
+    assert do("report", tmp_path).returncode == 0
+    assert {r["simulated"] for part in plan for r in rows(tmp_path, part)} == {True}
+    page = (tmp_path / "gpu.md").read_text()
+    headlines = [line for line in page.splitlines() if line.startswith("#")]
+    assert len(headlines) >= 8
+    assert all(SIMULATED in line for line in headlines)
+    for plot in re.findall(r"\((gpu-[\w-]+\.svg)\)", page):
+        assert SIMULATED in (tmp_path / plot).read_text()
+    measured = {r["unit"] for r in rows(tmp_path, "accept") if "unit" in r and "error" not in r}
+    assert {"machine", "doctor", "turns", "at once 0", "screen", "out of memory", "workload gpt2-124m"} <= measured
+    assert "went on with one process at a time" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_part_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    points = {"doctor, about": 0.3, "turns, about": 0.0, "at once 0": 0.1, "workload rssm-small": 0.02}
+    for seen, later_s in points.items():
+        assert kill_at("accept", tmp_path, seen, "--simulate", later_s=later_s), seen
+        before = units(tmp_path, "accept")
+        assert max(before.values(), default=1) == 1
+    with (tmp_path / "accept.jsonl").open("a") as stream:  # a power cut in the middle of a line
+        stream.write('{"unit": "workload llama-small", "took')
+    done = do("accept", tmp_path, "--simulate", "--minutes", "14")  # what the kills took is lost
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = units(tmp_path, "accept")
+    assert {name: count for name, count in after.items() if count > 1} == {}
+    assert before.keys() <= after.keys()
+    assert {"doctor", "turns", "workload llama-small", "workload rssm-small", "at once 0"} <= after.keys()
+    assert spent_s(tmp_path, "accept") <= 840
+    # What was lost to the kills is in the time: nobody gets more minutes by being killed.
+    assert spent_s(tmp_path, "accept") > sum(r.get("took_s", 0.0) for r in rows(tmp_path, "accept"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_that_is_killed_leaves_no_driver_and_goes_on(tmp_path: Path) -> None:
+    records = tmp_path / "search-dense" / "run" / "records.jsonl"
+    process = subprocess.Popen(command("search", tmp_path, "--simulate"), cwd=ROOT, env=environment())
+    while not (records.exists() and '"floor"' in records.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = records.read_text()
+    spent = spent_s(tmp_path, "search-dense")
+    assert 30 < spent < 570
+    done = do("search", tmp_path, "--simulate")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert records.read_text().startswith(kept[: kept.rindex("\n")])
+    assert spent < spent_s(tmp_path, "search-dense") <= 570
+    (row,) = (r for r in rows(tmp_path, "search-dense") if "unit" in r)
+    assert row["trials"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_more_minutes_go_on_with_a_table_and_its_intervals_hold_what_was_planted(tmp_path: Path) -> None:
+    assert do("prepare", tmp_path, "--simulate", "--target", "h200").returncode == 0
+    assert do("table", tmp_path, "--simulate", "--minutes", "9.5").returncode == 0
+    first = units(tmp_path, "table-dense")
+    assert do("table", tmp_path, "--simulate", "--minutes", "40").returncode == 0
+    more = units(tmp_path, "table-dense")
+    assert first.keys() < more.keys()
+    assert max(more.values()) == 1
+    assert do("report", tmp_path).returncode == 0
+    effects = tomllib.loads(FIGURES.read_text())["effects"]
+    arms = next(r["arms"] for r in rows(tmp_path, "table-dense") if r.get("unit") == "arms")
+    page = (tmp_path / "gpu.md").read_text()
+    held = {}
+    for name, settings in arms.items():
+        truth = 1.0
+        for setting, value in settings.items():
+            truth *= effects.get(f"{setting}={value}", 1.0)
+        if told := re.search(rf"^\| {re.escape(name)} \|[^|]*\| [\d.]+ \[([\d.]+), ([\d.]+)\]", page, re.MULTILINE):
+            held[name] = float(told[1]) - 0.001 <= truth <= float(told[2]) + 0.001
+    assert len(held) >= 8
+    assert all(held.values()), held
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_dry_run_of_every_part_starts_real_processes(tmp_path: Path) -> None:
+    for part in ("accept", "search", "table", "calibrate"):
+        done = do(part, tmp_path, "--dry-run")
+        assert done.returncode == 0, done.stdout + done.stderr
+    found = {r["unit"]: r for r in rows(tmp_path, "accept") if "unit" in r}
+    assert not [name for name, row in found.items() if "error" in row or "failure" in row]
+    assert len(set(found["turns"]["fingerprints"])) == 1
+    (study,) = (r for r in rows(tmp_path, "search-dense") if "unit" in r)
+    assert study["status"] == 0
+    assert study["sentence"]
+    refused = do("report", tmp_path, "--docs")
+    assert refused.returncode == 2
+    assert "docs/gpu.md must be of a real GPU but these results are A DRY RUN ON A CPU" in refused.stderr
+    assert do("report", tmp_path).returncode == 0
+    assert all("A DRY RUN ON A CPU" in x for x in (tmp_path / "gpu.md").read_text().splitlines() if x.startswith("#"))
+
+
+def test_made_up_figures_and_measured_ones_do_not_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "made_by.json").write_text(json.dumps({"on": "NVIDIA H200", "simulated": False, "dry": False}))
+    done = do("calibrate", tmp_path, "--simulate")
+    assert done.returncode == 1
+    assert "--out must hold results of one machine" in done.stderr
+    assert not (tmp_path / "calibrate.jsonl").exists()
+
+
+def test_docs_are_not_written_from_made_up_figures(tmp_path: Path) -> None:
+    before = {p.name for p in (ROOT / "docs").iterdir()}
+    (tmp_path / "made_by.json").write_text(json.dumps({"on": "simulated H200", "simulated": True, "dry": False}))
+    done = do("report", tmp_path, "--docs")
+    assert done.returncode == 2
+    assert f"docs/gpu.md must be of a real GPU but these results are {SIMULATED}" in done.stderr
+    assert {p.name for p in (ROOT / "docs").iterdir()} == before
+    empty = do("report", tmp_path / "nothing")
+    assert empty.returncode == 2
+    assert "must hold results" in empty.stderr
+
+
+COVERAGE = """
+import math, random
+from benchmarks.gpu.estimates import estimate_ratios
+rng, misses, tables = random.Random(7), 0, 400
+for _ in range(tables):
+    runs, truth = [], {f"s{i}": 0.03 * rng.random() - 0.015 for i in range(8)}
+    for number in range(2):
+        slow = 0.02 * rng.gauss(0, 1)
+        for name, effect in {"default": 0.0, **truth}.items():
+            if rng.random() < 0.9 or name == "default" or not number:
+                runs.append((name, number, math.exp(slow + effect + 0.002 * rng.gauss(0, 1))))
+    found = estimate_ratios(runs, default="default").ratios
+    misses += any(not r.low <= math.exp(truth[n]) <= r.high for n, r in found.items())
+print(misses / tables)
+"""
+
+
+def test_the_intervals_of_a_table_hold_all_together() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COVERAGE], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
+
+
+@pytest.mark.slow
+def test_there_are_tests_for_machines_with_a_gpu() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "tests/test_on_gpu.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert len([line for line in done.stdout.splitlines() if "::test_" in line]) >= 8
