@@ -27,9 +27,9 @@ from autotune.model import (
     ReplaySpec,
     Stopwatch,
     StudySpec,
+    limits_after,
     load_study,
     parse_set,
-    time_limits,
 )
 from autotune.settings import load_recipes
 from autotune.workers import Launcher, ReplayLauncher, Worker, WorkerFailed
@@ -130,7 +130,7 @@ class ClockedLauncher:
 
     def __init__(self, inner: ReplayLauncher, spec: StudySpec, figures: Figures, clock: SimulatedClock) -> None:
         self._inner, self._spec, self._figures, self._clock = inner, spec, figures, clock
-        self.limits = time_limits(spec.measure)
+        self.limits = limits_after(spec.measure)
         self._starting = 0
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> Worker:
