@@ -49,13 +49,25 @@ def distinct(found: Part, target: str | None) -> list[Row]:
     folder = found.hour.folder / "screen"
     arguments = ["screen", str(study), "--recipes", "--json", *at(target)]
     said = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
-    return [
-        {
-            "name": row["name"].removeprefix("recipe "), "settings": row["settings"],
-            "fingerprint": row.get("fingerprint"), "same_as": row.get("same_as"), "message": row.get("message", ""),
-        }
-        for row in said["sets"]
-    ]  # fmt: skip
+    reference = said.get("reference", {}).get("fingerprint")
+    first: dict[tuple[object, ...], str] = {(reference,): "the default"} if reference else {}
+    return [named(row, first) for row in said["sets"]]
+
+
+def named(row: Row, first: dict[tuple[object, ...], str]) -> Row:
+    """A recipe, and which one before it is the same here.
+
+    On one GPU no variable of NCCL makes another program, nor does a share of memory; what decides the device's own
+    choice of kernels, and is in no compiled program either, does.
+    """
+    chooses = [(n, row["settings"][n]) for n in row.get("to_measure", ()) if n.startswith("xla_")]
+    key, name = (row.get("fingerprint"), *chooses), row["name"].removeprefix("recipe ")
+    same_as = row.get("same_as") or first.get(key)
+    first.setdefault(key, name)
+    return {
+        "name": name, "settings": row["settings"], "fingerprint": row.get("fingerprint"), "same_as": same_as,
+        "message": row.get("message", ""),
+    }  # fmt: skip
 
 
 def recipes_study(study: Path, folder: Path) -> Path:
