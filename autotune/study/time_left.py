@@ -24,6 +24,9 @@ BUDGET_SHARE_FOR_PROOF = 0.5
 FEWEST_TRIALS = 4
 """Trials without which a study is hardly worth its noise floor; a budget that holds fewer is said to be too small."""
 
+GRACE = 0.05
+"""Share of a budget by which the last proof and what follows it may go past it."""
+
 TRIAL_SHARE = 0.25
 """Share of the time left for the search that one trial may take: what it does not settle in that, others may."""
 
@@ -117,9 +120,13 @@ class TimeLeft:
         floors = self._store.of(FloorResult) if self.budgets else []
         return durations_of(self._store.spec, floors[0], self._store.of(ConfirmRun)) if floors else None
 
-    def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0) -> str | None:
-        """The name of a budget in which some work does not fit beside what is kept of it; None if it fits in all."""
-        spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= b.whole_s)
+    def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
+        """The name of a budget in which some work does not fit beside what is kept of it; None if it fits in all.
+
+        The last proof may go past it by `GRACE`: what was lost by being stopped must not lose all that was found.
+        """
+        more = 1.0 + GRACE if is_last else 1.0
+        spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= more * b.whole_s)
         return next(spent, None)
 
     def _side_by_side(self, seconds: float) -> float:
@@ -158,7 +165,7 @@ class TimeLeft:
         takes = self.takes
         if takes is None or stage not in LIMITED:
             return True
-        return self.used_up(takes.pair_s, self.kept_after(stage, pairs)) is None
+        return self.used_up(takes.pair_s, self.kept_after(stage, pairs), is_last=stage in LAST_STAGES) is None
 
     def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
         """Of some sets, best first, those whose proof can be looked at once; the others are kept as `unproven`.
@@ -174,7 +181,11 @@ class TimeLeft:
             missing += max(0, FIRST_LOOK - done)
             needed_s = self._side_by_side(missing * takes.pair_s) if takes is not None else 0.0
             kept_s = self.kept_after(stage) + (self._left_out_s(takes) if allowed and stage == "confirm" else 0.0)
-            if done >= FIRST_LOOK or takes is None or self.used_up(needed_s, kept_s) is None:
+            if (
+                done >= FIRST_LOOK
+                or takes is None
+                or self.used_up(needed_s, kept_s, is_last=stage in LAST_STAGES) is None
+            ):
                 allowed.append(settings)
             else:
                 missing -= FIRST_LOOK - done
