@@ -306,7 +306,7 @@ class MeasureSpec(Section):
     mode: Literal["auto", "turns", "sandwich"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
-    floor_processes: Annotated[int, Field(ge=2, le=50)] = 8
+    floor_processes: Annotated[int, Field(ge=2, le=50)] = 4
 
     def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
         """Sizes of blocks and of runs alone on a platform, with what "auto" stands for there.

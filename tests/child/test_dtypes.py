@@ -18,7 +18,7 @@ from autotune.child.dtypes import dtype_name
         (jnp.float8_e4m3fn, "float8_e4m3fn"),
         (np.float32, "float32"),
         (np.dtype("float16"), "float16"),
-        (jnp.zeros(1, jnp.bfloat16).dtype, "bfloat16"),
+        (np.zeros(1, jnp.bfloat16).dtype, "bfloat16"),
         ("nanoo_fp8", "nanoo_fp8"),
         (None, None),
         ("", None),

@@ -274,7 +274,7 @@ def test_a_step_that_takes_no_time_is_an_error() -> None:
 def test_results_of_another_version_of_the_worker_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(self: Compiler, settings: FlagSet) -> CompileResult:
+    def compiled(self: Compiler, settings: FlagSet, *_: object) -> CompileResult:
         program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
         return CompileResult(settings=settings, program=program)
 
