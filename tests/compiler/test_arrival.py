@@ -274,11 +274,11 @@ def test_a_step_that_takes_no_time_is_an_error() -> None:
 def test_results_of_another_version_of_the_worker_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(self: Compiler, settings: FlagSet, *_: object) -> CompileResult:
+    def compiled(self: Compiler, seat: object, settings: FlagSet) -> CompileResult:
         program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
         return CompileResult(settings=settings, program=program)
 
-    monkeypatch.setattr(compiler_module.Compiler, "_one", compiled)
+    monkeypatch.setattr(compiler_module.Compiler, "_tried", compiled)
     job = dataclasses.replace(job_of("small_workload:make", None), versions={"jaxlib": "7"})
 
     def compile_once() -> Iterator[bool]:
