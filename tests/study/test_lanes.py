@@ -102,9 +102,12 @@ class Scripted:
         self.is_over = is_over
 
 
-def study(tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, **more: Any) -> tuple[StudyRun, Diary]:
+def study(
+    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
+) -> tuple[StudyRun, Diary]:
     """A replayed study on scripted lanes, ready to run."""
-    spec: StudySpec = asking(replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}), trials)
+    asked: StudySpec = asking(replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}), trials)
+    spec = asked.model_copy(update={"search": asked.search.model_copy(update={"gpu_hours": gpu_hours})})
     diary = Diary()
     run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)
     run.make_engine = lambda r: Scripted(r, lanes, fate, **more)
@@ -245,9 +248,8 @@ def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Pa
     first = run.store.of(LedgerRecord)[-1]
     assert first.device_s == pytest.approx(4 * run.store.watch.session_s, rel=0.3)  # two lanes of two devices
     assert first.lanes == ("a", "b")
-    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=500)
-    search = run.spec.search.model_copy(update={"gpu_hours": 1.2 * first.device_s / 3600})
-    run.spec = run.spec.model_copy(update={"search": search})
+    hours = (1.02 * first.device_s + 1.0) / 3600
+    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=500, gpu_hours=hours)
     run_study(run)
     assert any("GPU hours used" in n for n in diary.notes), diary.notes
     last = run.store.of(LedgerRecord)[-1]
