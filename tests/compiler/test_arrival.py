@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler import compile_worker
 from autotune.compiler import compiler as compiler_module
 from autotune.compiler.arrival import FlagsLostError, parse_options, require_arrival
 from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES, find_canary
@@ -152,7 +153,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
         program.write_text(LIAR.replace("{lie}", expression), encoding="utf-8")
         python.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n", encoding="utf-8")
         python.chmod(0o755)
-        monkeypatch.setattr(compiler_module, "driver_python", lambda: str(python))
+        monkeypatch.setattr(compile_worker, "driver_python", lambda: str(python))
 
     return lie
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler import compiler as compiler_module
+from autotune.compiler import compile_worker
 from autotune.compiler import program as P
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
@@ -78,7 +78,7 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
 def test_build_that_does_not_know_how_to_estimate_compiles_without(
     toy_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler_module, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
+    monkeypatch.setattr(compile_worker, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
     with Compiler(toy_job()) as compiler:
         found = list(compiler.compile([REFERENCE, UNKNOWN]))
     assert found[0].program is not None
