@@ -67,6 +67,7 @@ def told(**floor: Any) -> Promise | None:
 
 class _Turns:
     mode = "turns"
+    reference_step_s = 1 / 6  # three steps in each block
 
 
 @pytest.mark.slow
