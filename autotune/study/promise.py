@@ -12,12 +12,8 @@ from autotune.study.durations import pair_of_processes_s, pairs_of_blocks
 GAINS = (0.01, 0.02, 0.03)
 """Gains of which it is told what they would need."""
 
-HIGHEST = 480
-"""Pairs of processes in each proof beyond which nothing is said."""
-
-SIMULATED = 120
-"""Pairs beyond which no proof is simulated, for that takes long: a spread that is twice as large needs four times as
-many pairs of processes."""
+HIGHEST = 120
+"""Pairs of processes in each proof beyond which nothing is worked out."""
 
 
 def _round_up(sd: float) -> float:
@@ -54,20 +50,18 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
 
 def _need(gain: float, pair_sd: float, *, pair_s: float, finalists: int, sesoi: float) -> Need:
     """What proving a gain 9 times in 10 takes; without figures where it takes too much."""
-    for times in (1, 2, 4):
-        sd = pair_sd / math.sqrt(times)
-        if not _is_out_of_reach(gain, sd, sesoi=sesoi):
-            found = pairs_to_find(gain, sd, finalists=finalists, sesoi=sesoi, highest=SIMULATED)
-            if found is not None:
-                return Need(gain=gain, pairs=times * found.most, proof_s=times * found.pairs * pair_s)
+    if not _is_out_of_reach(gain, pair_sd, sesoi=sesoi):
+        found = pairs_to_find(gain, pair_sd, finalists=finalists, sesoi=sesoi, highest=HIGHEST)
+        if found is not None:
+            return Need(gain=gain, pairs=found.most, proof_s=found.pairs * pair_s)
     return Need(gain=gain)
 
 
 def _is_out_of_reach(gain: float, pair_sd: float, *, sesoi: float) -> bool:
-    """Whether even a proof that is looked at once, after `SIMULATED` pairs of a known spread, would find it too seldom.
+    """Whether even a proof that is looked at once, after `HIGHEST` pairs of a known spread, would find it too seldom.
 
     No proof with several looks finds more at the same error; this spares the seconds that it takes to simulate one.
     """
     normal = NormalDist()
     needed = normal.inv_cdf(1.0 - CLAIM) + normal.inv_cdf(0.9)
-    return (math.log1p(-sesoi) - math.log1p(-gain)) * math.sqrt(SIMULATED) < needed * pair_sd
+    return (math.log1p(-sesoi) - math.log1p(-gain)) * math.sqrt(HIGHEST) < needed * pair_sd

@@ -16,7 +16,7 @@ from autotune.results.words import describe_begin
 from autotune.stats import smallest_gain, study_power
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.study.promise import SIMULATED, _is_out_of_reach, promise_of
+from autotune.study.promise import HIGHEST, _is_out_of_reach, promise_of
 from tests.runs import Run, replay_study
 
 MOST = 20
@@ -97,7 +97,7 @@ def test_what_is_out_of_reach_is_never_found() -> None:
         if _is_out_of_reach(0.02, reach, sesoi=0.005):
             break
     assert 0.02 < reach < 0.08
-    assert study_power(0.02, reach, most=SIMULATED).found < 0.9
+    assert study_power(0.02, reach, most=HIGHEST).found < 0.9
     assert not _is_out_of_reach(0.02, 0.9 * reach, sesoi=0.005)
     assert _is_out_of_reach(0.004, 1e-6, sesoi=0.005)  # below the smallest effect of interest
 
