@@ -6,8 +6,9 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from autotune.model import FlagSet, Stopwatch, StudySpec, View
+from autotune.model import ConfirmRun, FlagSet, Stopwatch, StudySpec, View
 from autotune.stats import STARTS
 from autotune.study import Stopped, StudyRun
 from autotune.workers import ReplayLauncher
@@ -85,6 +86,26 @@ class TimedLauncher(ReplayLauncher):
         return folder / "worker.log"
 
 
+class TimedStore(MemoryStore):
+    """Keeps what pairs of processes of a proof took by the simulated clock; one lane does one after the other.
+
+    Args:
+        spec: The study.
+        clock: The clock.
+    """
+
+    def __init__(self, spec: StudySpec, clock: SimulatedClock) -> None:
+        super().__init__(spec)
+        self._clock, self._last_s = clock, 0.0
+
+    def append(self, record: Any) -> Any:
+        """See `Store`."""
+        if isinstance(record, ConfirmRun):
+            record = record.model_copy(update={"duration_s": self._clock.now_s - self._last_s})
+        self._last_s = self._clock.now_s
+        return super().append(record)
+
+
 class TimedStudy:
     """A study in memory on a clock of its own; it can be stopped and gone on with.
 
@@ -108,7 +129,7 @@ class TimedStudy:
     def _opener(self, spec: StudySpec) -> Callable[[], MemoryStore]:
         def open_store() -> MemoryStore:
             if self.store is None:
-                self.store = MemoryStore(spec)
+                self.store = TimedStore(spec, self.clock)
                 self.store.watch = self.clock.watch
             self.store.go_on(spec)
             self.clock.watch.go_on_from(max((r.at_s for r in self.store.records()), default=0.0))

@@ -69,7 +69,10 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     soak_s = max(spec.confirm.soak, spec.confirm.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
-    return replace(planned, pair_s=max([planned.pair_s, *([statistics.median(took)] if took else [])]))
+    longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
+    return replace(
+        planned, pair_s=longer * planned.pair_s, alone_s=longer * planned.alone_s, soak_s=longer * planned.soak_s
+    )
 
 
 def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
