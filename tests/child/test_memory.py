@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.child.memory import memory_in_use
 
 MB = 1 << 20
+ROOT = Path(__file__).parents[2]
 HOLD = "import sys; kept = b'x' * (80 << 20); print('ready', flush=True); sys.stdin.read()"
 
 
@@ -19,7 +20,8 @@ def host() -> int:
     return found
 
 
-def test_memory_of_this_process_and_of_those_below_it_is_counted() -> None:
+def count_in_a_process_of_its_own() -> None:
+    """In pytest's own process other tests leave threads and children, which count, too."""
     before = host()
     kept = b"x" * (100 * MB)
     assert 90 * MB < host() - before < 130 * MB
@@ -35,6 +37,14 @@ def test_memory_of_this_process_and_of_those_below_it_is_counted() -> None:
     child.communicate()
     assert abs(host() - with_kept) < 20 * MB
     del kept
+
+
+def test_memory_of_this_process_and_of_those_below_it_is_counted() -> None:
+    program = "from tests.child.test_memory import count_in_a_process_of_its_own as count; count()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_mapped_files_are_not_a_programs_own(tmp_path: Path) -> None:
