@@ -81,9 +81,10 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         beats = f"beats the default on this machine{what} by more than the smallest effect of interest"
         sentence = f"no setting tried {beats} ({format_share(spec.measure.smallest_effect)})"
         if left_over := run.time.unproven:
+            more = f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""
             sentence = (
-                f"nothing is proven: the budget left no time for that. {left_over[0]} looks promising, as do "
-                f"{len(left_over) - 1} others; with a larger one the same command goes on from here"
+                f"nothing is proven: the budget left no time for that. Worth a proof: {left_over[0]}{more}; with a "
+                "larger one the same command goes on from here"
             )
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())

@@ -1,8 +1,9 @@
 """The screen as a stage of a study: what compiling alone says decides what is worth a measurement.
 
 Dead settings leave the search space, a set whose program was measured already shares that result, and one that
-does not fit into device memory is never launched. All compiling happens in one thread with one compile worker, on
-the processor; it touches no GPU. A screen that cannot run is a note, never the end of a study.
+does not fit into device memory is never launched. One thread leads all compiling, in as many compile workers as
+there are processors and memory for (`autotune.compiler.Compiler`); it touches no GPU. A screen that cannot run is a
+note, never the end of a study.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
+from autotune.study.carried_screens import cache_folder, hand_on, record_of, take_over
 from autotune.study.limits import compiled_over_limit, does_not_fit
-from autotune.study.screens import cache_folder, hand_on, record_of, take_over
 
 R = TypeVar("R")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.model.longest import TimeLimits, compile_limit_s, limits_after
 from autotune.model.spec import StudySpec, parse_study
+from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.timed import TimedLauncher, TimedStudy
