@@ -114,9 +114,9 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     left = unsettled(store) if conclusion.outcome is not Outcome.WINNER else None
     if left is not None and left.processes is not None:
         lines.append(
-            f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: set "
-            f"`[confirm] processes = {left.processes}` and run the same command again, it goes on where it stopped: "
-            "the looks beyond were planned, too"
+            f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: "
+            f"{_more_for(left.processes, store.spec)} and run the same command again, it goes on where it stopped: the "
+            "looks beyond were planned, too"
         )
     spans = store.of(SpanRecord)
     wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
@@ -128,6 +128,13 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
         "next:",
     ]
     print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
+
+
+def _more_for(processes: int, spec: StudySpec) -> str:
+    """What a proof needs to come to so many pairs of processes: a larger cap, or only the time for them."""
+    if processes > spec.confirm.processes:
+        return f"set `[confirm] processes = {processes}`"
+    return "give it a larger budget (--time-budget, --gpu-hours)"
 
 
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:

@@ -87,7 +87,9 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def format_interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios: ``[0.951, 0.984]``."""
+    """An interval of ratios: ``[0.951, 0.984]``; ``-`` for one that holds all of them, as before a first look."""
+    if low == 0.0 and high is not None and not math.isfinite(high):
+        return "-"
     return f"[{format_ratio(low)}, {format_ratio(high)}]"
 
 

@@ -53,7 +53,8 @@ def prove(run: StudyRun, sets: Sequence[Set], *, stage: str, against: FlagSet | 
         if not waiting:
             return None
         at, proof = min(waiting, key=lambda w: w[0])  # of equals the first: the sets are in order
-        if not run.time.allows_pair(stage, at + 1):
+        has_passed = any(standing.is_over and standing.result.is_passed for standing in (p.standing() for p in proofs))
+        if not run.time.allows_pair(stage, at + 1, is_needed=not has_passed):
             run.time.leave(proof.plan.settings)
             return None
         return PairUnit(

@@ -160,12 +160,23 @@ class TimeLeft:
         proof_s = 0.0 if stage in LAST_STAGES else self._side_by_side(FIRST_LOOK * takes.pair_s)
         return proof_s + gain_s + takes.soak_s
 
-    def allows_pair(self, stage: str, pairs: int) -> bool:
-        """Whether one more pair of processes of a proof fits, the so manieth, with all that must follow."""
+    def allows_pair(self, stage: str, pairs: int, *, is_needed: bool) -> bool:
+        """Whether one more pair of processes of a proof fits, the so manieth, with all that must follow.
+
+        Where that cannot fit any more, for pairs take longer than was planned, the time is the finalists': what they
+        come to is known then, and a larger budget goes on from there.
+
+        Args:
+            stage: Of the proof.
+            pairs: Its pairs, with this one.
+            is_needed: Whether what follows has nobody to follow but this set.
+        """
         takes = self.takes
         if takes is None or stage not in LIMITED:
             return True
-        return self.used_up(takes.pair_s, self.kept_after(stage, pairs), is_last=stage in LAST_STAGES) is None
+        if self.used_up(takes.pair_s, self.kept_after(stage, pairs), is_last=stage in LAST_STAGES) is None:
+            return True
+        return stage == "confirm" and is_needed and self.used_up(takes.pair_s) is None
 
     def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
         """Of some sets, best first, those whose proof can be looked at once; the others are kept as `unproven`.
