@@ -41,7 +41,6 @@ def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
     run.view.stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     gain, alone = measure_gain(run, proven), None
     if not gain.is_vetoed:
-        run.view.stage("final proof", "alone: each arm with nothing beside it: does that agree?")
         alone = check_alone(run, proven)
     last = alone or gain
     every = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings and r.against is None]
@@ -73,6 +72,7 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
     floor, most = run.store.last(FloorResult), run.spec.confirm.alone
     if floor is None or floor.comparison.mode != TURNS or most == 0:
         return None
+    run.view.stage("final proof", "alone: each arm with nothing beside it: does that agree?")
     most, beside = max(most, FIRST_LOOK), _runs(run, proven, GAIN)
     turns = ratios_of(beside)
 

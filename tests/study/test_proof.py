@@ -235,8 +235,9 @@ def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None
 
 
 def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
-    conclusion, store, _ = run_replay(study(0.9, alone=0), trials=1, first=FIRST, space=NOTHING)
+    conclusion, store, diary = run_replay(study(0.9, alone=0), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
+    assert diary.stages.count("final proof") == 2  # with that of the gain
     assert "alone" not in stages(store)
 
 
