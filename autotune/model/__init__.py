@@ -47,6 +47,7 @@ from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
+from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ScreenSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
 from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -11,6 +12,11 @@ from autotune.model.measurement import Objective, Settings
 from autotune.model.names import kind_of
 from autotune.model.options import option_sets, option_setting, option_text
 from autotune.model.sections import Seconds, Section
+
+SAMPLERS = ("additive", "tpe", "gp", "cmaes", "grid", "random")
+"""Samplers that have a name of their own."""
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 SettingValue = bool | int | float | str
 Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
@@ -48,6 +54,10 @@ class SearchSpec(Section):
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
         step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
             measured and nothing proven.
+        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``gp``, ``cmaes``, ``grid``,
+            ``random``, or a sampler of Optuna by import path, ``module:Class``.
+        sampler_options: Arguments of the sampler.
+        startup_trials: Random trials before a sampler other than ``additive`` proposes.
         objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
     """
 
@@ -63,7 +73,8 @@ class SearchSpec(Section):
     first: tuple[NamedSet, ...] = ()
     use_environment: bool = True
     step_time: Literal["measured", "predicted"] = "measured"
-    sampler: Literal["tpe", "random"] = "tpe"
+    sampler: str = "additive"
+    sampler_options: dict[str, Any] = Field(default_factory=dict)
     startup_trials: Annotated[int, Field(ge=1)] = 8
     known_failures: bool = True
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
@@ -84,6 +95,13 @@ class SearchSpec(Section):
             if len(set(texts)) < len(texts):
                 raise ValueError(f"distinct values of `{name}`")
         return options
+
+    @field_validator("sampler")
+    @classmethod
+    def _names_a_sampler(cls, sampler: str) -> str:
+        if sampler not in SAMPLERS and not _PATH.fullmatch(sampler):
+            raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
+        return sampler
 
     @field_validator("objectives")
     @classmethod

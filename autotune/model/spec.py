@@ -377,7 +377,7 @@ _YOUNG: dict[str, dict[str, Any]] = {
         "autotune_results": "",
         "start_s": 0.0,
     },
-    "search": {"options": {}, "when": {}},
+    "search": {"options": {}, "when": {}, "sampler_options": {}},
     "measure": {"settle_s": 0.0, "steady_s": 0.0},
     "first": {"options": {}},
 }

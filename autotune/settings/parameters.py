@@ -36,6 +36,7 @@ class Parameter:
         type: Type of the setting, to tell equal values.
         spellings: Further spellings of enum values to the value they mean.
         condition: Other parameter to the values under which this one acts; None if always.
+        group: Group of the catalogue; empty for a setting that has none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Parameter:
     type: str = "string"
     spellings: Mapping[str, str] = field(default_factory=dict)
     condition: Mapping[str, tuple[str, ...]] | None = None
+    group: str = ""
 
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.low is None or self.high is None):

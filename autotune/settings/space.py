@@ -260,7 +260,12 @@ def _blank(setting: KnownSetting) -> Parameter:
         is_value = default in entry.values or (default or "").isdigit()
         default = default if is_value else None
     return Parameter(
-        name=setting.name, choices=(DEFAULT,), default=default, type=setting.type, spellings=setting.spellings
+        name=setting.name,
+        choices=(DEFAULT,),
+        default=default,
+        type=setting.type,
+        spellings=setting.spellings,
+        group=entry.group if entry is not None else "",
     )
 
 

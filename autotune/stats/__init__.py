@@ -2,7 +2,7 @@
 
 from autotune.stats.estimates import (
     REFERENCE, Decision, Estimate, Outlook, Sandwich, SequentialPlan, Verdict, confirm, decide, estimate_pairs,
-    estimate_sandwiches, judge, outlook_of, widen,
+    estimate_sandwiches, judge, outlook_of, standard_error, widen,
 )  # fmt: skip
 from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
 from autotune.stats.dtypes import is_float32, rounding_of, spacing_of

@@ -90,6 +90,13 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 """The reference against itself: what a first candidate has to beat."""
 
 
+def standard_error(estimate: Estimate) -> float:
+    """Standard error of the log ratio that an interval tells; infinite where it has no end."""
+    if estimate.low <= 0.0 or math.isinf(estimate.high) or not 0.0 < estimate.level < 1.0:
+        return math.inf
+    return math.log(estimate.high / estimate.low) / (2.0 * NormalDist().inv_cdf(0.5 + estimate.level / 2.0))
+
+
 def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
     """Verdict of an interval against the band of +-`sesoi` around 1."""
     if estimate.high < 1.0 - sesoi:

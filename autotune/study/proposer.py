@@ -7,24 +7,48 @@ by the study's seed and the trial's number, not by what happened before in this 
 
 from __future__ import annotations
 
-import bisect
 import functools
 import hashlib
 import math
 import random
-import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from autotune.model import FlagSet, Objective, StudySpec, TrialConfig, TrialResult, WorkerReport, trial_log_ratio
+from autotune.model import (
+    REFERENCE_NUMBER,
+    FlagSet,
+    Objective,
+    StudySpec,
+    TrialConfig,
+    TrialResult,
+    Twin,
+    WorkerReport,
+    trial_log_ratio,
+)
 from autotune.rundir import NUMBER_KEY, Mirror
+from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
+from autotune.stats import standard_error
 from autotune.study.culprit import walks_into
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
+from autotune.study.samplers import (
+    ADDITIVE,
+    RANDOM,
+    TPE,
+    Direction,
+    Opened,
+    Questions,
+    ShortMemory,
+    distribution_of,
+    from_text,
+    make_sampler,
+    opens_trials,
+)
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -32,20 +56,16 @@ CHANGES = 2
 """Settings that a random proposal changes on average."""
 
 FEW_REPEATS = 5
-"""Proposals of sets already known after which TPE counts as stuck on its favourite, and any set is drawn."""
+"""Proposals of sets already known after which a sampler counts as stuck on its favourite, and any set is drawn."""
+
+SURE_SD = 1e-4
+"""Standard error of the log ratio of a program that is known to be the reference's own."""
 
 MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
 
 FAILURE_PENALTY = 0.1
 """Added to the worst log ratios seen, for sets that have none: worse than anything, yet on the same scale."""
-
-BEST, NEWEST = 25, 100
-"""Trials that TPE is shown of a longer study: the best, and the newest of the rest.
-
-It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time
-(`benchmarks/rereading.py`), for trials that it weighs the less the older they are. A tenth of them counts as good.
-"""
 
 
 class Proposer:
@@ -95,10 +115,11 @@ class Proposer:
         self._see(FlagSet())
         self._worst = [0.0 for _ in self._objectives]
         self._told = 0
-        self._memory = optuna.storages.InMemoryStorage() if len(self._objectives) > 1 else _ShortMemory()
-        self._study = optuna.create_study(
-            study_name=spec.name, storage=self._memory, directions=["minimize" for _ in self._objectives]
-        )
+        directions: list[Direction] = ["minimize" for _ in self._objectives]
+        is_short = spec.search.sampler == TPE and len(directions) == 1
+        self._memory = ShortMemory() if is_short else optuna.storages.InMemoryStorage()
+        self._study = optuna.create_study(study_name=spec.name, storage=self._memory, directions=directions)
+        self._opened = Opened(self._sampler(spec.seed), directions) if opens_trials(spec.search) else None
         self._mirror = open_mirror(spec, storage) if storage else None
 
     def tell(self, result: TrialResult) -> None:
@@ -126,11 +147,14 @@ class Proposer:
                 "status": str(result.status),
                 "origin": result.origin,
                 **({"failure": str(result.failure.kind)} if result.failure else {}),
+                **_certainty(result),
             },
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._study.add_trial(trial)
         self._told += 1
+        if self._opened is not None:
+            self._opened.tell(result.settings, trial)
         if self._mirror is not None:
             self._mirror.add(result.number, trial)
 
@@ -179,9 +203,9 @@ class Proposer:
                 )
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
-        tpe = functools.cache(lambda: self._tpe(number))
+        questions = functools.cache(lambda: self._questions(number))
         for repeat in range(MAX_REPEATS):
-            settings, origin = self._propose(number, repeat, tpe)
+            settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
                 continue
             if self._is_allowed(settings) and not walks_into(settings, self.bad):
@@ -205,21 +229,39 @@ class Proposer:
         parameters = self._space.parameters
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
-    def _propose(self, number: int, repeat: int, tpe: Callable[[], _Tpe]) -> tuple[FlagSet, str]:
+    def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
         """One point of the space, known or not, and who proposes it."""
-        seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
-        # After a few repeats TPE is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
+        seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
+        # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
-            return self._random(random.Random(seed), changes=len(self._space.parameters)), "random"
-        if self._spec.search.sampler == "random" or self._told < self._spec.search.startup_trials:
-            return self._random(random.Random(seed), changes=CHANGES), "random"
-        return self._space.suggest(tpe().point()), "tpe"
+            return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
+        if name == RANDOM or (name != ADDITIVE and self._told < self._spec.search.startup_trials):
+            return self._random(random.Random(seed), changes=CHANGES), RANDOM
+        if self._opened is not None:
+            return self._opened.point(self._space), name
+        return self._space.suggest(questions().point()), name
 
-    def _tpe(self, number: int) -> _Tpe:
-        """TPE as the trials told so far have taught it."""
+    def _questions(self, number: int) -> Questions:
+        """The sampler as the trials told so far have taught it."""
         # A study keeps what it has read for its samplers: a new one sees what was told since.
         study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
-        return _Tpe(study, _seed(f"{self._spec.seed}/{number}"))
+        return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))
+
+    def _sampler(self, seed: int) -> BaseSampler:
+        flags = {p.name: _flag(p) for p in self._space.parameters}
+        sampler = make_sampler(self._spec.search, self._space, seed, flags)
+        if isinstance(sampler, AdditiveFlagSampler):
+            located = (self._located(part) for part in self.bad)
+            sampler.culprits = [values for values in located if values is not None]
+        return sampler
+
+    def _located(self, part: FlagSet) -> dict[str, Any] | None:
+        """A combination as values of parameters; None if it holds another setting, or another value."""
+        values = {p.name: p for p in self._space.parameters}
+        found = {n: values[n].match(v) if n in values else None for n, v in part.items()}
+        return (
+            None if None in found.values() else {n: from_text(values[n], v) for n, v in found.items() if v is not None}
+        )
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
         """A random point with about so many settings changed from the default.
@@ -243,8 +285,8 @@ class Proposer:
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:
             if parameter.name in params and parameter.holds(params[parameter.name]):
-                distribution = _distribution(parameter)
-                internal = _from_text(parameter, params[parameter.name])
+                distribution = distribution_of(parameter)
+                internal = from_text(parameter, params[parameter.name])
                 if distribution._contains(distribution.to_internal_repr(internal)):
                     values[parameter.name] = internal
                     distributions[parameter.name] = distribution
@@ -264,77 +306,27 @@ def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-class _ShortMemory(optuna.storages.InMemoryStorage):
-    """Shows of a long study by one objective the `BEST` trials and the `NEWEST` of the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ranked: list[tuple[bool, float, int]] = []
-
-    def create_new_trial(self, study_id: int, template_trial: optuna.trial.FrozenTrial | None = None) -> int:
-        """See `optuna.storages.BaseStorage`; only finished trials are added."""
-        assert template_trial is not None
-        assert template_trial.value is not None
-        rank = (template_trial.constraints["failure"] > 0, template_trial.value, len(self._ranked))
-        bisect.insort(self._ranked, rank)
-        return super().create_new_trial(study_id, template_trial)
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[optuna.trial.FrozenTrial]:
-        """See `optuna.storages.BaseStorage`."""
-        trials = super().get_all_trials(study_id, deepcopy, states)
-        if len(trials) <= BEST + NEWEST:
-            return trials
-        best = {number for _, _, number in self._ranked[:BEST]}
-        # Of the newest BEST + NEWEST at most BEST are among the best.
-        rest = [number for number in range(len(trials) - BEST - NEWEST, len(trials)) if number not in best]
-        return [trials[number] for number in sorted(best.union(rest[-NEWEST:]))]
+def _certainty(result: TrialResult) -> dict[str, float | int]:
+    """What the sampler is told of how sure a result is, and of whose it is."""
+    if isinstance(result.outcome, Twin):
+        if result.outcome.same_as == REFERENCE_NUMBER:
+            return {SD_KEY: SURE_SD}
+        return {TWIN_KEY: result.outcome.same_as}
+    if result.comparison is None:
+        return {}
+    return {SD_KEY: standard_error(result.comparison.estimate)}
 
 
-class _Tpe:
-    """TPE at one trial: as many points as are asked for, drawn from one seed.
-
-    The sampler is asked as `Study.ask` does it, but no trial is opened: a study that holds thousands of questions
-    beside its trials is slow to look through.
-
-    Args:
-        study: Opened since it was last told, for a study keeps what it has read for its samplers.
-        seed: Of the draws.
-    """
-
-    def __init__(self, study: optuna.Study, seed: int) -> None:
-        self._study = study
-        self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
-        with warnings.catch_warnings():
-            # `group` (densities of their own for conditional settings) is marked experimental.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # Every option that matters is pinned, so that another Optuna searches alike.
-            self._sampler = optuna.samplers.TPESampler(
-                n_startup_trials=1,  # the start is ours, see `Proposer._random`
-                n_ei_candidates=24,
-                multivariate=True,
-                group=True,
-                constant_liar=False,
-                seed=seed,
-            )
-        self._space = self._sampler.infer_relative_search_space(study, self._trial)
-
-    def point(self) -> Callable[[Parameter], str]:
-        """The next point, as what is chosen for each parameter."""
-        related = self._sampler.sample_relative(self._study, self._trial, self._space)
-
-        def choose(parameter: Parameter) -> str:
-            distribution = _distribution(parameter)
-            if distribution.single():
-                value = distribution.choices[0] if parameter.choices is not None else distribution.low
-            elif parameter.name in related:
-                value = related[parameter.name]
-            else:
-                value = self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
-            return str(2**value if parameter.power_of_two else value)
-
-        return choose
+def _flag(parameter: Parameter) -> Flag:
+    """What is known of a parameter, as the sampler takes it."""
+    default = parameter.default_choice
+    place = parameter.default if parameter.default and parameter.default.isdigit() else None
+    return Flag(
+        default=from_text(parameter, default) if parameter.holds(default) else None,
+        default_place=float(place) if place is not None else None,
+        group=parameter.group,
+        needs=parameter.condition or {},
+    )
 
 
 def _random_value(parameter: Parameter, rng: random.Random) -> str:
@@ -348,24 +340,3 @@ def _random_value(parameter: Parameter, rng: random.Random) -> str:
     if parameter.log:
         return str(round(math.exp(rng.uniform(math.log(parameter.low), math.log(parameter.high)))))
     return str(rng.randrange(parameter.low, parameter.high + 1, parameter.step))
-
-
-def _distribution(parameter: Parameter) -> Any:
-    """The Optuna distribution of one parameter; powers of two are searched by their exponent."""
-    if parameter.choices is not None:
-        return optuna.distributions.CategoricalDistribution(list(parameter.choices))
-    assert parameter.low is not None
-    assert parameter.high is not None
-    if parameter.power_of_two:
-        return optuna.distributions.IntDistribution(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1)
-    return optuna.distributions.IntDistribution(
-        parameter.low, parameter.high, log=parameter.log, step=1 if parameter.log else parameter.step or 1
-    )
-
-
-def _from_text(parameter: Parameter, text: str) -> Any:
-    """A recorded value as Optuna's own."""
-    if parameter.choices is not None:
-        return text
-    value = int(text)
-    return value.bit_length() - 1 if parameter.power_of_two else value

@@ -1,0 +1,3 @@
+"""Who proposes the next set, and what trials taught: a sparse model of effects and of failures."""
+
+from autotune.search.sampler import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag

@@ -1,0 +1,273 @@
+"""What trials taught: effects of settings and of pairs, how likely each acts, and the set that promises most."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from autotune.search.factors import Codes, Design, Floats
+from autotune.search.posterior import Chain, State
+
+EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
+
+EXPECTED, EXPECTED_PAIRS = 4.0, 1.0
+"""Settings that are thought to act, and pairs that act beyond that, before anything is measured."""
+
+MOST_LIKELY, MOST_LIKELY_PAIR = 0.3, 0.05
+"""Most chance of one setting, or one pair, to act, from these."""
+
+SMALLEST_SCALE = 0.03
+"""Least standard deviation of an effect, as a log ratio: published effects are of 1 to 9 %."""
+
+SPREAD = 0.005
+"""Spread of trials beyond their own intervals, as a log ratio, before there are enough to tell."""
+
+_GREEDY = 12  # effects that are taken before the spread is told from what is left
+_ENOUGH = 8  # trials that tell a spread
+_SWEEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What was measured.
+
+    Attributes:
+        codes: Sets, shape (trials, factors).
+        values: Log of step time over the reference's, shape (trials,).
+        sds: Standard error of each by its own interval, shape (trials,).
+        twins: Pairs of rows of which the first is known to run the second one's program: they are equally fast,
+            and only the second was measured.
+    """
+
+    codes: Codes
+    values: Floats
+    sds: Floats
+    twins: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw of all effects from the posterior, or their mean.
+
+    Attributes:
+        main: Change of the log step time at each value of each setting.
+        pairs: The same for pairs that act.
+        inert: Settings that do not act in this draw; `main` says what they would do if they did.
+    """
+
+    main: tuple[Floats, ...]
+    pairs: dict[tuple[int, int], Floats]
+    inert: frozenset[int]
+
+    def times(self, factor: float) -> Draw:
+        """All effects, in another unit."""
+        return Draw(tuple(factor * t for t in self.main), {k: factor * t for k, t in self.pairs.items()}, self.inert)
+
+    def plus(self, other: Draw) -> Draw:
+        """The sum of two draws' effects."""
+        pairs = dict(self.pairs)
+        for key, table in other.pairs.items():
+            pairs[key] = pairs[key] + table if key in pairs else table
+        main = tuple(a + b for a, b in zip(self.main, other.main, strict=True))
+        return Draw(main, pairs, self.inert & other.inert)
+
+    def total(self, codes: Codes) -> float:
+        """Change of the log step time by a set."""
+        own = sum(float(table[c]) for table, c in zip(self.main, codes, strict=True))
+        return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
+
+
+class AdditiveModel:
+    """The posterior of effects given what was measured.
+
+    Args:
+        design: The space.
+        seen: What was measured.
+        seed: Of the draws.
+        has_origin: Whether the default's value is 0, as a ratio to the reference is; else it is told from the trials.
+        with_pairs: Whether pairs may act.
+    """
+
+    def __init__(
+        self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, with_pairs: bool = True
+    ) -> None:
+        self.design = design
+        self._rng = np.random.default_rng(seed)
+        rows, values, variances = _as_rows(design, seen)
+        self.scale = (
+            max(SMALLEST_SCALE, 1.5 * float(np.median(np.abs(values - np.median(values)))))
+            if len(values)
+            else SMALLEST_SCALE
+        )
+        self.origin = 0.0
+        log_odds = _log_odds(design, with_pairs=with_pairs)
+        self.spread = SPREAD
+        inside: list[int] = []
+        if len(values) >= _ENOUGH:
+            inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
+        chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+        self._states = chain.run(self._rng, inside)
+        weights = np.array([s.weight for s in self._states])
+        self._weights = weights / weights.sum()
+
+    def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
+        weights = 1.0 / (variances + self.spread**2)
+        if not has_origin and len(values):
+            centre = weights @ rows / weights.sum()
+            self.origin = float(weights @ values / weights.sum())
+            rows, values = rows - centre, values - self.origin
+            self.origin_at = centre
+        scaled = rows * self.scale
+        weighted = scaled * weights[:, None]
+        return Chain(scaled.T @ weighted, weighted.T @ values, self.design.starts, log_odds)
+
+    def _greedy(
+        self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
+    ) -> list[int]:
+        """Takes the likeliest effects one by one; sets the spread to what they leave."""
+        inside: list[int] = []
+        for _ in range(2):
+            chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+            inside = []
+            for _ in range(min(_GREEDY, len(values) // 2)):
+                state = chain.look(inside)
+                chance = state.chance.copy()
+                chance[inside] = 0.0
+                best = int(np.argmax(chance))
+                if chance[best] < 0.5:
+                    break
+                inside.append(best)
+            state = chain.look(inside)
+            columns = state.columns
+            left = values - rows[:, columns] @ state.mean * self.scale
+            if not has_origin:
+                left = left - left.mean()
+            excess = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3) - float(
+                np.median(variances)
+            )
+            # A few trials tell a spread badly: what was thought before counts for as many as are enough.
+            share = len(values) / (len(values) + _ENOUGH)
+            self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, (0.2 * SPREAD) ** 2)))
+        return inside
+
+    # ------------------------------------------------------------------ draws
+
+    def draw(self, rng: np.random.Generator) -> Draw:
+        """One draw of all effects; of settings that do not act, what they would do if they did."""
+        state = self._states[int(rng.choice(len(self._states), p=self._weights))]
+        coefs = state.mean_if.copy()
+        noise = rng.standard_normal(coefs.shape)
+        lower = np.linalg.cholesky(state.precision_if)
+        coefs += np.linalg.solve(lower.transpose(0, 2, 1), noise[:, :, None])[:, :, 0]
+        if state.columns.size:
+            drawn = rng.multivariate_normal(state.mean, state.cov, method="cholesky")
+            self._put(coefs, state, drawn)
+        return self._as_draw(coefs, set(state.inside))
+
+    @functools.cached_property
+    def mean(self) -> Draw:
+        """The mean of all effects."""
+        total = np.zeros_like(self._states[0].mean_if)
+        for weight, state in zip(self._weights, self._states, strict=True):
+            coefs = state.mean_if * state.chance[:, None]
+            self._put(coefs, state, state.mean)
+            total += weight * coefs
+        return self._as_draw(total, set(range(len(self.design.blocks))))
+
+    @functools.cached_property
+    def chances(self) -> Floats:
+        """Chance of each block to act, shape (blocks,)."""
+        chances = np.stack([s.chance for s in self._states], axis=1)
+        return np.asarray(chances @ self._weights)
+
+    def acts(self) -> Floats:
+        """Chance of each setting to act, alone or in a pair, shape (factors,)."""
+        inert = np.ones(len(self.design.factors))
+        for block, chance in zip(self.design.blocks, self.chances, strict=True):
+            for i in block.factors:
+                inert[i] *= 1 - chance
+        return 1 - inert
+
+    def _put(self, coefs: Floats, state: State, drawn: Floats) -> None:
+        at = 0
+        for b in state.inside:
+            size = self.design.blocks[b].table.shape[1]
+            coefs[b] = 0.0
+            coefs[b, :size] = drawn[at : at + size]
+            at += size
+
+    def _as_draw(self, coefs: Floats, inside: set[int]) -> Draw:
+        main: list[Floats] = []
+        pairs: dict[tuple[int, int], Floats] = {}
+        acting: set[int] = set()
+        sizes = self.design.sizes
+        for b, block in enumerate(self.design.blocks):
+            if len(block.factors) == 1:
+                main.append(self.scale * (block.table @ coefs[b, : block.table.shape[1]]))
+            elif b in inside:
+                i, j = block.factors
+                table = self.scale * (block.table @ coefs[b, : block.table.shape[1]])
+                pairs[i, j] = table.reshape(sizes[i] + 1, sizes[j] + 1)
+            if b in inside:
+                acting.update(block.factors)
+        return Draw(tuple(main), pairs, frozenset(range(len(sizes))) - acting)
+
+
+def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
+    """Features, values and variances of what was measured; a twin tells that what it differs by does nothing."""
+    features = design.features(seen.codes)
+    values, variances = seen.values.copy(), seen.sds**2
+    for twin, original in seen.twins:
+        features[twin] -= features[original]
+        values[twin], variances[twin] = 0.0, 0.0
+    return features, values, variances
+
+
+def _log_odds(design: Design, *, with_pairs: bool) -> Floats:
+    """Log odds of each block to act."""
+    mains, pairs = len(design.factors), len(design.pairs)
+    usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
+    pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1)) if with_pairs else 1e-12
+    chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
+    clipped = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
+    return np.asarray(np.log(clipped / (1 - clipped)))
+
+
+def smallest(
+    draw: Draw, penalties: Sequence[Floats] = (), pair_penalties: Mapping[tuple[int, int], Floats] = EMPTY
+) -> Codes:
+    """The set with the least sum of effects, by descent over settings and pairs that act; not yet settled.
+
+    Args:
+        draw: Effects.
+        penalties: Added to each value's effect.
+        pair_penalties: Added to each combination's.
+    """
+    inert: frozenset[int] = frozenset()
+    zero = Draw(tuple(penalties) or tuple(np.zeros_like(t) for t in draw.main), dict(pair_penalties), inert)
+    costs = draw.plus(zero)
+    neighbours: dict[int, list[tuple[int, Floats]]] = {}
+    for (i, j), table in costs.pairs.items():
+        neighbours.setdefault(i, []).append((j, table))
+        neighbours.setdefault(j, []).append((i, table.T))
+    # A value for each setting: the last code, for those that are not set, is no choice.
+    codes = np.array([int(np.argmin(own[:-1])) for own in costs.main], dtype=np.int64)
+
+    def cost(i: int, without: int = -1) -> Floats:
+        tables = (table[:, codes[other]] for other, table in neighbours[i] if other != without)
+        return (costs.main[i] + sum(tables))[:-1]
+
+    for _ in range(_SWEEPS):
+        before = codes.copy()
+        for i in neighbours:
+            codes[i] = int(np.argmin(cost(i)))
+        for (i, j), table in costs.pairs.items():
+            both = cost(i, j)[:, None] + cost(j, i)[None, :] + table[:-1, :-1]
+            codes[i], codes[j] = np.unravel_index(int(np.argmin(both)), both.shape)
+        if (codes == before).all():
+            break
+    return codes

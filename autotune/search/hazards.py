@@ -1,0 +1,119 @@
+"""Which values make a set fail: what each failed trial says of the values and pairs that it held.
+
+A trial that ran clears all that it held. A failed one holds a culprit: one value, or two together. How likely each is
+one follows by belief propagation, as in decoding of group tests (Sejdinovic and Johnson, "Note on noisy group testing:
+asymptotic bounds and belief propagation reconstruction", 2010), without noise: a cause that several failures share
+takes the blame from those that only one of them holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from autotune.search.factors import Codes, Design, Floats
+
+SINGLE, PAIR = 0.02, 0.0005
+"""Chance that a value makes a set fail, or two values of one group do together, before anything is tried."""
+
+SURE = 0.999
+"""Chance given to what is known to fail."""
+
+_ROUNDS = 30
+_TINY = 1e-12
+
+
+class Hazards:
+    """Chances of values, and of pairs of values, to make a set fail.
+
+    Args:
+        design: The space.
+        ran: Sets that ran, as codes, shape (sets, factors).
+        failed: Sets that did not, likewise.
+        known: Combinations of factor and code that are known to fail.
+    """
+
+    def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
+        self.design = design
+        self._known = [tuple(k) for k in known]
+        self._single = [np.full(size + 1, SINGLE) for size in design.sizes]
+        for i, chances in enumerate(self._single):
+            chances[design.neutral[i]] = chances[design.sizes[i]] = 0.0
+            chances[np.unique(ran[:, i])] = 0.0
+        self._pairs: dict[tuple[int, int], Floats] = {}
+        for i, j in design.pairs:
+            chances = np.full((design.sizes[i] + 1, design.sizes[j] + 1), PAIR)
+            for k, axis in ((i, 0), (j, 1)):
+                np.moveaxis(chances, axis, 0)[[design.neutral[k], design.sizes[k]]] = 0.0
+            chances[ran[:, i], ran[:, j]] = 0.0
+            self._pairs[i, j] = chances
+        for cause in self._known:
+            if len(cause) == 1:
+                self._single[cause[0][0]][cause[0][1]] = SURE
+        self._blame([row for row in failed if not self._is_explained(row)])
+
+    def _is_explained(self, row: Codes) -> bool:
+        """Whether a failed set holds something that is known to fail."""
+        return any(all(row[i] == code for i, code in cause) for cause in self._known)
+
+    def _blame(self, failed: Sequence[Codes]) -> None:
+        """Passes beliefs between failed sets and what each may have failed by."""
+        held = [self._suspects(row) for row in failed]
+        causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
+        if not causes:
+            return
+        incidence = np.zeros((len(held), len(causes)), dtype=bool)
+        for at, suspects in enumerate(held):
+            incidence[at, [causes[c] for c in suspects]] = True
+        incidence = incidence[incidence.any(axis=1)]
+        prior = np.array([self._chance(c) for c in causes])
+        base = np.log(prior / (1 - prior))
+        told = np.zeros(incidence.shape)  # what each failure says of each cause, in log odds
+        for _ in range(_ROUNDS):
+            heard = base + told.sum(axis=0) - told
+            innocent = np.where(incidence, -np.logaddexp(0.0, heard), 0.0)  # log chance of being none
+            others = innocent.sum(axis=1, keepdims=True) - innocent
+            fresh = np.where(incidence, -np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)), 0.0)
+            told = 0.5 * (told + fresh)
+        chances = 1 / (1 + np.exp(-(base + told.sum(axis=0))))
+        for cause, at in causes.items():
+            self._set(cause, float(chances[at]))
+
+    def _suspects(self, row: Codes) -> list[tuple[int, ...]]:
+        """What a failed set may have failed by: values as (factor, code), pairs as (factor, code, factor, code)."""
+        singles = [(i, int(c)) for i, c in enumerate(row) if self._single[i][c] > 0]
+        pairs = [(i, int(row[i]), j, int(row[j])) for (i, j), t in self._pairs.items() if t[row[i], row[j]] > 0]
+        return [*singles, *pairs]
+
+    def _chance(self, cause: tuple[int, ...]) -> float:
+        if len(cause) == 2:
+            return float(self._single[cause[0]][cause[1]])
+        return float(self._pairs[cause[0], cause[2]][cause[1], cause[3]])
+
+    def _set(self, cause: tuple[int, ...], chance: float) -> None:
+        if len(cause) == 2:
+            self._single[cause[0]][cause[1]] = chance
+        else:
+            self._pairs[cause[0], cause[2]][cause[1], cause[3]] = chance
+
+    def single(self, factor: int) -> Floats:
+        """Chance of each value of a setting to make any set fail, shape (values + 1,)."""
+        return self._single[factor]
+
+    def pair(self, one: int, other: int) -> Floats:
+        """Chance of each combination of two settings to make a set fail beyond that, shape (values + 1, values + 1)."""
+        return self._pairs[one, other]
+
+    @property
+    def suspected(self) -> list[tuple[int, int]]:
+        """Pairs of settings of which some values are suspected to fail together."""
+        return [pair for pair, chances in self._pairs.items() if chances.max() > 2 * PAIR]
+
+    def log_survival(self, row: Codes) -> float:
+        """Log of the chance that a set runs."""
+        if self._is_explained(row):
+            return float(np.log1p(-SURE))
+        risks = [chances[c] for chances, c in zip(self._single, row, strict=True)]
+        risks += [chances[row[i], row[j]] for (i, j), chances in self._pairs.items()]
+        return float(np.log1p(-np.minimum(np.array(risks), SURE)).sum())

@@ -1,0 +1,88 @@
+"""The next set to try: the best one under a draw of what may be true, as long as it has a fair chance to run.
+
+Thompson sampling over a sparse model: settings that act in the draw get their best value; those that do not get the
+value that would be best if they did, so that early trials change many settings at once and tell of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Sequence
+
+import numpy as np
+
+from autotune.search.additive import AdditiveModel, Draw, smallest
+from autotune.search.factors import Codes, Design, Floats
+from autotune.search.hazards import SURE, Hazards
+
+FAIR_CHANCE = 0.6
+"""Least chance to run of a set that changes settings only to learn of them."""
+
+FAILURE_COST = 0.5
+"""What a failed trial costs, in typical effects."""
+
+REDRAWS = 20
+"""Draws after which a search that only finds what is known changes something at random."""
+
+
+def propose(
+    models: Sequence[AdditiveModel],
+    hazards: Hazards,
+    rng: np.random.Generator,
+    known: Container[bytes] = frozenset(),
+) -> Codes:
+    """The next set, as codes; a known one only if every draw finds one.
+
+    Args:
+        models: What trials taught of each objective.
+        hazards: What they taught of failures.
+        rng: Draws.
+        known: Sets that are known or being tried, as `key`.
+    """
+    design = models[0].design
+    for attempt in range(REDRAWS):
+        draw = _draw(models, rng)
+        codes = design.settle(smallest(draw, *_penalties(hazards, design)))
+        codes = _within_risk(codes, draw, hazards, rng)
+        if attempt >= REDRAWS // 2:
+            i = int(rng.integers(len(codes)))
+            codes[i] = int(rng.integers(design.sizes[i]))
+            codes = design.settle(codes)
+        if key(codes) not in known:
+            break
+    return codes
+
+
+def key(codes: Codes) -> bytes:
+    """A set as something that can be looked up."""
+    return codes.tobytes()
+
+
+def _draw(models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
+    """One draw of effects, in units of the typical one; of several objectives' with weights of its own."""
+    weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else [1.0]
+    draws = [m.draw(rng).times(w / m.scale) for m, w in zip(models, weights, strict=True)]
+    return functools.reduce(Draw.plus, draws)
+
+
+def _penalties(hazards: Hazards, design: Design) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
+    """What the risk of each value, and of each pair that is suspected, counts beside effects."""
+    single = [_cost(hazards.single(i)) for i in range(len(design.factors))]
+    return single, {pair: _cost(hazards.pair(*pair)) for pair in hazards.suspected}
+
+
+def _cost(chances: Floats) -> Floats:
+    return -FAILURE_COST * np.log1p(-np.minimum(chances, SURE))
+
+
+def _within_risk(codes: Codes, draw: Draw, hazards: Hazards, rng: np.random.Generator) -> Codes:
+    """The set, with fewer settings changed that do not act in the draw, until it has a fair chance to run."""
+    design, least = hazards.design, float(np.log(FAIR_CHANCE))
+    changed = [i for i in draw.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
+    rng.shuffle(changed)
+    while changed and hazards.log_survival(codes) < least:
+        at = max(range(len(changed)), key=lambda k: hazards.single(changed[k])[codes[changed[k]]])
+        i = changed.pop(at)
+        codes[i] = design.neutral[i]
+        codes = design.settle(codes)
+    return codes

@@ -1,0 +1,245 @@
+"""Samplers of Optuna as a study asks them: for points of its search space, one at a time."""
+
+from __future__ import annotations
+
+import bisect
+import importlib
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from autotune.model import FlagSet, SearchSpec, StudyFileError
+from autotune.search import AdditiveFlagSampler, Flag
+from autotune.settings import Parameter, SearchSpace
+
+Direction = Literal["minimize"]
+
+ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
+
+_NAMED: dict[str, tuple[str, str]] = {
+    "gp": ("GPSampler", "torch"),
+    "cmaes": ("CmaEsSampler", "cmaes"),
+    "grid": ("GridSampler", ""),
+}
+"""Further samplers of Optuna, and the package that each needs besides."""
+
+BEST, NEWEST = 25, 100
+"""Trials that TPE is shown of a longer study: the best, and the newest of the rest.
+
+It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time
+(`benchmarks/rereading.py`), for trials that it weighs the less the older they are. A tenth of them counts as good.
+"""
+
+
+class Questions:
+    """A sampler at one trial: as many points as are asked for, drawn from one seed.
+
+    It is asked as `Study.ask` does it, but no trial is opened: a study that holds thousands of questions beside its
+    trials is slow to look through.
+
+    Args:
+        study: Opened since it was last told, for a study keeps what it has read for its samplers.
+        sampler: Fresh, with a seed of its own.
+    """
+
+    def __init__(self, study: optuna.Study, sampler: BaseSampler) -> None:
+        self._study, self._sampler = study, sampler
+        self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
+        self._space = sampler.infer_relative_search_space(study, self._trial)
+
+    def point(self) -> Callable[[Parameter], str]:
+        """The next point, as what is chosen for each parameter."""
+        related = self._sampler.sample_relative(self._study, self._trial, self._space)
+
+        def choose(parameter: Parameter) -> str:
+            distribution = distribution_of(parameter)
+            if distribution.single():
+                value = _only(distribution)
+            elif parameter.name in related:
+                value = related[parameter.name]
+            else:
+                value = self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
+            return to_text(parameter, value)
+
+        return choose
+
+
+class Opened:
+    """A sampler that keeps its state in the trials that it opened itself, such as CMA-ES.
+
+    What it learned in an earlier session it learns from the results alone.
+
+    Args:
+        sampler: With its seed.
+        directions: As many as there are objectives.
+    """
+
+    def __init__(self, sampler: BaseSampler, directions: Sequence[Direction]) -> None:
+        self._study = optuna.create_study(sampler=sampler, directions=directions)
+        self._open: dict[FlagSet, optuna.Trial] = {}
+
+    def point(self, space: SearchSpace) -> FlagSet:
+        """The next point; its trial stays open until its result is told."""
+        trial = self._study.ask()
+        settings = space.suggest(lambda p: to_text(p, trial._suggest(p.name, distribution_of(p))))
+        if settings in self._open:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._open[settings] = trial
+        return settings
+
+    def tell(self, settings: FlagSet, found: optuna.trial.FrozenTrial) -> None:
+        """Adds a result."""
+        trial = self._open.pop(settings, None)
+        if trial is None:
+            self._study.add_trial(found)
+        else:
+            self._study.tell(trial, values=found.values)
+
+
+def check_sampler(search: SearchSpec) -> None:
+    """Makes the study's sampler once, so that a mistake is told before anything starts.
+
+    Raises:
+        StudyFileError: If there is none of that name, or it does not take the options.
+    """
+    make_sampler(search, SearchSpace(()), 0)
+
+
+def opens_trials(search: SearchSpec) -> bool:
+    """Whether the study's sampler is asked by opening trials."""
+    return search.sampler not in (ADDITIVE, TPE, RANDOM, "gp")
+
+
+def make_sampler(
+    search: SearchSpec, space: SearchSpace, seed: int, flags: Mapping[str, Flag] | None = None
+) -> BaseSampler:
+    """The study's sampler.
+
+    Args:
+        search: Which, and its options.
+        space: What is searched.
+        seed: Of its draws.
+        flags: What is known of settings.
+
+    Raises:
+        StudyFileError: If there is none of that name, or it does not take the options.
+    """
+    name, options = search.sampler, dict(search.sampler_options)
+    distributions = {p.name: distribution_of(p) for p in space.parameters}
+    made: Callable[..., Any]
+    own: dict[str, Any]
+    if name == ADDITIVE:
+        made, own = AdditiveFlagSampler, {"space": distributions, "flags": flags, "seed": seed, "is_log_ratio": True}
+    elif name == TPE:
+        # Every option that matters is pinned, so that another Optuna searches alike. The start is the study's own.
+        made, own = (
+            optuna.samplers.TPESampler,
+            {"n_startup_trials": 1, "n_ei_candidates": 24, "multivariate": True, "group": True, "constant_liar": False},
+        )
+        own["seed"] = seed
+    elif name == "grid":
+        values = {p.name: [from_text(p, v) for v in p.values()] for p in space.parameters}
+        made, own = optuna.samplers.GridSampler, {"search_space": values, "seed": seed}
+    else:
+        made, own = _find(name), {"seed": seed}
+    with warnings.catch_warnings():
+        # `group` (densities of their own for conditional settings) is marked experimental, and so are others.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            sampler = made(**{**own, **options})
+        except (TypeError, ValueError, ImportError) as error:
+            raise StudyFileError(
+                f"`search.sampler_options` must be options of {name} but got {options!r}: {error}"
+            ) from error
+    if not isinstance(sampler, BaseSampler):
+        raise StudyFileError(f"`search.sampler` must name a sampler of Optuna but {name} makes {sampler!r}")
+    return sampler
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """A sampler's class by its name, or by its import path."""
+    if name in _NAMED:
+        attribute, package = _NAMED[name]
+        try:
+            if package:
+                importlib.import_module(package)
+        except ImportError as error:
+            raise StudyFileError(
+                f"`search.sampler = {name!r}` needs the package {package}, which is not installed here; "
+                f"try: pip install {package}"
+            ) from error
+        return getattr(optuna.samplers, attribute)  # type: ignore[no-any-return]
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise StudyFileError(
+            f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
+        ) from error
+
+
+class ShortMemory(optuna.storages.InMemoryStorage):
+    """Shows of a long study by one objective the `BEST` trials and the `NEWEST` of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranked: list[tuple[bool, float, int]] = []
+
+    def create_new_trial(self, study_id: int, template_trial: optuna.trial.FrozenTrial | None = None) -> int:
+        """See `optuna.storages.BaseStorage`; only finished trials are added."""
+        assert template_trial is not None
+        assert template_trial.value is not None
+        rank = (template_trial.constraints["failure"] > 0, template_trial.value, len(self._ranked))
+        bisect.insort(self._ranked, rank)
+        return super().create_new_trial(study_id, template_trial)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[optuna.trial.FrozenTrial]:
+        """See `optuna.storages.BaseStorage`."""
+        trials = super().get_all_trials(study_id, deepcopy, states)
+        if len(trials) <= BEST + NEWEST:
+            return trials
+        best = {number for _, _, number in self._ranked[:BEST]}
+        # Of the newest BEST + NEWEST at most BEST are among the best.
+        rest = [number for number in range(len(trials) - BEST - NEWEST, len(trials)) if number not in best]
+        return [trials[number] for number in sorted(best.union(rest[-NEWEST:]))]
+
+
+def distribution_of(parameter: Parameter) -> BaseDistribution:
+    """The Optuna distribution of one parameter; powers of two are searched by their exponent."""
+    if parameter.choices is not None:
+        return CategoricalDistribution(list(parameter.choices))
+    assert parameter.low is not None
+    assert parameter.high is not None
+    if parameter.power_of_two:
+        return IntDistribution(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1)
+    step = 1 if parameter.log else parameter.step or 1
+    return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=step)
+
+
+def from_text(parameter: Parameter, text: str) -> Any:
+    """A recorded value as Optuna's own."""
+    if parameter.choices is not None:
+        return text
+    value = int(text)
+    return value.bit_length() - 1 if parameter.power_of_two else value
+
+
+def to_text(parameter: Parameter, value: Any) -> str:
+    """A value of Optuna's as it is recorded."""
+    return str(2**value if parameter.power_of_two else value)
+
+
+def _only(distribution: BaseDistribution) -> Any:
+    """The one value of a distribution that has no other."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    assert isinstance(distribution, IntDistribution)
+    return distribution.low
