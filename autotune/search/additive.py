@@ -89,12 +89,9 @@ class AdditiveModel:
         seen: What was measured.
         seed: Of the draws.
         has_origin: Whether the default's value is 0, as a ratio to the reference is; else it is told from the trials.
-        with_pairs: Whether pairs may act.
     """
 
-    def __init__(
-        self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, with_pairs: bool = True
-    ) -> None:
+    def __init__(self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True) -> None:
         self.design = design
         self._rng = np.random.default_rng(seed)
         rows, values, variances = _as_rows(design, seen)
@@ -104,7 +101,7 @@ class AdditiveModel:
             else SMALLEST_SCALE
         )
         self.origin = 0.0
-        log_odds = _log_odds(design, with_pairs=with_pairs)
+        log_odds = _log_odds(design)
         self.spread = SPREAD
         inside: list[int] = []
         if len(values) >= _ENOUGH:
@@ -227,11 +224,11 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
     return features, values, variances
 
 
-def _log_odds(design: Design, *, with_pairs: bool) -> Floats:
+def _log_odds(design: Design) -> Floats:
     """Log odds of each block to act."""
     mains, pairs = len(design.factors), len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
-    pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1)) if with_pairs else 1e-12
+    pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
     chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
     clipped = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
     return np.asarray(np.log(clipped / (1 - clipped)))

@@ -19,6 +19,8 @@ from autotune.search.factors import Floats
 BURN_IN, JUMPS = 12, 28
 """States of the chain that are forgotten, and that are kept."""
 
+_LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
+
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
@@ -84,7 +86,7 @@ class Chain:
             odds, state = self._look(current)
             leaving = np.zeros(len(odds), dtype=bool)
             leaving[current] = True
-            rates = _sigmoid(np.where(leaving, -odds, odds))
+            rates = _sigmoid(np.where(leaving, -odds, odds)) + _LEAST
             if len(current) >= MOST_BLOCKS:
                 rates[~leaving] = 0.0
             total = float(rates.sum())
