@@ -107,9 +107,7 @@ class AdditiveModel:
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
         chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-        self._states = chain.run(self._rng, inside)
-        weights = np.array([s.weight for s in self._states])
-        self._weights = weights / weights.sum()
+        self._states, self._weights = chain.run(self._rng, [inside, []])
 
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
         weights = 1.0 / (variances + self.spread**2)

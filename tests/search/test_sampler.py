@@ -66,7 +66,7 @@ def test_random_search_finds_less_of_it() -> None:
         rng = np.random.default_rng(seed)
         draws = ({n: str(v).lower() for n, v in zip(SETTINGS, rng.random(30) < 0.5, strict=True)} for _ in range(20))
         found.append(min(map(effect, draws)))
-    assert np.mean(found) / OPTIMUM < 0.85
+    assert np.mean(found) / OPTIMUM < 0.87
 
 
 def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
@@ -174,17 +174,17 @@ def test_a_twin_is_no_second_measurement_but_tells_what_does_nothing() -> None:
 def test_priors_lead_until_data_wash_them_out() -> None:
     flags = {
         **FLAGS,
-        "flag_02": Flag(default="false", act=0.9, lean={"true": (-0.05, 0.02)}),
+        "flag_02": Flag(default="false", act=0.8, lean={"true": (-0.05, 0.05)}),
         "flag_03": Flag(default="false", act=0.01),
     }
     made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)
     coded, model, _ = made.learn(optuna.create_study())
     chance = dict(zip(coded.names, model.acts(), strict=True))
-    assert chance["flag_02"] > 0.85
+    assert chance["flag_02"] > 0.75
     assert chance["flag_03"] < 0.05
     coded, model, _ = made.learn(search(made, effect, 50))
     chance = dict(zip(coded.names, model.acts(), strict=True))
-    assert chance["flag_02"] < 0.85
+    assert chance["flag_02"] < 0.75
     assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
     assert chance["flag_03"] > 0.9  # it acts
 
