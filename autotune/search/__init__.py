@@ -1,3 +1,4 @@
 """Who proposes the next set, and what trials taught: a sparse model of effects and of failures."""
 
+from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.search.sampler import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag

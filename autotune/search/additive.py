@@ -96,18 +96,18 @@ class AdditiveModel:
         self._rng = np.random.default_rng(seed)
         rows, values, variances = _as_rows(design, seen)
         self.scale = (
-            max(SMALLEST_SCALE, 1.5 * float(np.median(np.abs(values - np.median(values)))))
+            max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
             if len(values)
             else SMALLEST_SCALE
         )
         self.origin = 0.0
         log_odds = _log_odds(design)
         self.spread = SPREAD
-        inside: list[int] = []
+        inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
         chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-        self._states, self._weights = chain.run(self._rng, [inside, []])
+        self._states, self._weights = chain.run(self._rng, [inside, {}])
 
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
@@ -122,20 +122,20 @@ class AdditiveModel:
 
     def _greedy(
         self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
-    ) -> list[int]:
+    ) -> dict[int, int]:
         """Takes the likeliest effects one by one; sets the spread to what they leave."""
-        inside: list[int] = []
+        inside: dict[int, int] = {}
         for _ in range(2):
             chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-            inside = []
+            inside = {}
             for _ in range(min(_GREEDY, len(values) // 2)):
                 state = chain.look(inside)
                 chance = state.chance.copy()
-                chance[inside] = 0.0
+                chance[list(inside)] = 0.0
                 best = int(np.argmax(chance))
                 if chance[best] < 0.5:
                     break
-                inside.append(best)
+                inside[best] = int(state.likelier[best])
             state = chain.look(inside)
             columns = state.columns
             left = values - rows[:, columns] @ state.mean * self.scale
