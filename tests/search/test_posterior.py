@@ -25,7 +25,7 @@ def planted(seed: int, blocks: int = 7, rank: int = 1) -> Problem:
 def log_weight(problem: Problem, model: Mapping[int, int]) -> float:
     """Log of a model's posterior chance, up to a constant: blocks that are in, each with the index of its size."""
     gram, moment, starts, log_odds = problem
-    columns = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in model] or [[]]).astype(int)
+    columns = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in model] or [np.zeros(0)]).astype(int)
     prior = np.concatenate([[SIZES[k] ** -2.0] * (starts[b + 1] - starts[b]) for b, k in model.items()] or [[]])
     precision = np.diag(prior) + gram[np.ix_(columns, columns)]
     fit = moment[columns] @ np.linalg.solve(precision, moment[columns]) if model else 0.0

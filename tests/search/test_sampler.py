@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
@@ -193,7 +193,7 @@ def test_priors_lead_until_data_wash_them_out() -> None:
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_a_study_of_any_parameters_in_any_direction(direction: str) -> None:
+def test_a_study_of_any_parameters_in_any_direction(direction: Literal["minimize", "maximize"]) -> None:
     sign = 1 if direction == "minimize" else -1
     study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3), direction=direction)
 
