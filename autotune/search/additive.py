@@ -168,6 +168,62 @@ class AdditiveModel:
             self._put(coefs, state, drawn)
         return self._as_draw(coefs, set(state.inside))
 
+    def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:
+        """Draws of what acts and how: unlike those of `draw` they leave out what does not act in them.
+
+        Args:
+            rng: Of the draws.
+            count: How many.
+        """
+        none = [np.zeros(len(b.table)) for b in self.design.blocks if len(b.factors) == 1]
+        lowers = [np.linalg.cholesky(s.cov) if s.columns.size else s.cov for s in self._states]
+        found = []
+        for at in rng.choice(len(self._states), size=count, p=self._weights):
+            state = self._states[int(at)]
+            drawn = state.mean + lowers[int(at)] @ rng.standard_normal(len(state.mean))
+            main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
+            for b, own in self._places(state):
+                block = self.design.blocks[b]
+                table = self.scale * (block.table @ drawn[own])
+                acting.update(block.factors)
+                if len(block.factors) == 1:
+                    main[b] = table
+                else:
+                    i, j = block.factors
+                    pairs[i, j] = table.reshape(self.design.sizes[i] + 1, self.design.sizes[j] + 1)
+            found.append(Draw(tuple(main), pairs, frozenset(range(len(none))) - acting))
+        return found
+
+    def marginal(self, block: int) -> tuple[Floats, Floats, Floats]:
+        """What a block does, or would do if it acted, for each state of the chain.
+
+        Args:
+            block: Its place among the design's.
+
+        Returns:
+            Weights of the states, shape (states,); means and standard deviations of the change of the log step time,
+            shape (states, rows of the block's table).
+        """
+        table = self.scale * self.design.blocks[block].table
+        size = table.shape[1]
+        means, sds = [], []
+        for state in self._states:
+            own = dict(self._places(state)).get(block)
+            if own is None:
+                mean, cov = state.mean_if[block, :size], np.linalg.inv(state.precision_if[block, :size, :size])
+            else:
+                mean, cov = state.mean[own], state.cov[own, own]
+            means.append(table @ mean)
+            sds.append(np.sqrt(np.einsum("rf,fg,rg->r", table, cov, table)))
+        return self._weights, np.array(means), np.array(sds)
+
+    def _places(self, state: State) -> list[tuple[int, slice]]:
+        """Blocks that are in, each with where its coefficients are among those of the state."""
+        at, found = 0, []
+        for b in state.inside:
+            found.append((b, slice(at, at := at + self.design.blocks[b].table.shape[1])))
+        return found
+
     @functools.cached_property
     def mean(self) -> Draw:
         """The mean of all effects."""
@@ -193,12 +249,9 @@ class AdditiveModel:
         return 1 - inert
 
     def _put(self, coefs: Floats, state: State, drawn: Floats) -> None:
-        at = 0
-        for b in state.inside:
-            size = self.design.blocks[b].table.shape[1]
+        for b, own in self._places(state):
             coefs[b] = 0.0
-            coefs[b, :size] = drawn[at : at + size]
-            at += size
+            coefs[b, : own.stop - own.start] = drawn[own]
 
     def _as_draw(self, coefs: Floats, inside: set[int]) -> Draw:
         main: list[Floats] = []

@@ -137,11 +137,22 @@ class AdditiveFlagSampler(BaseSampler):
             study: With its trials.
             search_space: What is searched; None for what is proposed.
         """
-        trials = study.get_trials(deepcopy=False)
         space = search_space or self.infer_relative_search_space(study, optuna.trial.create_trial(value=0.0))
-        coded = CodedSpace(space, self._flags)
-        rng = np.random.default_rng([self._seed, len(trials)])
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
+        return self.learn_from(study.get_trials(deepcopy=False), space, sign=sign)
+
+    def learn_from(
+        self, trials: Sequence[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, sign: float = 1.0
+    ) -> tuple[CodedSpace, AdditiveModel, Hazards]:
+        """What trials taught, whoever proposed them.
+
+        Args:
+            trials: By one objective.
+            search_space: What is searched.
+            sign: 1 where less is better, -1 where more is.
+        """
+        coded = CodedSpace(search_space, self._flags)
+        rng = np.random.default_rng([self._seed, len(trials)])
         models, hazards = self._learn(coded, trials, [sign], rng)
         return coded, models[0], hazards
 

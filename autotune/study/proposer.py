@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 
 from autotune.model import (
     REFERENCE_NUMBER,
+    EffectsRecord,
     FlagSet,
     Objective,
     StudySpec,
@@ -49,8 +50,12 @@ from autotune.study.samplers import (
     make_sampler,
     opens_trials,
 )
+from autotune.study.taught import Lesson
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
+
+PREDICTED_BEST = "predicted best"
+"""Origin of the trial with which a search ends: the set that promises most by all the others."""
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
@@ -114,7 +119,7 @@ class Proposer:
         self._size = space.size()
         self._see(FlagSet())
         self._worst = [0.0 for _ in self._objectives]
-        self._told = 0
+        self._history: list[optuna.trial.FrozenTrial] = []
         directions: list[Direction] = ["minimize" for _ in self._objectives]
         is_short = spec.search.sampler == TPE and len(directions) == 1
         self._memory = ShortMemory() if is_short else optuna.storages.InMemoryStorage()
@@ -152,7 +157,7 @@ class Proposer:
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._study.add_trial(trial)
-        self._told += 1
+        self._history.append(trial)
         if self._opened is not None:
             self._opened.tell(result.settings, trial)
         if self._mirror is not None:
@@ -213,6 +218,34 @@ class Proposer:
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
 
+    def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
+        """The set that promises most by all trials, as trial `number`; None if it is known or there is no model.
+
+        Args:
+            number: Of the trial.
+            taken: Sets that other lanes are trying now.
+        """
+        if (lesson := self._lesson()) is None:
+            return None
+        settings = lesson.best
+        if settings in self._seen or settings in taken or walks_into(settings, self.bad):
+            return None
+        params = self._space.locate(settings) or {}
+        return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
+
+    def effects(self) -> EffectsRecord | None:
+        """What the trials taught, whichever sampler proposed them; None where there is no model of them."""
+        lesson = self._lesson()
+        return lesson.record() if lesson is not None and lesson.measured else None
+
+    def _lesson(self) -> Lesson | None:
+        """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""
+        if self._objectives != (Objective.STEP_TIME,) or self._spec.is_predicted:
+            return None
+        return Lesson(
+            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
+        )  # fmt: skip
+
     def may_hold(self, part: FlagSet) -> bool:
         """Whether a set that is tried may hold a combination: a point of the space, or one of the first sets."""
         values = {p.name: p for p in self._space.parameters}
@@ -235,7 +268,7 @@ class Proposer:
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and self._told < self._spec.search.startup_trials):
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < self._spec.search.startup_trials):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         if self._opened is not None:
             return self._opened.point(self._space), name
@@ -251,9 +284,23 @@ class Proposer:
         flags = {p.name: _flag(p) for p in self._space.parameters}
         sampler = make_sampler(self._spec.search, self._space, seed, flags)
         if isinstance(sampler, AdditiveFlagSampler):
-            located = (self._located(part) for part in self.bad)
-            sampler.culprits = [values for values in located if values is not None]
+            self._tell_culprits(sampler)
         return sampler
+
+    def _additive(self) -> AdditiveFlagSampler:
+        """The sampler whose model tells what trials taught: the study's own, if it is one."""
+        sampler = self._sampler(_seed(f"{self._spec.seed}/effects"))
+        if not isinstance(sampler, AdditiveFlagSampler):
+            flags = {p.name: _flag(p) for p in self._space.parameters}
+            space = {p.name: distribution_of(p) for p in self._space.parameters}
+            sampler = AdditiveFlagSampler(space, flags, seed=_seed(f"{self._spec.seed}/effects"), is_log_ratio=True)
+            self._tell_culprits(sampler)
+        return sampler
+
+    def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
+        """What is known to fail, where it is of the space."""
+        located = (self._located(part) for part in self.bad)
+        sampler.culprits = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
         """A combination as values of parameters; None if it holds another setting, or another value."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
+from autotune.model import (
+    BlameRecord,
+    EffectsRecord,
+    Failure,
+    FailureKind,
+    FlagSet,
+    RunDirectoryError,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import worth_proving
@@ -49,6 +58,7 @@ class Search:
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
             self._run.evaluator.rest()
+        self._tell_effects()
         self._proposer.finish()
         self._tell_news()
 
@@ -61,6 +71,7 @@ class Search:
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.view.stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
+        self._tell_effects()
         self._proposer.finish()
         return len(self._results()) > before
 
@@ -94,6 +105,12 @@ class Search:
     def _tell_news(self) -> None:
         for text in self._proposer.news():
             self._run.view.note(text)
+
+    def _tell_effects(self) -> None:
+        """Records what the trials taught, unless that is recorded of just these."""
+        known = self._store.last(EffectsRecord)
+        if (known is None or known.trials != len(self._results())) and (found := self._proposer.effects()) is not None:
+            self._store.append(found)
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
