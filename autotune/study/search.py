@@ -24,6 +24,9 @@ from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
 from autotune.study.units import Job, TrialUnit
 
+ENOUGH_TO_TELL = 12
+"""Trials from which the search ends with the set that promises most by all of them."""
+
 
 class Search:
     """The search of one session.
@@ -166,14 +169,28 @@ class Search:
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
-        number = self._known.free_number(self._tried)
-        config = self._proposer.ask(number, taken=self._tried.values())
+        number, config = self._known.free_number(self._tried), None
+        if self._is_last(results):
+            config = self._proposer.ask_best(number, taken=self._tried.values())
+        config = config or self._proposer.ask(number, taken=self._tried.values())
         if config is None and not self._tried:
             self._run.view.note(
                 f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
             )
             self._is_over = self._is_exhausted = True
         return config
+
+    def _is_last(self, results: Sequence[TrialResult]) -> bool:
+        """Whether there is one more trial to try, and enough of them to tell which set promises most.
+
+        What it tries is then a finalist, so that it has to be measured like the others.
+        """
+        if len(results) < ENOUGH_TO_TELL:
+            return False
+        if len(results) + len(self._tried) + 1 >= self._asked:
+            return True
+        trial_s = self._table.trial_s if self._table is not None else 0.0
+        return trial_s > 0 and self._run.time.used_up(2 * trial_s, self._kept_s) is not None
 
     # ------------------------------------------------------------------ trials
 
