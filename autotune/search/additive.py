@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.posterior import Chain, State
@@ -29,6 +30,7 @@ SPREAD = 0.005
 _GREEDY = 12  # effects that are taken before the spread is told from what is left
 _ENOUGH = 8  # trials that tell a spread
 _SWEEPS = 4
+_RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,9 @@ class AdditiveModel:
         seen: What was measured.
         seed: Of the draws.
         has_origin: Whether the default's value is 0, as a ratio to the reference is; else it is told from the trials.
-        with_pairs: Whether pairs may act.
     """
 
-    def __init__(
-        self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, with_pairs: bool = True
-    ) -> None:
+    def __init__(self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True) -> None:
         self.design = design
         self._rng = np.random.default_rng(seed)
         rows, values, variances = _as_rows(design, seen)
@@ -104,15 +103,13 @@ class AdditiveModel:
             else SMALLEST_SCALE
         )
         self.origin = 0.0
-        log_odds = _log_odds(design, with_pairs=with_pairs)
+        log_odds = _log_odds(design)
         self.spread = SPREAD
         inside: list[int] = []
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
-        chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-        self._states = chain.run(self._rng, inside)
-        weights = np.array([s.weight for s in self._states])
-        self._weights = weights / weights.sum()
+        self._last_chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+        self._states, self._weights = self._last_chain.run(self._rng, [inside, []])
 
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
@@ -154,6 +151,39 @@ class AdditiveModel:
             self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, (0.2 * SPREAD) ** 2)))
         return inside
 
+    def weigh_rivals(self) -> None:
+        """Looks at states in which another block stands for one that is in, and weighs all by their posterior chance.
+
+        A walk that has explained an effect by one of two settings that were always on together seldom tries the other
+        one. For a proposal either will do, and tries them apart; what is told of them in the end must name both.
+        """
+        known = {frozenset(s.inside): s for s in self._states}
+        done: set[frozenset[int]] = set()
+        for _ in range(_ROUNDS):
+            best = max(known.values(), key=lambda s: s.log_weight)
+            if (of := frozenset(best.inside)) in done:
+                break
+            done.add(of)
+            for inside in self._beside(best):
+                if inside not in known:
+                    known[inside] = self._last_chain.look(sorted(inside))
+        self._states = list(known.values())
+        weights = np.array([s.log_weight for s in self._states])
+        weights = np.exp(weights - weights.max())
+        self._weights = weights / weights.sum()
+
+    def _beside(self, state: State) -> Iterator[frozenset[int]]:
+        """Which blocks are in, in states near one: with another, with one less, and with another instead of one."""
+        inside = frozenset(state.inside)
+        for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
+            yield inside | {block}
+        for block in inside:
+            rest = inside - {block}
+            yield rest
+            without = self._last_chain.look(sorted(rest))
+            for rival in np.argsort(-np.where(_is_in(without), 0.0, without.chance), kind="stable")[:_RIVALS].tolist():
+                yield rest | {rival}
+
     # ------------------------------------------------------------------ draws
 
     def draw(self, rng: np.random.Generator) -> Draw:
@@ -181,10 +211,17 @@ class AdditiveModel:
         for at in rng.choice(len(self._states), size=count, p=self._weights):
             state = self._states[int(at)]
             drawn = state.mean + lowers[int(at)] @ rng.standard_normal(len(state.mean))
+            coefs = {b: drawn[own] for b, own in self._places(state)}
+            # What is not in may act all the same, each by its chance: seldom one, but there are many.
+            more = np.flatnonzero((rng.random(len(state.chance)) < state.chance) & ~_is_in(state))
+            for b in more.tolist():
+                size = self.design.blocks[b].table.shape[1]
+                cov = np.linalg.inv(state.precision_if[b, :size, :size])
+                coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
             main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
-            for b, own in self._places(state):
+            for b, own_coefs in coefs.items():
                 block = self.design.blocks[b]
-                table = self.scale * (block.table @ drawn[own])
+                table = self.scale * (block.table @ own_coefs)
                 acting.update(block.factors)
                 if len(block.factors) == 1:
                     main[b] = table
@@ -270,6 +307,13 @@ class AdditiveModel:
         return Draw(tuple(main), pairs, frozenset(range(len(sizes))) - acting)
 
 
+def _is_in(state: State) -> NDArray[np.bool_]:
+    """Of each block whether it is in, shape (blocks,)."""
+    found = np.zeros(len(state.chance), dtype=bool)
+    found[list(state.inside)] = True
+    return found
+
+
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
     """Features, values and variances of what was measured; a twin tells that what it differs by does nothing."""
     features = design.features(seen.codes)
@@ -280,11 +324,11 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
     return features, values, variances
 
 
-def _log_odds(design: Design, *, with_pairs: bool) -> Floats:
+def _log_odds(design: Design) -> Floats:
     """Log odds of each block to act."""
     mains, pairs = len(design.factors), len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
-    pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1)) if with_pairs else 1e-12
+    pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
     chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
     clipped = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
     return np.asarray(np.log(clipped / (1 - clipped)))

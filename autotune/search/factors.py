@@ -163,6 +163,6 @@ def _main_table(factor: Factor) -> Floats:
 
 def _pair_table(one: Floats, other: Floats) -> Floats:
     """Features of each combination: the products of both settings' features that matter most."""
-    products = (one[:, None, :, None] * other[None, :, None, :]).reshape(len(one) * len(other), -1)
+    products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(len(one) * len(other), -1)
     size = (products**2).sum(axis=0)
     return np.asarray(products[:, np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])])

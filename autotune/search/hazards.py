@@ -36,7 +36,7 @@ class Hazards:
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
         self.design = design
-        self._known = [tuple(k) for k in known]
+        self._known = [tuple(sorted(k)) for k in known]
         self._single = [np.full(size + 1, SINGLE) for size in design.sizes]
         for i, chances in enumerate(self._single):
             chances[design.neutral[i]] = chances[design.sizes[i]] = 0.0
@@ -51,11 +51,17 @@ class Hazards:
         for cause in self._known:
             if len(cause) == 1:
                 self._single[cause[0][0]][cause[0][1]] = SURE
+            elif len(cause) == 2 and (found := self._pairs.get((cause[0][0], cause[1][0]))) is not None:
+                found[cause[0][1], cause[1][1]] = SURE
         self._blame([row for row in failed if not self._is_explained(row)])
 
     def _is_explained(self, row: Codes) -> bool:
         """Whether a failed set holds something that is known to fail."""
-        return any(all(row[i] == code for i, code in cause) for cause in self._known)
+        return self.culprit(row) is not None
+
+    def culprit(self, row: Codes) -> tuple[tuple[int, int], ...] | None:
+        """What a set holds of what is known to fail, as factors and codes."""
+        return next((cause for cause in self._known if all(row[i] == code for i, code in cause)), None)
 
     def _blame(self, failed: Sequence[Codes]) -> None:
         """Passes beliefs between failed sets and what each may have failed by."""

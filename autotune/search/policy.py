@@ -43,11 +43,11 @@ def propose(
     for attempt in range(REDRAWS):
         draw = _draw(models, rng)
         codes = design.settle(smallest(draw, *_penalties(hazards, design)))
-        codes = _within_risk(codes, draw, hazards, rng)
+        codes = _without_culprits(_within_risk(codes, draw, hazards, rng), draw, hazards)
         if attempt >= REDRAWS // 2:
             i = int(rng.integers(len(codes)))
             codes[i] = int(rng.integers(design.sizes[i]))
-            codes = design.settle(codes)
+            codes = _without_culprits(design.settle(codes), draw, hazards)
         if key(codes) not in known:
             break
     return codes
@@ -85,4 +85,19 @@ def _within_risk(codes: Codes, draw: Draw, hazards: Hazards, rng: np.random.Gene
         i = changed.pop(at)
         codes[i] = design.neutral[i]
         codes = design.settle(codes)
+    return codes
+
+
+def _without_culprits(codes: Codes, draw: Draw, hazards: Hazards) -> Codes:
+    """The set, with the setting reset that costs least, of each combination that is known to fail."""
+    design = hazards.design
+    for _ in range(len(codes)):
+        if (culprit := hazards.culprit(codes)) is None:
+            break
+        resets = []
+        for i, _ in culprit:
+            reset = codes.copy()
+            reset[i] = design.neutral[i]
+            resets.append(design.settle(reset))
+        codes = min(resets, key=draw.total)
     return codes

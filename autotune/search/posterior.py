@@ -1,9 +1,11 @@
 """Which effects there are: a sparse Bayesian regression over blocks of features, each in the model or out of it.
 
 Spike and slab: a block has no effect, or coefficients drawn from a normal distribution. All other things being held,
-the odds of each block are known in closed form, so that the chain over which blocks are in takes the next flip with the
-right chance at once and stays in a state as long as it should (a Zanella process: Zanella, "Informed proposals for
-local MCMC in discrete spaces", JASA 2020, with Barker's balancing function). Coefficients are integrated out.
+the odds of each block are known in closed form, so that a walk over which blocks are in takes the next flip with the
+right chance at once (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's
+balancing function) and stays in a state as long as it should. Coefficients are integrated out. Settings that were
+always changed together are told apart by little, and a walk from one explanation does not reach another one in time; so
+several walk, from different starts, and count by how likely what they found is on average.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from numpy.typing import NDArray
 
 from autotune.search.factors import Floats
 
-BURN_IN, JUMPS = 12, 28
-"""States of the chain that are forgotten, and that are kept."""
+BURN_IN, JUMPS = 8, 20
+"""States of each walk that are forgotten, and that are kept."""
+
+_LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
 
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
@@ -28,7 +32,7 @@ class State:
     """One state of the chain.
 
     Attributes:
-        weight: How long the chain stays in it.
+        log_weight: Log of its posterior chance, up to a constant.
         chance: Chance of each block given which others are in, shape (blocks,).
         inside: Blocks that are in.
         columns: Their features.
@@ -38,7 +42,7 @@ class State:
         precision_if: Precision of these, shape (blocks, rank, rank).
     """
 
-    weight: float
+    log_weight: float
     chance: Floats
     inside: tuple[int, ...]
     columns: NDArray[np.int64]
@@ -71,38 +75,47 @@ class Chain:
         self._padded_moment = np.append(moment, 0.0)[self._index]
         self._own = self._gram[self._index[:, :, None], self._index[:, None, :]] + np.eye(rank)
 
-    def run(self, rng: np.random.Generator, inside: Sequence[int] = ()) -> list[State]:
-        """States that the chain goes through.
+    def run(self, rng: np.random.Generator, starts: Sequence[Sequence[int]]) -> tuple[list[State], Floats]:
+        """States that walks go through, and their chances, which sum to 1.
 
         Args:
             rng: Draws the jumps.
-            inside: Blocks that are in at the start.
+            starts: Blocks that are in where each walk starts.
         """
         states: list[State] = []
-        current = list(inside)
+        weights: list[Floats] = []
+        likely: list[float] = []
+        for start in starts:
+            walked, stayed = self._walk(rng, list(start))
+            states += walked
+            weights.append(stayed / stayed.sum())
+            likely.append(float(weights[-1] @ np.array([s.log_weight for s in walked])))
+        shares = np.exp(np.array(likely) - max(likely))
+        return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
+
+    def _walk(self, rng: np.random.Generator, current: list[int]) -> tuple[list[State], Floats]:
+        """States of one walk, and how long it stays in each."""
+        states, stayed = [], []
         for jump in range(BURN_IN + JUMPS):
-            odds, state = self._look(current)
-            leaving = np.zeros(len(odds), dtype=bool)
-            leaving[current] = True
-            rates = _sigmoid(np.where(leaving, -odds, odds))
+            state = self.look(current)
+            inside = np.zeros(len(state.chance), dtype=bool)
+            inside[current] = True
+            rates = np.where(inside, 1 - state.chance, state.chance) + _LEAST
             if len(current) >= MOST_BLOCKS:
-                rates[~leaving] = 0.0
+                rates[~inside] = 0.0
             total = float(rates.sum())
             if jump >= BURN_IN:
-                states.append(_weighted(state, 1.0 / total))
+                states.append(state)
+                stayed.append(1.0 / total)
             flip = min(int(np.searchsorted(np.cumsum(rates), rng.random() * total)), len(rates) - 1)
-            if flip in current:
+            if inside[flip]:
                 current.remove(flip)
             else:
                 current.append(flip)
-        return states
+        return states, np.array(stayed)
 
     def look(self, inside: Sequence[int]) -> State:
         """The state in which those blocks are in."""
-        return self._look(inside)[1]
-
-    def _look(self, inside: Sequence[int]) -> tuple[Floats, State]:
-        """The log odds of each block given which others are in, and the state."""
         columns = np.concatenate(
             [np.arange(self._starts[b], self._starts[b + 1]) for b in inside] or [np.zeros(0, dtype=np.int64)]
         )
@@ -120,15 +133,10 @@ class Chain:
             own = slice(at, at := at + int(self._starts[block + 1] - self._starts[block]))
             away = mean[own] @ np.linalg.solve(cov[own, own], mean[own])
             odds[block] = 0.5 * float(np.linalg.slogdet(cov[own, own])[1] + away)
-        odds = odds + self._log_odds
-        state = State(0.0, _sigmoid(odds), tuple(inside), columns, mean, cov, mean_if, precision)
-        return odds, state
-
-
-def _weighted(state: State, weight: float) -> State:
-    return State(
-        weight, state.chance, state.inside, state.columns, state.mean, state.cov, state.mean_if, state.precision_if
-    )
+        log_weight = 0.5 * float(self._moment[columns] @ mean + np.linalg.slogdet(cov)[1])
+        log_weight += float(self._log_odds[list(inside)].sum())
+        chance = _sigmoid(odds + self._log_odds)
+        return State(log_weight, chance, tuple(inside), columns, mean, cov, mean_if, precision)
 
 
 def _sigmoid(x: Floats) -> Floats:

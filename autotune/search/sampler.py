@@ -10,6 +10,7 @@ What autotune adds is what it knows of settings (`Flag`): defaults, groups, cond
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,14 @@ TWIN_KEY = "autotune:twin_of"
 LONGEST = 33
 """Values of a long range that are proposed, evenly spread over its scale."""
 
+FEW = 16
+"""Settings of which all pairs may act; of more, where they have no groups, those that act by themselves likeliest."""
+
 USUAL_SD = 0.01
 """Standard error of a trial that does not tell its own."""
+
+USUAL_SPREAD = 0.1
+"""Spread that values without logs are scaled to."""
 
 WORST_SD = 1.0
 """Standard error of a trial whose interval has no end."""
@@ -166,19 +173,41 @@ class AdditiveFlagSampler(BaseSampler):
         self, coded: CodedSpace, trials: Sequence[FrozenTrial], signs: Sequence[float], rng: np.random.Generator
     ) -> tuple[list[AdditiveModel], Hazards]:
         """Models of what was measured, one for each objective, and of what failed."""
-        ran: list[Codes] = []
-        failed: list[Codes] = []
-        kept: list[FrozenTrial] = []
-        for past in trials:
-            codes = coded.codes(past.params) if past.state in _FINISHED and past.params else None
-            if codes is None:
-                continue
-            if _is_feasible(past):
-                ran.append(codes)
-                kept.append(past)
-            else:
-                failed.append(codes)
-        rows, bad = coded.table(ran), coded.table(failed)
+        kept, failed = coded.split(trials)
+        rows = coded.table([codes for codes, _ in kept])
+        bad = coded.table(failed)
+        seen = [
+            self._observe(coded, [t for _, t in kept], rows, objective, sign) for objective, sign in enumerate(signs)
+        ]
+
+        def fit(design: Design, observations: Observations) -> AdditiveModel:
+            seed = int(rng.integers(1 << 31))
+            return AdditiveModel(design, observations, seed=seed, has_origin=self._is_log_ratio)
+
+        pairs = self._pairs(
+            coded, [fit(Design(coded.factors, []), s) for s in seen] if self._looks_twice(coded) else []
+        )
+        design = Design(coded.factors, pairs)
+        known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
+        return [fit(design, s) for s in seen], Hazards(design, rows, bad, known)
+
+    def _looks_twice(self, coded: CodedSpace) -> bool:
+        """Whether there are too many settings without groups for all pairs of them to be told apart."""
+        return self._with_pairs and not any(f.group for f in coded.factors) and len(coded.factors) > FEW
+
+    def _pairs(self, coded: CodedSpace, alone: Sequence[AdditiveModel]) -> list[tuple[int, int]] | None:
+        """Pairs that may act together; None for those that the factors tell."""
+        if not self._with_pairs:
+            return []
+        if not alone:
+            return None
+        likely = np.argsort(-np.max([m.acts() for m in alone], axis=0), kind="stable")[:FEW]
+        return list(itertools.combinations(sorted(likely.tolist()), 2))
+
+    def _observe(
+        self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float
+    ) -> Observations:
+        """What was measured of one objective, and what was expected of it before."""
         sds = np.array([min(float(t.user_attrs.get(SD_KEY, USUAL_SD)), WORST_SD) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         twins = tuple(
@@ -186,32 +215,21 @@ class AdditiveFlagSampler(BaseSampler):
             for at, t in enumerate(kept)
             if (of := t.user_attrs.get(TWIN_KEY)) in places and places[of] != at
         )
-        models = []
-        for objective, sign in enumerate(signs):
-            values = sign * self._as_logs(np.array([t.values[objective] for t in kept], dtype=float))
-            lean_rows, lean_values, lean_sds = coded.lean() if objective == 0 else coded.nothing()
-            seen = Observations(
-                np.concatenate([rows, lean_rows]),
-                np.concatenate([values, lean_values]),
-                np.concatenate([sds, lean_sds]),
-                twins,
-            )
-            models.append(
-                AdditiveModel(
-                    coded.design,
-                    seen,
-                    seed=int(rng.integers(1 << 31)),
-                    has_origin=self._is_log_ratio,
-                    with_pairs=self._with_pairs,
-                )
-            )
-        known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
-        return models, Hazards(coded.design, rows, bad, known)
+        values = sign * self._as_logs(np.array([t.values[objective] for t in kept], dtype=float))
+        lean_rows, lean_values, lean_sds = coded.lean() if objective == 0 else coded.nothing()
+        return Observations(
+            np.concatenate([rows, lean_rows]),
+            np.concatenate([values, lean_values]),
+            np.concatenate([sds, lean_sds]),
+            twins,
+        )
 
     def _as_logs(self, values: Floats) -> Floats:
-        if self._is_log_ratio or (values <= 0).any():
+        if self._is_log_ratio or not len(values):
             return values
-        return np.log(values)
+        if (values <= 0).any():  # in units in which they spread as logs of times may
+            return np.asarray(USUAL_SPREAD * values / (float(np.std(values)) or 1.0))
+        return np.asarray(np.log(values))
 
 
 NUMBER_KEY = "autotune:number"
@@ -241,7 +259,8 @@ class CodedSpace:
         self.choices = [_values_of(space[n], flags.get(n, Flag()).default) for n in self.names]
         self._is_range = [not isinstance(space[n], CategoricalDistribution) for n in self.names]
         self._flags = [flags.get(n, Flag()) for n in self.names]
-        self.design = Design([self._factor(i, space[n]) for i, n in enumerate(self.names)])
+        self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
+        self._plain = Design(self.factors, [])
 
     def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
         flag, values = self._flags[i], self.choices[i]
@@ -269,7 +288,7 @@ class CodedSpace:
 
     def codes(self, params: Mapping[str, Any]) -> Codes | None:
         """A set as codes; None if it has a value that the space does not have."""
-        found = self.design.neutral.copy()
+        found = self._plain.neutral.copy()
         for i, name in enumerate(self.names):
             if name not in params:
                 continue
@@ -277,7 +296,7 @@ class CodedSpace:
             if code is None:
                 return None
             found[i] = code
-        return self.design.settle(found)
+        return self._plain.settle(found)
 
     def _code(self, i: int, value: Any) -> int | None:
         values = self.choices[i]
@@ -304,6 +323,18 @@ class CodedSpace:
             found.append((self._at[name], code))
         return tuple(found)
 
+    def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[tuple[Codes, FrozenTrial]], list[Codes]]:
+        """Finished trials that have a value, with their sets; and the sets of those that have none."""
+        ran: list[tuple[Codes, FrozenTrial]] = []
+        failed: list[Codes] = []
+        for trial in trials:
+            codes = self.codes(trial.params) if trial.state in _FINISHED and trial.params else None
+            if codes is not None and _is_feasible(trial):
+                ran.append((codes, trial))
+            elif codes is not None:
+                failed.append(codes)
+        return ran, failed
+
     def lean(self) -> tuple[Codes, Floats, Floats]:
         """What is expected of single values before anything is measured, as if it had been: codes, values, errors."""
         rows, values, sds = [], [], []
@@ -311,7 +342,7 @@ class CodedSpace:
             for value, (change, sd) in flag.lean.items():
                 code = self._code(i, value)
                 if code is not None:
-                    row = self.design.neutral.copy()
+                    row = self._plain.neutral.copy()
                     row[i] = code
                     rows.append(row)
                     values.append(change)

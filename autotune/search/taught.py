@@ -47,12 +47,13 @@ class Taught:
     """Answers from a model.
 
     Args:
-        model: What was measured taught.
+        model: What was measured taught; it is made to weigh rivals.
         hazards: What failed taught.
         seed: Of the draws by which sets are compared.
     """
 
     def __init__(self, model: AdditiveModel, hazards: Hazards, *, seed: int) -> None:
+        model.weigh_rivals()
         self.model, self.hazards, self.design = model, hazards, model.design
         self._rng = np.random.default_rng(seed)
         self.acts = model.acts()

@@ -101,6 +101,11 @@ class Measuring:
             return None
         return known.same_program(precheck.key, self._screen.precheck(FlagSet()).key)
 
+    @property
+    def looks_ahead(self) -> bool:
+        """See `autotune.study.run.Evaluator`."""
+        return self._screen is not None and self._screen.looks_ahead
+
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
         """Has the screen compile what would be proposed next."""
         if self._screen is not None:

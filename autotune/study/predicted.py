@@ -196,8 +196,11 @@ class Predicting:
         """Nothing predicted is minimised, so nobody needs to know."""
         return False
 
+    looks_ahead = False
+    """Every trial is a compilation: there is nothing to do meanwhile."""
+
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Every trial is a compilation: there is nothing to do meanwhile."""
+        """See `looks_ahead`."""
 
     def rest(self) -> None:
         """Nothing is compiled ahead."""

@@ -84,6 +84,8 @@ class Proposer:
         reference: What the reference said of itself; needed for a study by several objectives.
         doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
+        looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
+            proposed without that one's result then, and stays the same when there is one.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -99,6 +101,7 @@ class Proposer:
         reference: WorkerReport | None = None,
         doubt: Doubt | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
+        looks_ahead: bool = False,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
@@ -120,6 +123,8 @@ class Proposer:
         self._see(FlagSet())
         self._worst = [0.0 for _ in self._objectives]
         self._history: list[optuna.trial.FrozenTrial] = []
+        self._lag = int(looks_ahead)
+        self._waiting: list[tuple[int, optuna.trial.FrozenTrial]] = []  # what the sampler is to be told later
         directions: list[Direction] = ["minimize" for _ in self._objectives]
         is_short = spec.search.sampler == TPE and len(directions) == 1
         self._memory = ShortMemory() if is_short else optuna.storages.InMemoryStorage()
@@ -156,7 +161,7 @@ class Proposer:
             },
             constraints={"failure": -1.0 if feasible else 1.0},
         )
-        self._study.add_trial(trial)
+        self._waiting.append((result.number, trial))
         self._history.append(trial)
         if self._opened is not None:
             self._opened.tell(result.settings, trial)
@@ -276,6 +281,9 @@ class Proposer:
 
     def _questions(self, number: int) -> Questions:
         """The sampler as the trials told so far have taught it."""
+        newest = number - 1 - self._lag
+        self._study.add_trials([trial for told, trial in self._waiting if told <= newest])
+        self._waiting = [(told, trial) for told, trial in self._waiting if told > newest]
         # A study keeps what it has read for its samplers: a new one sees what was told since.
         study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
         return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))

@@ -65,10 +65,15 @@ class Evaluator(Protocol):
 
     Attributes:
         doubt: What to try because `narrow` may be wrong on the GPU that runs; None if there is no such thing.
+        looks_ahead: Whether it compiles what is tried next while it measures.
     """
 
     @property
     def doubt(self) -> Doubt | None:
+        """See above."""
+
+    @property
+    def looks_ahead(self) -> bool:
         """See above."""
 
     def reference(self) -> WorkloadFacts:

@@ -334,22 +334,27 @@ class StudyScreener:
         key = self.precheck(one).key
         return key is not None and key == self.precheck(other).key
 
-    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Compiles what is likely to be proposed next while the bench measures.
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what is proposed next is compiled while the bench measures.
 
         On GPU studies only, and only with processors to spare: on the CPU it would disturb what is measured.
+        """
+        screen = self._screen
+        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
+            return False
+        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
+        return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE
+
+    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
+        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead.
 
         Args:
             guess: Gives the set; called only where it is of use.
         """
         screen = self._screen
-        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
-            return
-        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
-        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
-            return
-        settings = guess()
-        if settings is not None:
+        settings = guess() if self.looks_ahead else None
+        if screen is not None and settings is not None:
             # What fails here fails again, and is told, when it is asked for.
             self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
 

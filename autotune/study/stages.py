@@ -92,7 +92,7 @@ def screen(run: StudyRun) -> None:
     space = run.evaluator.narrow(space)
     run.proposer = Proposer(
         run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
-        rule_defaults=run.setup.rule_defaults,
+        rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,
     )  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def test_the_sampler_learns_to_avoid_what_fails(run_replay: Run) -> None:
 def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     first = (("your environment", FlagSet({"xla_a": 2})), ("recipe x", FlagSet({"xla_other": 7})))
     _, store, _ = run_replay(replay_study(), trials=4, first=first)
-    assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "random", "random"]
+    assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "additive", "additive"]
 
 
 def test_a_set_from_outside_a_space_with_an_empty_value_is_told(run_replay: Run) -> None:

@@ -1,0 +1,278 @@
+"""The sampler in studies of Optuna that know nothing of autotune."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+
+SETTINGS = [f"flag_{i:02d}" for i in range(30)]
+SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(["false", "true"]) for n in SETTINGS}
+FLAGS = {n: Flag(default="false", group=f"group {i // 5}") for i, n in enumerate(SETTINGS)}
+GOOD = {"flag_03": -0.05, "flag_11": -0.03, "flag_16": -0.02, "flag_20": -0.02, "flag_29": -0.02}
+BAD = {"flag_07": 0.06}
+OPTIMUM = sum(GOOD.values())
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def effect(params: Mapping[str, Any]) -> float:
+    return sum(change for name, change in {**GOOD, **BAD}.items() if params[name] == "true")
+
+
+def sampler(seed: int = 0, **more: Any) -> AdditiveFlagSampler:
+    return AdditiveFlagSampler(SPACE, FLAGS, seed=seed, is_log_ratio=True, **more)
+
+
+def search(
+    sampler: AdditiveFlagSampler, measure: Callable[[Mapping[str, Any]], float], trials: int, seed: int = 0
+) -> optuna.Study:
+    """A study whose trials are measured with a noise of 1 %; what raises `ValueError` fails."""
+    study, rng = optuna.create_study(sampler=sampler), np.random.default_rng(seed)
+
+    def objective(trial: optuna.Trial) -> float:
+        params = {n: trial.suggest_categorical(n, ["false", "true"]) for n in SETTINGS}
+        trial.set_user_attr(SD_KEY, 0.01)
+        return measure(params) + 0.01 * float(rng.standard_normal())
+
+    study.optimize(objective, n_trials=trials, catch=(ValueError,))
+    return study
+
+
+def best_true(study: optuna.Study) -> float:
+    return min(effect(t.params) for t in study.trials if t.state is TrialState.COMPLETE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_five_settings_of_thirty_that_act_are_found(seed: int) -> None:
+    study = search(sampler(seed), effect, 20, seed)
+    assert best_true(study) <= 0.9 * OPTIMUM
+
+
+def test_random_search_finds_less_of_it() -> None:
+    found = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        draws = ({n: str(v).lower() for n, v in zip(SETTINGS, rng.random(30) < 0.5, strict=True)} for _ in range(20))
+        found.append(min(map(effect, draws)))
+    assert np.mean(found) / OPTIMUM < 0.87
+
+
+def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
+    made = sampler()
+    study = search(made, effect, 60)
+    coded, model, _ = made.learn(study)
+    chance = dict(zip(coded.names, model.acts(), strict=True))
+    assert all(chance[n] > (0.9 if abs(change) > 0.02 else 0.5) for n, change in GOOD.items())
+    inert = [chance[n] for n in SETTINGS if n not in GOOD and n not in BAD]
+    assert np.mean(inert) < 0.15
+
+
+def test_equal_seeds_and_histories_give_equal_proposals() -> None:
+    study = search(sampler(), effect, 12)
+    again = optuna.create_study(sampler=sampler())
+    again.add_trials(study.trials)
+    study.sampler = sampler()
+    assert study.ask(SPACE).params == again.ask(SPACE).params
+    other = optuna.create_study(sampler=sampler(seed=1))
+    other.add_trials(study.trials[:12])
+    assert other.ask(SPACE).params != again.trials[-1].params
+
+
+def test_sets_being_tried_are_not_proposed_again() -> None:
+    study = optuna.create_study(sampler=sampler())
+    study.add_trials(search(sampler(), effect, 40).trials)
+    asked = [tuple(study.ask(SPACE).params.items()) for _ in range(10)]
+    assert len(set(asked)) == 10
+    assert not set(asked) & {tuple(t.params.items()) for t in study.trials[:40]}
+
+
+def test_a_value_that_fails_is_soon_left_out() -> None:
+    def measure(params: Mapping[str, Any]) -> float:
+        if params["flag_05"] == "true" or params["flag_13"] == "true":
+            raise ValueError("it crashed")
+        return effect(params)
+
+    study = search(sampler(), measure, 45)
+    failed = [t.state is TrialState.FAIL for t in study.trials]
+    assert sum(failed[25:]) <= 2
+    assert best_true(study) <= 0.8 * OPTIMUM
+
+
+def test_two_that_fail_together_are_not_put_together() -> None:
+    def measure(params: Mapping[str, Any]) -> float:
+        if params["flag_11"] == "true" and params["flag_12"] == "true":
+            raise ValueError("it hung")
+        return effect(params)
+
+    study = search(sampler(), measure, 50)
+    assert sum(t.state is TrialState.FAIL for t in study.trials[20:]) <= 1
+    assert best_true(study) <= 0.8 * OPTIMUM
+
+
+def test_known_culprits_are_avoided() -> None:
+    made = sampler()
+    made.culprits = [{"flag_03": "true"}, {"flag_00": "true", "flag_01": "true"}, {"of another space": "1"}]
+    study = search(made, effect, 15)
+    assert not any(t.params["flag_03"] == "true" for t in study.trials)
+    assert not any(t.params["flag_00"] == t.params["flag_01"] == "true" for t in study.trials)
+
+
+def told(params: Mapping[str, Any], value: float, **attrs: Any) -> optuna.trial.FrozenTrial:
+    whole = {**dict.fromkeys(SETTINGS, "false"), **params}
+    return optuna.trial.create_trial(params=whole, distributions=SPACE, value=value, user_attrs=attrs)
+
+
+def test_a_trial_is_believed_by_its_own_width() -> None:
+    chances = []
+    for sd in (0.005, 0.2):
+        made, study = sampler(), optuna.create_study()
+        study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: sd}) for _ in range(2)])
+        coded, model, _ = made.learn(study)
+        chances.append(model.acts()[coded.names.index("flag_09")])
+    assert chances[0] > 0.95
+    assert chances[1] < 0.3
+
+
+def test_a_trial_without_a_width_at_all_teaches_nothing() -> None:
+    made, study = sampler(), optuna.create_study()
+    study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: math.inf}) for _ in range(2)])
+    coded, model, _ = made.learn(study)
+    assert model.acts()[coded.names.index("flag_09")] < 0.2
+
+
+def test_a_twin_is_no_second_measurement_but_tells_what_does_nothing() -> None:
+    one = told({"flag_09": "true"}, -0.02, **{SD_KEY: 0.01})
+    same = told({"flag_09": "true", "flag_10": "true"}, -0.02, **{TWIN_KEY: 0, SD_KEY: 0.01})
+    found = {}
+    for name, trials in {
+        "one": [one],
+        "twin": [one, same],
+        "two": [one, told(same.params, -0.02, **{SD_KEY: 0.01})],
+    }.items():
+        made, study = sampler(), optuna.create_study()
+        study.add_trials(trials)
+        coded, model, _ = made.learn(study)
+        chance = dict(zip(coded.names, model.acts(), strict=True))
+        found[name] = (chance["flag_09"], chance["flag_10"])
+    assert abs(found["twin"][0] - found["one"][0]) < 0.05
+    assert found["twin"][1] < found["one"][1] / 2
+    assert found["two"][1] > found["twin"][1]
+
+
+def test_priors_lead_until_data_wash_them_out() -> None:
+    flags = {
+        **FLAGS,
+        "flag_02": Flag(default="false", act=0.8, lean={"true": (-0.05, 0.05)}),
+        "flag_03": Flag(default="false", act=0.01),
+    }
+    made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)
+    coded, model, _ = made.learn(optuna.create_study())
+    chance = dict(zip(coded.names, model.acts(), strict=True))
+    assert chance["flag_02"] > 0.75
+    assert chance["flag_03"] < 0.05
+    coded, model, _ = made.learn(search(made, effect, 50))
+    chance = dict(zip(coded.names, model.acts(), strict=True))
+    assert chance["flag_02"] < 0.75
+    assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
+    assert chance["flag_03"] > 0.9  # it acts
+
+
+# ---------------------------------------------------------------------- any study of Optuna
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_study_of_any_parameters_in_any_direction(direction: str) -> None:
+    sign = 1 if direction == "minimize" else -1
+    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3), direction=direction)
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        size = trial.suggest_int("size", 1, 1 << 30, log=True)
+        kind = trial.suggest_categorical("kind", ["a", "b", None, 3])
+        steps = trial.suggest_int("steps", 0, 100, step=5)
+        time = 100 * math.exp(abs(x - 0.7) + 0.05 * abs(math.log2(size) - 20) - 0.3 * (kind == "b") + steps / 200)
+        if steps == 5:
+            raise optuna.TrialPruned
+        return time if sign > 0 else 1 / time
+
+    study.optimize(objective, n_trials=60)
+    best = study.best_trial.params
+    assert abs(best["x"] - 0.7) < 0.15
+    assert best["kind"] == "b"
+    assert abs(math.log2(best["size"]) - 20) < 5
+    assert best["steps"] <= 20
+
+
+def test_values_that_are_not_positive_are_taken_as_they_are() -> None:
+    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3), direction="maximize")
+    study.optimize(lambda t: sum(t.suggest_categorical(f"p{i}", [-10.0, 0.0, 10.0]) for i in range(6)), n_trials=40)
+    assert study.best_value >= 50
+
+
+def test_several_objectives_spread_over_their_front() -> None:
+    study = optuna.create_study(sampler=sampler(), directions=["minimize", "minimize"])
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        on = {n: trial.suggest_categorical(n, ["false", "true"]) == "true" for n in SETTINGS}
+        return -0.1 * on["flag_03"] + 0.05 * on["flag_04"], -0.1 * on["flag_04"] + 0.05 * on["flag_03"]
+
+    study.optimize(objective, n_trials=30)
+    assert {tuple(round(v, 3) for v in t.values) for t in study.best_trials} >= {(-0.1, 0.05), (0.05, -0.1)}
+
+
+def test_more_settings_than_all_pairs_of_can_be_told_apart() -> None:
+    space: dict[str, BaseDistribution] = {f"p{i}": IntDistribution(0, 7) for i in range(40)}
+    made = AdditiveFlagSampler(space, seed=0)
+    study = optuna.create_study(sampler=made)
+    for _ in range(25):
+        trial = study.ask(space)
+        both = (trial.params["p1"] > 3) and (trial.params["p2"] > 3)
+        study.tell(trial, math.exp(-0.3 * both - 0.1 * (trial.params["p1"] > 3)))
+    _, model, _ = made.learn(study)
+    assert len(model.design.pairs) <= 16 * 15 // 2
+
+
+def test_a_conditional_setting_is_searched_where_it_acts() -> None:
+    flags = {
+        "on": Flag(default="no"),
+        "depth": Flag(default=0, needs={"on": ["yes"]}),
+    }
+    space: dict[str, BaseDistribution] = {
+        "depth": IntDistribution(0, 3),
+        "on": CategoricalDistribution(["no", "yes"]),
+    }
+    study = optuna.create_study(sampler=AdditiveFlagSampler(space, flags, seed=0, is_log_ratio=True))
+    for _ in range(7):
+        trial = study.ask(space)
+        assert trial.params["on"] == "yes" or trial.params["depth"] == 0
+        study.tell(trial, -0.1 * trial.params["depth"])
+    assert study.best_params == {"on": "yes", "depth": 3}
+
+
+def test_settings_that_need_each_other_are_refused() -> None:
+    flags = {"a": Flag(needs={"b": [1]}), "b": Flag(needs={"a": [1]})}
+    space: dict[str, BaseDistribution] = {n: CategoricalDistribution([0, 1]) for n in "ab"}
+    with pytest.raises(ValueError, match="in a circle but got a -> b -> a"):
+        optuna.create_study(sampler=AdditiveFlagSampler(space, flags)).ask(space)
+
+
+def test_a_long_range_holds_its_ends_and_its_default() -> None:
+    made = AdditiveFlagSampler(
+        {"x": IntDistribution(1, 10**6), "y": FloatDistribution(0.1, 10.0, log=True)}, {"x": Flag(default=77)}
+    )
+    coded, _, _ = made.learn(optuna.create_study())
+    assert {1, 77, 10**6} <= set(coded.choices[0])
+    assert min(coded.choices[1]) == 0.1
+    assert max(coded.choices[1]) == 10.0
