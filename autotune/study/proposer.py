@@ -297,12 +297,13 @@ class Proposer:
 
     def _additive(self) -> AdditiveFlagSampler:
         """The sampler whose model tells what trials taught: the study's own, if it is one."""
-        sampler = self._sampler(_seed(f"{self._spec.seed}/effects"))
-        if not isinstance(sampler, AdditiveFlagSampler):
-            flags = {p.name: _flag(p) for p in self._space.parameters}
-            space = {p.name: distribution_of(p) for p in self._space.parameters}
-            sampler = AdditiveFlagSampler(space, flags, seed=_seed(f"{self._spec.seed}/effects"), is_log_ratio=True)
-            self._tell_culprits(sampler)
+        seed = _seed(f"{self._spec.seed}/effects")
+        if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
+            return own
+        flags = {p.name: _flag(p) for p in self._space.parameters}
+        space = {p.name: distribution_of(p) for p in self._space.parameters}
+        sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
+        self._tell_culprits(sampler)
         return sampler
 
     def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:

@@ -111,6 +111,7 @@ class Search:
 
     def _tell_effects(self) -> None:
         """Records what the trials taught, unless that is recorded of just these."""
+        self._read_causes()
         known = self._store.last(EffectsRecord)
         if (known is None or known.trials != len(self._results())) and (found := self._proposer.effects()) is not None:
             self._store.append(found)
@@ -224,11 +225,15 @@ class Search:
 
     # ------------------------------------------------------------------ causes of failures
 
-    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
-        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+    def _read_causes(self) -> None:
+        """Tells the proposer the causes that were found since the last look."""
         news = self._store.since(BlameRecord, self._causes_seen)
         self._causes_seen += len(news)
         self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
+
+    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
+        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+        self._read_causes()
         if not self._cases or self._run.spec.is_predicted:  # looking means starting
             return None
         known, trial = self._store.of(BlameRecord), None
