@@ -30,6 +30,11 @@ class AblationResult(Stamped):
     directory: str | None = None
 
     @property
+    def is_group(self) -> bool:
+        """Whether several settings were left out together."""
+        return not isinstance(self.left_out, str)
+
+    @property
     def what(self) -> str:
         """What was left out, for people."""
         if isinstance(self.left_out, str):
