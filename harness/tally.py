@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from autotune.model.ablation import AblationResult, names_left_out
 from autotune.model.blocks import log_ratio
 from autotune.model.errors import RunDirectoryError
 from autotune.model.records import (
-    AblationResult,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
@@ -52,10 +52,11 @@ def stage_of(run: Path) -> str:
     if not any(f.stage == "confirm" for f in store.of(FinalistResult)):
         return "confirm"
     if not any(r.stage != "confirm" for r in store.of(ConfirmRun)):
-        tried = {a.left_out for a in store.of(AblationResult)}
-        best = [f for f in store.of(FinalistResult) if f.corrected is not None]
-        widest = max((len(f.settings) for f in best), default=0)
-        return "minimise" if len(tried) < widest else "final proof"
+        found = [f for f in store.of(FinalistResult) if f.is_passed]
+        best = min(found, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
+        # Settings that were left out in a group that did not pay are done with; the others have their turn.
+        done = {n for a in store.of(AblationResult) if not a.is_group or not a.kept for n in names_left_out(a.left_out)}
+        return "minimise" if best is not None and not done >= set(best.settings) else "final proof"
     if not any(f.stage != "confirm" for f in store.of(FinalistResult)):
         return "final proof"
     return "conclude" if store.of(SoakRecord) or not store.spec.confirm.soak else "soak"

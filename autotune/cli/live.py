@@ -99,7 +99,7 @@ class LineView:
 
     def ablation(self, result: AblationResult) -> None:
         """See `autotune.model.View`."""
-        self.line(f"  without {result.left_out}: {'kept' if result.kept else 'dropped'}, {result.reason}")
+        self.line(f"  without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}")
 
     def note(self, text: str) -> None:
         """See `autotune.model.View`."""

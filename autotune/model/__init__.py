@@ -1,9 +1,13 @@
 """What flows through a study: flag sets, study files, records, errors, units."""
 
+from autotune.model.ablation import AblationResult, LeftOut, names_left_out
 from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder, reference_to, unpack
 from autotune.model.blocks import TURNS, block_step_s, is_divided_as_told, log_ratio
 from autotune.model.clock import Stopwatch
 from autotune.model.delta import shrink
+from autotune.model.effects import (
+    INERT, BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect, ValueEffect,
+)  # fmt: skip
 from autotune.model.errors import (
     STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,
     StudyFileError, close_matches,
@@ -38,8 +42,8 @@ from autotune.model.proofs import (
 )  # fmt: skip
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
-    ONCE_MORE, RECORD, SCHEMA_VERSION, AblationResult, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun,
-    FinalistResult, FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
+    ONCE_MORE, RECORD, SCHEMA_VERSION, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
+    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.retelling import AS_RECORDED, retold

@@ -14,7 +14,9 @@ from pydantic import (
     TypeAdapter,
 )
 
+from autotune.model.ablation import AblationResult as AblationResult
 from autotune.model.artefacts import Artefact
+from autotune.model.effects import EffectsRecord
 from autotune.model.gpus import GpusDuring
 from autotune.model.kernels import Kernels, KernelSpread
 from autotune.model.long_run import SoakArms
@@ -236,20 +238,6 @@ class FinalistResult(Stamped):
         return self.verdict is Verdict.FASTER if self.goes_on is None else self.goes_on
 
 
-class AblationResult(Stamped):
-    """One setting left out of the winner, measured against the whole winner: does the setting pay?"""
-
-    kind: Literal["ablation"] = "ablation"
-    settings: Settings
-    left_out: str
-    comparison: Comparison | None = None
-    failure: Failure | None = None
-    kept: bool
-    reason: str
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
-
-
 class ProfileRecord(Stamped):
     """What the instructions of a set's program take: the profile that XLA's scheduler reads in the next compilation.
 
@@ -366,6 +354,7 @@ class IncidentRecord(Stamped):
 
 AnyRecord = Annotated[
     TrialResult
+    | EffectsRecord
     | ScreenRecord
     | SessionRecord
     | SpanRecord

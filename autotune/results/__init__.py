@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from autotune.results.t4 import read_t4, render_t4
     from autotune.results.tables import study_tables
+    from autotune.results.taught import taught_lines
 
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
@@ -39,6 +40,7 @@ _LATER = {
     "screen_words": ("describe_screen", "describe_screen_record", "held_lines", "predicted_lines", "screen_lines"),
     "t4": ("read_t4", "render_t4"),
     "tables": ("study_tables",),
+    "taught": ("taught_lines",),
 }
 
 

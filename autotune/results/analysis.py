@@ -20,6 +20,7 @@ from autotune.results.rows import (
     pareto_rows,
     trial_rows,
 )
+from autotune.results.taught import BELIEF_COLUMNS, belief_rows
 from autotune.rundir import Store
 
 ABSENT = "(default)"
@@ -86,6 +87,11 @@ def effects_frame(store: Store) -> pd.DataFrame:
 
 
 # ---------------------------------------------------------------------- importance
+
+
+def beliefs_frame(store: Store) -> pd.DataFrame:
+    """What the trials taught of each value; its columns are the fields of `taught.BeliefRow`."""
+    return _frame(belief_rows(store), BELIEF_COLUMNS)
 
 
 def importance_frame(store: Store) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from autotune.model import (
     Outcome,
     visible,
 )
-from autotune.results import analysis, comparison, drawings
+from autotune.results import analysis, comparison, drawings, taught
 from autotune.results.charts import Chart
 from autotune.results.rows import front_rows, trial_rows
 from autotune.results.winner import Winner, winner_of
@@ -93,6 +93,19 @@ class Study:
         """What each value of each setting does; see `analysis.effects_frame`."""
         return analysis.effects_frame(self.store)
 
+    def taught(self) -> pd.DataFrame:
+        """What the trials taught of each value tried, and of pairs, with the chance that it acts.
+
+        Returns:
+            One row for each field of `taught.BeliefRow`, likeliest first; empty for a run that has no such record.
+        """
+        return analysis.beliefs_frame(self.store)
+
+    @property
+    def lessons(self) -> list[str]:
+        """The same in sentences, with the set that promises most and what is left to gain at most."""
+        return taught.taught_lines(self.store)
+
     def importance(self) -> pd.DataFrame:
         """How much of the spread each setting explains; see `analysis.importance_frame`."""
         return analysis.importance_frame(self.store)
@@ -132,6 +145,10 @@ class Plots:
     def forest(self, *, most: int = 40) -> Chart:
         """Ratio and interval of the best `most` trials; the band that does not count is shaded."""
         return drawings.forest_chart(self._store, trial_rows(self._store), most=most)
+
+    def effects(self) -> Chart:
+        """What each value that was tried does, with its interval and the chance that it acts: a model's, no proof."""
+        return taught.beliefs_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
         """Raw step times of a trial, or of the noise floor, in the order of running.

@@ -93,13 +93,16 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
+def forest(
+    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
+) -> str:
     """Ratios with intervals on a logarithmic axis; the band in which a difference does not count is shaded.
 
     Args:
         rows: Top to bottom; many rows are drawn thinner and lose their labels.
         band: Half width of the band around 1.
         of: What the ratios are of.
+        description: Of the chart, for who does not see it.
     """
     if not rows:
         return ""
@@ -122,7 +125,7 @@ def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
     parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
-    return _svg(parts, height, "intervals of all trials")
+    return _svg(parts, height, description)
 
 
 def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:

@@ -24,7 +24,7 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import analysis, drawings, tables, words
+from autotune.results import analysis, drawings, tables, taught, words
 from autotune.results.audit import doubts
 from autotune.results.pages import render
 from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
@@ -92,6 +92,9 @@ def build(store: Store) -> dict[str, Any]:
         "forest": drawings.forest_chart(store, drawn) if drawn or floor else None,
         "history": drawings.history_chart(drawn),
         "traces": drawings.trace_charts(store, trials),
+        "taught": taught.taught_lines(store),
+        "beliefs": taught.belief_table(store),
+        "beliefs_chart": taught.beliefs_chart(store),
         "effects": tables.effect_table(effect_rows(store)),
         "importance": drawings.importance_chart(importance),
         "interactions": tables.interaction_table(interactions),

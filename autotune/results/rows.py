@@ -224,10 +224,20 @@ def effect_rows(store: Store) -> list[EffectRow]:
     """Every value of every setting that was tried, by name."""
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
-    ablations = {a.left_out: a for a in store.of(AblationResult)}
+    ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
     proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in ONCE_MORE}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
+    rows = (_with_group(row, store.of(AblationResult)) for row in rows)
     return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]
+
+
+def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
+    """What became of a setting that was left out of the winner together with others: that says nothing of it alone."""
+    for a in ablations:
+        together = () if isinstance(a.left_out, str) else a.left_out
+        if row.setting in together and a.settings.get(row.setting) == row.value and not (row.reason or a.kept):
+            return replace(row, reason=f"dropped with {len(together) - 1} others: {a.reason}")
+    return row
 
 
 def _with_outlook(row: EffectRow, *, sesoi: float) -> EffectRow:

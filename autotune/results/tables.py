@@ -25,7 +25,7 @@ from autotune.model import (
     format_seconds,
     format_share,
 )
-from autotune.results import words
+from autotune.results import taught, words
 from autotune.results.pages import Styled
 from autotune.results.proof_words import STAGE_WORDS, describe_finalist, word_of
 from autotune.results.rows import (
@@ -64,10 +64,12 @@ _LONGEST_SETTINGS = 120
 
 
 def study_tables(store: Store) -> list[Table]:
-    """The table of all trials, best first, and of a study by several objectives its front."""
+    """The table of all trials, best first; what they taught; of a study by several objectives its front."""
     trials, wanted = sorted(trial_rows(store), key=lambda r: r.rank), store.spec.search.objectives
     is_predicted = any(r.result.prediction is not None for r in trials)
     tables = [_predicted_table(trials) if is_predicted else _results_table(store, trials)]
+    if (beliefs := taught.terminal_table(store)) is not None:
+        tables.append(beliefs)
     return [*tables, _front_table(front_rows(store), wanted)] if len(wanted) > 1 else tables
 
 

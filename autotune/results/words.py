@@ -306,7 +306,7 @@ def warning_lines(store: Store) -> list[str]:
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
-        found += [f"without {a.left_out}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
+        found += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
     for c in store.of(ConfirmRun):
         found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
     return list(dict.fromkeys(found))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.posterior import Chain, State
@@ -29,6 +30,7 @@ SPREAD = 0.005
 _GREEDY = 12  # effects that are taken before the spread is told from what is left
 _ENOUGH = 8  # trials that tell a spread
 _SWEEPS = 4
+_RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class AdditiveModel:
         inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
-        chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-        self._states, self._weights = chain.run(self._rng, [inside, {}])
+        self._last_chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+        self._states, self._weights = self._last_chain.run(self._rng, [inside, {}])
 
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
@@ -149,6 +151,40 @@ class AdditiveModel:
             self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, (0.2 * SPREAD) ** 2)))
         return inside
 
+    def weigh_rivals(self) -> None:
+        """Looks at states in which another block stands for one that is in, and weighs all by their posterior chance.
+
+        A walk that has explained an effect by one of two settings that were always on together seldom tries the other
+        one. For a proposal either will do, and tries them apart; what is told of them in the end must name both.
+        """
+        known = {frozenset(s.sizes.items()): s for s in self._states}
+        done: set[frozenset[tuple[int, int]]] = set()
+        for _ in range(_ROUNDS):
+            best = max(known.values(), key=lambda s: s.log_weight)
+            if (of := frozenset(best.sizes.items())) in done:
+                break
+            done.add(of)
+            for sizes in self._beside(best):
+                if (inside := frozenset(sizes.items())) not in known:
+                    known[inside] = self._last_chain.look(sizes)
+        self._states = list(known.values())
+        weights = np.array([s.log_weight for s in self._states])
+        weights = np.exp(weights - weights.max())
+        self._weights = weights / weights.sum()
+
+    def _beside(self, state: State) -> Iterator[dict[int, int]]:
+        """Which blocks are in, in states near one: with another, with one less, and with another instead of one."""
+        yield from self._with_another(state)
+        for block in state.sizes:
+            rest = {b: size for b, size in state.sizes.items() if b != block}
+            yield rest
+            yield from self._with_another(self._last_chain.look(rest))
+
+    def _with_another(self, state: State) -> Iterator[dict[int, int]]:
+        """A state's blocks with each of the likeliest that are not in."""
+        for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
+            yield {**state.sizes, block: int(state.likelier[block])}
+
     # ------------------------------------------------------------------ draws
 
     def draw(self, rng: np.random.Generator) -> Draw:
@@ -161,7 +197,70 @@ class AdditiveModel:
         if state.columns.size:
             drawn = rng.multivariate_normal(state.mean, state.cov, method="cholesky")
             self._put(coefs, state, drawn)
-        return self._as_draw(coefs, set(state.inside))
+        return self._as_draw(coefs, set(state.sizes))
+
+    def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:
+        """Draws of what acts and how: unlike those of `draw` they leave out what does not act in them.
+
+        Args:
+            rng: Of the draws.
+            count: How many.
+        """
+        none = [np.zeros(len(b.table)) for b in self.design.blocks if len(b.factors) == 1]
+        lowers = [np.linalg.cholesky(s.cov) if s.columns.size else s.cov for s in self._states]
+        found = []
+        for at in rng.choice(len(self._states), size=count, p=self._weights):
+            state = self._states[int(at)]
+            drawn = state.mean + lowers[int(at)] @ rng.standard_normal(len(state.mean))
+            coefs = {b: drawn[own] for b, own in self._places(state)}
+            # What is not in may act all the same, each by its chance: seldom one, but there are many.
+            more = np.flatnonzero((rng.random(len(state.chance)) < state.chance) & ~_is_in(state))
+            for b in more.tolist():
+                size = self.design.blocks[b].table.shape[1]
+                cov = np.linalg.inv(state.precision_if[b, :size, :size])
+                coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
+            main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
+            for b, own_coefs in coefs.items():
+                block = self.design.blocks[b]
+                table = self.scale * (block.table @ own_coefs)
+                acting.update(block.factors)
+                if len(block.factors) == 1:
+                    main[b] = table
+                else:
+                    i, j = block.factors
+                    pairs[i, j] = table.reshape(self.design.sizes[i] + 1, self.design.sizes[j] + 1)
+            found.append(Draw(tuple(main), pairs, frozenset(range(len(none))) - acting))
+        return found
+
+    def marginal(self, block: int) -> tuple[Floats, Floats, Floats]:
+        """What a block does, or would do if it acted, for each state of the chain.
+
+        Args:
+            block: Its place among the design's.
+
+        Returns:
+            Weights of the states, shape (states,); means and standard deviations of the change of the log step time,
+            shape (states, rows of the block's table).
+        """
+        table = self.scale * self.design.blocks[block].table
+        size = table.shape[1]
+        means, sds = [], []
+        for state in self._states:
+            own = dict(self._places(state)).get(block)
+            if own is None:
+                mean, cov = state.mean_if[block, :size], np.linalg.inv(state.precision_if[block, :size, :size])
+            else:
+                mean, cov = state.mean[own], state.cov[own, own]
+            means.append(table @ mean)
+            sds.append(np.sqrt(np.einsum("rf,fg,rg->r", table, cov, table)))
+        return self._weights, np.array(means), np.array(sds)
+
+    def _places(self, state: State) -> list[tuple[int, slice]]:
+        """Blocks that are in, each with where its coefficients are among those of the state."""
+        at, found = 0, []
+        for b in state.sizes:
+            found.append((b, slice(at, at := at + self.design.blocks[b].table.shape[1])))
+        return found
 
     @functools.cached_property
     def mean(self) -> Draw:
@@ -188,12 +287,9 @@ class AdditiveModel:
         return 1 - inert
 
     def _put(self, coefs: Floats, state: State, drawn: Floats) -> None:
-        at = 0
-        for b in state.inside:
-            size = self.design.blocks[b].table.shape[1]
+        for b, own in self._places(state):
             coefs[b] = 0.0
-            coefs[b, :size] = drawn[at : at + size]
-            at += size
+            coefs[b, : own.stop - own.start] = drawn[own]
 
     def _as_draw(self, coefs: Floats, inside: set[int]) -> Draw:
         main: list[Floats] = []
@@ -210,6 +306,13 @@ class AdditiveModel:
             if b in inside:
                 acting.update(block.factors)
         return Draw(tuple(main), pairs, frozenset(range(len(sizes))) - acting)
+
+
+def _is_in(state: State) -> NDArray[np.bool_]:
+    """Of each block whether it is in, shape (blocks,)."""
+    found = np.zeros(len(state.chance), dtype=bool)
+    found[list(state.sizes)] = True
+    return found
 
 
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:

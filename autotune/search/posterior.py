@@ -38,7 +38,7 @@ class State:
     Attributes:
         log_weight: Log of its posterior chance, up to a constant.
         chance: Chance of each block given which others are in, shape (blocks,).
-        inside: Blocks that are in.
+        sizes: Blocks that are in, each with the index of its size.
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of these.
@@ -49,7 +49,7 @@ class State:
 
     log_weight: float
     chance: Floats
-    inside: tuple[int, ...]
+    sizes: Mapping[int, int]
     columns: NDArray[np.int64]
     mean: Floats
     cov: Floats
@@ -156,7 +156,7 @@ class Chain:
         return State(
             log_weight,
             _sigmoid(np.logaddexp.reduce(odds, axis=0)),
-            tuple(inside),
+            dict(inside),
             columns,
             mean,
             cov,

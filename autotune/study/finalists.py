@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from autotune.model import FinalistResult, FlagSet, Measured, TrialResult, choose_members, front_points, proven_front
+from autotune.model import (
+    EffectsRecord,
+    FinalistResult,
+    FlagSet,
+    Measured,
+    TrialResult,
+    choose_members,
+    front_points,
+    proven_front,
+)
 from autotune.study.run import StudyRun
 
 
 def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[TrialResult]:
     """The trials that are worth a proof: the best few, or members of the front of a study by several objectives.
+
+    By step time alone they differ in what is believed to act, and the set that promises most is the first of them.
 
     Args:
         run: The study.
@@ -18,22 +29,38 @@ def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[Tr
     spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
     count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
     if len(spec.search.objectives) == 1 or run.reference is None:
-        return worth_proving(results, count=count, sesoi=sesoi)
+        return worth_proving(results, count=count, sesoi=sesoi, taught=run.store.last(EffectsRecord))
     return choose_members(front_points(results, spec.search.objectives, run.reference, tolerance=sesoi), count=count)
 
 
-def worth_proving(results: Sequence[TrialResult], *, count: int, sesoi: float) -> list[TrialResult]:
+def worth_proving(
+    results: Sequence[TrialResult], *, count: int, sesoi: float, taught: EffectsRecord | None = None
+) -> list[TrialResult]:
     """The best few of the measured trials whose intervals leave room for an effect, best first.
 
     Those that are promising, and where these are fewer than can be proven others, too: a trial is one pair of processes
     and where processes differ by as much as a gain it calls one set in eight that gains 2 % not promising.
+
+    Args:
+        results: The trials.
+        count: How many, at most.
+        sesoi: Smallest effect of interest, as a share.
+        taught: What they taught: of trials that differ only in what is believed to be of no use one is taken, and first
+            of all the one of the set that promises most, which has nothing of that.
     """
     hopeful = [
         (r.outcome.comparison.estimate, r)
         for r in results
         if isinstance(r.outcome, Measured) and r.outcome.comparison.estimate.low < 1.0 - sesoi
     ]
-    return [r for _, r in sorted(hopeful, key=lambda found: found[0].ratio)[:count]]
+    ranked = [r for _, r in sorted(hopeful, key=lambda found: found[0].ratio)]
+    if taught is None:
+        return ranked[:count]
+    ranked.sort(key=lambda r: r.settings != taught.best.settings)  # the others stay in their order
+    different: dict[FlagSet, TrialResult] = {}
+    for result in ranked:
+        different.setdefault(taught.useful(result.settings, least=sesoi), result)
+    return list(different.values())[:count]
 
 
 def proven_members(run: StudyRun) -> list[FinalistResult]:

@@ -77,7 +77,7 @@ def sets_of(unit: AnyUnit) -> list[FlagSet]:
     if isinstance(unit, PairUnit):
         return [unit.against or FlagSet(), unit.settings]
     if isinstance(unit, AblationUnit):
-        return [unit.settings, unit.settings.without(unit.left_out)]
+        return [unit.settings, unit.rest]
     return [FlagSet()] if isinstance(unit, FloorUnit) else []
 
 

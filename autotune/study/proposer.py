@@ -20,23 +20,21 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from autotune.model import (
-    REFERENCE_NUMBER,
+    EffectsRecord,
     FlagSet,
     Objective,
     StudySpec,
     TrialConfig,
     TrialResult,
-    Twin,
     WorkerReport,
     trial_log_ratio,
 )
 from autotune.rundir import NUMBER_KEY, Mirror
-from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
-from autotune.stats import standard_error
 from autotune.study.culprit import walks_into
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
-from autotune.study.priors import SAME_PROGRAM_SD, Prior
+from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
@@ -45,23 +43,26 @@ from autotune.study.samplers import (
     Opened,
     Questions,
     ShortMemory,
+    certainty_of,
     distribution_of,
+    flag_of,
     from_text,
     make_sampler,
     opens_trials,
 )
+from autotune.study.taught import Lesson
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
+
+PREDICTED_BEST = "predicted best"
+"""Origin of the trial with which a search ends: the set that promises most by all the others."""
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
 FEW_REPEATS = 5
 """Proposals of sets already known after which a sampler counts as stuck on its favourite, and any set is drawn."""
-
-SURE_SD = 1e-4
-"""Standard error of the log ratio of a program that is known to be the reference's own."""
 
 MAX_REPEATS = 1000
 """Proposals of sets already known that are passed over before the space counts as tried out."""
@@ -121,7 +122,7 @@ class Proposer:
         self._size = space.size()
         self._see(FlagSet())
         self._worst = [0.0 for _ in self._objectives]
-        self._told = 0
+        self._history: list[optuna.trial.FrozenTrial] = []
         self._lag = int(looks_ahead)
         self._priors = priors
         self._waiting: list[tuple[int, optuna.trial.FrozenTrial]] = []  # what the sampler is to be told later
@@ -157,12 +158,12 @@ class Proposer:
                 "status": str(result.status),
                 "origin": result.origin,
                 **({"failure": str(result.failure.kind)} if result.failure else {}),
-                **_certainty(result),
+                **certainty_of(result),
             },
             constraints={"failure": -1.0 if feasible else 1.0},
         )
         self._waiting.append((result.number, trial))
-        self._told += 1
+        self._history.append(trial)
         if self._opened is not None:
             self._opened.tell(result.settings, trial)
         if self._mirror is not None:
@@ -223,6 +224,34 @@ class Proposer:
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
 
+    def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
+        """The set that promises most by all trials, as trial `number`; None if it is known or there is no model.
+
+        Args:
+            number: Of the trial.
+            taken: Sets that other lanes are trying now.
+        """
+        if (lesson := self._lesson()) is None:
+            return None
+        settings = lesson.best
+        if settings in self._seen or settings in taken or walks_into(settings, self.bad):
+            return None
+        params = self._space.locate(settings) or {}
+        return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
+
+    def effects(self) -> EffectsRecord | None:
+        """What the trials taught, whichever sampler proposed them; None where there is no model of them."""
+        lesson = self._lesson()
+        return lesson.record() if lesson is not None and lesson.measured else None
+
+    def _lesson(self) -> Lesson | None:
+        """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""
+        if self._objectives != (Objective.STEP_TIME,) or self._spec.is_predicted:
+            return None
+        return Lesson(
+            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
+        )  # fmt: skip
+
     def may_hold(self, part: FlagSet) -> bool:
         """Whether a set that is tried may hold a combination: a point of the space, or one of the first sets."""
         values = {p.name: p for p in self._space.parameters}
@@ -245,7 +274,7 @@ class Proposer:
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and self._told < self._spec.search.startup_trials):
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < self._spec.search.startup_trials):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         if self._opened is not None:
             return self._opened.point(self._space), name
@@ -261,12 +290,28 @@ class Proposer:
         return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
-        flags = {p.name: _flag(p, self._priors.get(p.name)) for p in self._space.parameters}
-        sampler = make_sampler(self._spec.search, self._space, seed, flags)
+        sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
         if isinstance(sampler, AdditiveFlagSampler):
-            located = (self._located(part) for part in self.bad)
-            sampler.culprits = [values for values in located if values is not None]
+            self._tell_culprits(sampler)
         return sampler
+
+    def _additive(self) -> AdditiveFlagSampler:
+        """The sampler whose model tells what trials taught: the study's own, if it is one."""
+        seed = _seed(f"{self._spec.seed}/effects")
+        if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
+            return own
+        space = {p.name: distribution_of(p) for p in self._space.parameters}
+        sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
+        self._tell_culprits(sampler)
+        return sampler
+
+    def _flags(self) -> dict[str, Flag]:
+        return {p.name: flag_of(p, self._priors.get(p.name)) for p in self._space.parameters}
+
+    def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
+        """What is known to fail, where it is of the space."""
+        located = (self._located(part) for part in self.bad)
+        sampler.culprits = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
         """A combination as values of parameters; None if it holds another setting, or another value."""
@@ -317,32 +362,6 @@ def open_mirror(spec: StudySpec, storage: str) -> Mirror:
 
 def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def _certainty(result: TrialResult) -> dict[str, float | int]:
-    """What the sampler is told of how sure a result is, and of whose it is."""
-    if isinstance(result.outcome, Twin):
-        if result.outcome.same_as == REFERENCE_NUMBER:
-            return {SD_KEY: SURE_SD}
-        return {TWIN_KEY: result.outcome.same_as}
-    if result.comparison is None:
-        return {}
-    return {SD_KEY: standard_error(result.comparison.estimate)}
-
-
-def _flag(parameter: Parameter, prior: Prior | None) -> Flag:
-    """What is known of a parameter, as the sampler takes it."""
-    idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
-    default = parameter.default_choice
-    place = parameter.default if parameter.default and parameter.default.isdigit() else None
-    return Flag(
-        default=from_text(parameter, default) if parameter.holds(default) else None,
-        default_place=float(place) if place is not None else None,
-        group=parameter.group,
-        needs=parameter.condition or {},
-        act=prior.act if prior is not None else None,
-        lean={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
-    )
 
 
 def _random_value(parameter: Parameter, rng: random.Random) -> str:

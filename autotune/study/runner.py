@@ -239,9 +239,9 @@ class Runner:
         return {o: v for o, v in found.items() if v is not None} or None
 
     def _ablation(self, unit: AblationUnit, folder: Path, name: str) -> AblationResult:
-        """A set without one setting against the whole set."""
+        """A set without one setting, or several, against the whole set."""
         bench, settings, sesoi = self.bench, unit.settings, self._spec.measure.smallest_effect
-        less = settings.without(unit.left_out)
+        less = unit.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None

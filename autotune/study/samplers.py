@@ -13,9 +13,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from autotune.model import FlagSet, SearchSpec, StudyFileError
-from autotune.search import AdditiveFlagSampler, Flag
+from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult, Twin
+from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
+from autotune.stats import standard_error
+from autotune.study.priors import SAME_PROGRAM_SD, Prior
 
 Direction = Literal["minimize"]
 
@@ -27,6 +29,9 @@ _NAMED: dict[str, tuple[str, str]] = {
     "grid": ("GridSampler", ""),
 }
 """Further samplers of Optuna, and the package that each needs besides."""
+
+SURE_SD = 1e-4
+"""Standard error of the log ratio of a program that is known to be the reference's own."""
 
 BEST, NEWEST = 25, 100
 """Trials that TPE is shown of a longer study: the best, and the newest of the rest.
@@ -182,6 +187,32 @@ def _find(name: str) -> Callable[..., Any]:
         raise StudyFileError(
             f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
         ) from error
+
+
+def certainty_of(result: TrialResult) -> dict[str, float | int]:
+    """What the sampler is told of how sure a result is, and of whose it is."""
+    if isinstance(result.outcome, Twin):
+        if result.outcome.same_as == REFERENCE_NUMBER:
+            return {SD_KEY: SURE_SD}
+        return {TWIN_KEY: result.outcome.same_as}
+    if result.comparison is None:
+        return {}
+    return {SD_KEY: standard_error(result.comparison.estimate)}
+
+
+def flag_of(parameter: Parameter, prior: Prior | None) -> Flag:
+    """What is known of a parameter, as the sampler takes it."""
+    idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
+    default = parameter.default_choice
+    place = parameter.default if parameter.default and parameter.default.isdigit() else None
+    return Flag(
+        default=from_text(parameter, default) if parameter.holds(default) else None,
+        default_place=float(place) if place is not None else None,
+        group=parameter.group,
+        needs=parameter.condition or {},
+        act=prior.act if prior is not None else None,
+        lean={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
+    )
 
 
 class ShortMemory(optuna.storages.InMemoryStorage):

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.model import BlameRecord, Failure, FailureKind, FlagSet, RunDirectoryError, TrialConfig, TrialResult
+from autotune.model import (
+    BlameRecord,
+    EffectsRecord,
+    Failure,
+    FailureKind,
+    FlagSet,
+    RunDirectoryError,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import worth_proving
@@ -14,6 +23,9 @@ from autotune.study.run import StudyRun
 from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
 from autotune.study.units import Job, TrialUnit
+
+ENOUGH_TO_TELL = 12
+"""Trials from which the search ends with the set that promises most by all of them."""
 
 
 class Search:
@@ -49,6 +61,7 @@ class Search:
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
             self._run.evaluator.rest()
+        self._tell_effects()
         self._proposer.finish()
         self._tell_news()
 
@@ -61,6 +74,7 @@ class Search:
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.view.stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
+        self._tell_effects()
         self._proposer.finish()
         return len(self._results()) > before
 
@@ -94,6 +108,13 @@ class Search:
     def _tell_news(self) -> None:
         for text in self._proposer.news():
             self._run.view.note(text)
+
+    def _tell_effects(self) -> None:
+        """Records what the trials taught, unless that is recorded of just these."""
+        self._read_causes()
+        known = self._store.last(EffectsRecord)
+        if (known is None or known.trials != len(self._results())) and (found := self._proposer.effects()) is not None:
+            self._store.append(found)
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
@@ -149,14 +170,28 @@ class Search:
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
-        number = self._known.free_number(self._tried)
-        config = self._proposer.ask(number, taken=self._tried.values())
+        number, config = self._known.free_number(self._tried), None
+        if self._is_last(results):
+            config = self._proposer.ask_best(number, taken=self._tried.values())
+        config = config or self._proposer.ask(number, taken=self._tried.values())
         if config is None and not self._tried:
             self._run.view.note(
                 f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
             )
             self._is_over = self._is_exhausted = True
         return config
+
+    def _is_last(self, results: Sequence[TrialResult]) -> bool:
+        """Whether there is one more trial to try, and enough of them to tell which set promises most.
+
+        What it tries is then a finalist, so that it has to be measured like the others.
+        """
+        if len(results) < ENOUGH_TO_TELL:
+            return False
+        if len(results) + len(self._tried) + 1 >= self._asked:
+            return True
+        trial_s = self._table.trial_s if self._table is not None else 0.0
+        return trial_s > 0 and self._run.time.used_up(2 * trial_s, self._kept_s) is not None
 
     # ------------------------------------------------------------------ trials
 
@@ -190,11 +225,15 @@ class Search:
 
     # ------------------------------------------------------------------ causes of failures
 
-    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
-        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+    def _read_causes(self) -> None:
+        """Tells the proposer the causes that were found since the last look."""
         news = self._store.since(BlameRecord, self._causes_seen)
         self._causes_seen += len(news)
         self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
+
+    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
+        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+        self._read_causes()
         if not self._cases or self._run.spec.is_predicted:  # looking means starting
             return None
         known, trial = self._store.of(BlameRecord), None

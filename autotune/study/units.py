@@ -22,6 +22,8 @@ from autotune.model import (
     Failed,
     Failure,
     FailureKind,
+    FlagSet,
+    LeftOut,
     LossBasis,
     ProfileRecord,
     Record,
@@ -30,6 +32,7 @@ from autotune.model import (
     TimeLimits,
     TrialConfig,
     TrialResult,
+    names_left_out,
 )
 from autotune.stats import Estimate, LossSpread
 
@@ -101,12 +104,17 @@ class PairUnit(Unit):
 
 
 class AblationUnit(Unit):
-    """A set without one setting against the whole set; `most` as in `TrialUnit`."""
+    """A set without one setting, or without several, against the whole set; `most` as in `TrialUnit`."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
-    left_out: str
+    left_out: LeftOut
     most: int | None = None
+
+    @property
+    def rest(self) -> FlagSet:
+        """The set without them."""
+        return self.settings.without(*names_left_out(self.left_out))
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`: what cannot be told to be useless stays."""
