@@ -208,6 +208,9 @@ def space(
     target: options.Target = None,
     topology: options.Topology = None,
     python: options.Python = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Also how likely each setting is thought to act, and why.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
@@ -224,10 +227,22 @@ def space(
     found = told.space
     if as_json:
         facts = {"told_by": told.told_by, "device_count": told.device_count, "layer_bytes": told.layer_bytes}
-        print_json({**plain(found), "size": found.size(), "build": told.build, "facts": facts})
+        print_json(
+            {
+                **plain(found),
+                "size": found.size(),
+                "build": told.build,
+                "facts": facts,
+                "priors": {n: plain(p) for n, p in told.priors.items()},
+            }
+        )
         return
     rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
+    if why:
+        likely = sorted(told.priors.items(), key=lambda item: -item[1].act)
+        thought = [(n, f"{100 * p.act:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
+        print_table(("parameter", "thought to act", "for"), thought)
     print(f"{found.size():.6g} points on {told.build}; told by {told.told_by}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

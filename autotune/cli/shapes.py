@@ -24,7 +24,7 @@ from autotune.settings import (
     Symptom,
 )
 from autotune.stats import Outlook
-from autotune.study import Reproduction, StudyStatus, UnreadableRun, Verification
+from autotune.study import Prior, Reproduction, StudyStatus, UnreadableRun, Verification
 
 
 class _Shape(BaseModel):
@@ -50,6 +50,7 @@ class _Space(_Shape):
     size: float
     build: str
     facts: _Facts
+    priors: dict[str, Prior]
 
 
 class _Comparison(_Shape):

@@ -1,4 +1,5 @@
 """Who proposes the next set, and what trials taught: a sparse model of effects and of failures."""
 
+from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.search.sampler import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
 from autotune.search.taught import Change, Taught, as_ratio

@@ -98,18 +98,18 @@ class AdditiveModel:
         self._rng = np.random.default_rng(seed)
         rows, values, variances = _as_rows(design, seen)
         self.scale = (
-            max(SMALLEST_SCALE, 1.5 * float(np.median(np.abs(values - np.median(values)))))
+            max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
             if len(values)
             else SMALLEST_SCALE
         )
         self.origin = 0.0
         log_odds = _log_odds(design)
         self.spread = SPREAD
-        inside: list[int] = []
+        inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
         self._last_chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-        self._states, self._weights = self._last_chain.run(self._rng, [inside, []])
+        self._states, self._weights = self._last_chain.run(self._rng, [inside, {}])
 
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
@@ -124,20 +124,20 @@ class AdditiveModel:
 
     def _greedy(
         self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
-    ) -> list[int]:
+    ) -> dict[int, int]:
         """Takes the likeliest effects one by one; sets the spread to what they leave."""
-        inside: list[int] = []
+        inside: dict[int, int] = {}
         for _ in range(2):
             chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-            inside = []
+            inside = {}
             for _ in range(min(_GREEDY, len(values) // 2)):
                 state = chain.look(inside)
                 chance = state.chance.copy()
-                chance[inside] = 0.0
+                chance[list(inside)] = 0.0
                 best = int(np.argmax(chance))
                 if chance[best] < 0.5:
                     break
-                inside.append(best)
+                inside[best] = int(state.likelier[best])
             state = chain.look(inside)
             columns = state.columns
             left = values - rows[:, columns] @ state.mean * self.scale
@@ -157,32 +157,35 @@ class AdditiveModel:
         A walk that has explained an effect by one of two settings that were always on together seldom tries the other
         one. For a proposal either will do, and tries them apart; what is told of them in the end must name both.
         """
-        known = {frozenset(s.inside): s for s in self._states}
-        done: set[frozenset[int]] = set()
+        known: dict[frozenset[tuple[int, int]], State] = {}
+        for state in self._states:
+            self._look_once(known, _sizes(state))
+        done: set[tuple[int, ...]] = set()
         for _ in range(_ROUNDS):
             best = max(known.values(), key=lambda s: s.log_weight)
-            if (of := frozenset(best.inside)) in done:
+            if best.inside in done:
                 break
-            done.add(of)
+            done.add(best.inside)
             for inside in self._beside(best):
-                if inside not in known:
-                    known[inside] = self._last_chain.look(sorted(inside))
+                self._look_once(known, inside)
         self._states = list(known.values())
         weights = np.array([s.log_weight for s in self._states])
         weights = np.exp(weights - weights.max())
         self._weights = weights / weights.sum()
 
-    def _beside(self, state: State) -> Iterator[frozenset[int]]:
-        """Which blocks are in, in states near one: with another, with one less, and with another instead of one."""
-        inside = frozenset(state.inside)
-        for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
-            yield inside | {block}
+    def _look_once(self, known: dict[frozenset[tuple[int, int]], State], inside: Mapping[int, int]) -> None:
+        """Adds the state in which some blocks are in, each with the index of its size."""
+        if (of := frozenset(inside.items())) not in known:
+            known[of] = self._last_chain.look(dict(sorted(inside.items())))
+
+    def _beside(self, state: State) -> Iterator[dict[int, int]]:
+        """What is in, in states near one: with another block, with one less, and with another instead of one."""
+        inside = _sizes(state)
+        yield from ({**inside, **rival} for rival in _rivals(state))
         for block in inside:
-            rest = inside - {block}
+            rest = {b: size for b, size in inside.items() if b != block}
             yield rest
-            without = self._last_chain.look(sorted(rest))
-            for rival in np.argsort(-np.where(_is_in(without), 0.0, without.chance), kind="stable")[:_RIVALS].tolist():
-                yield rest | {rival}
+            yield from ({**rest, **rival} for rival in _rivals(self._last_chain.look(rest)))
 
     # ------------------------------------------------------------------ draws
 
@@ -312,6 +315,17 @@ def _is_in(state: State) -> NDArray[np.bool_]:
     found = np.zeros(len(state.chance), dtype=bool)
     found[list(state.inside)] = True
     return found
+
+
+def _sizes(state: State) -> dict[int, int]:
+    """The blocks of a state, each with the index of the size that it likelier has."""
+    return {b: int(state.likelier[b]) for b in state.inside}
+
+
+def _rivals(state: State) -> list[dict[int, int]]:
+    """The likeliest blocks that are not in a state, likewise."""
+    outside = np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS]
+    return [{b: int(state.likelier[b])} for b in outside.tolist() if b not in state.inside]
 
 
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:

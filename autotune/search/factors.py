@@ -146,10 +146,10 @@ def _main_table(factor: Factor) -> Floats:
     zero = None if factor.default is None or np.isnan(places[factor.default]) else places[factor.default]
 
     def kernel_of(a: Floats, b: Floats) -> Floats:
-        near = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
-        if zero is None:
-            return near
-        return near - np.exp(-np.abs(a - zero) / length)[:, None] * np.exp(-np.abs(b - zero) / length)[None, :]
+        near: Floats = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
+        if zero is not None:  # given that the default's effect is zero
+            near -= np.exp(-np.abs(a - zero) / length)[:, None] * np.exp(-np.abs(b - zero) / length)[None, :]
+        return near
 
     values, vectors = np.linalg.eigh(kernel_of(grid, grid))
     best = np.argsort(values)[::-1][: min(len(grid), MAIN_RANK)]
@@ -165,4 +165,5 @@ def _pair_table(one: Floats, other: Floats) -> Floats:
     """Features of each combination: the products of both settings' features that matter most."""
     products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(len(one) * len(other), -1)
     size = (products**2).sum(axis=0)
-    return np.asarray(products[:, np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])])
+    best = np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])
+    return np.ascontiguousarray(products[:, best])

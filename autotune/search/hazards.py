@@ -36,6 +36,9 @@ class Hazards:
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
         self.design = design
+        every = np.concatenate([ran, failed])
+        self.tried = [np.bincount(every[:, i], minlength=size + 1) for i, size in enumerate(design.sizes)]
+        """How often each value of each setting was tried, shape (values + 1,) each."""
         self._known = [tuple(sorted(k)) for k in known]
         self._single = [np.full(size + 1, SINGLE) for size in design.sizes]
         for i, chances in enumerate(self._single):

@@ -1,7 +1,8 @@
 """The next set to try: the best one under a draw of what may be true, as long as it has a fair chance to run.
 
-Thompson sampling over a sparse model: settings that act in the draw get their best value; those that do not get the
-value that would be best if they did, so that early trials change many settings at once and tell of all of them.
+Thompson sampling over a sparse model: settings that act in the draw get their best value. Those that do not may have
+any, so they get one that was tried little: early trials change many settings at once and tell of all of them, and what
+is good is not for ever tried together with the same company.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from autotune.search.hazards import SURE, Hazards
 
 FAIR_CHANCE = 0.6
 """Least chance to run of a set that changes settings only to learn of them."""
+
+FEW_TRIALS, MOST_TRIALS = 6, 0.7
+"""Trials, and the share of them, after which a value that was in so many is stuck."""
+
+EXPLORE = 0.5
+"""Chance that a setting that is stuck and does not act in a draw gets a value that was tried little instead."""
 
 FAILURE_COST = 0.5
 """What a failed trial costs, in typical effects."""
@@ -42,7 +49,11 @@ def propose(
     design = models[0].design
     for attempt in range(REDRAWS):
         draw = _draw(models, rng)
-        codes = design.settle(smallest(draw, *_penalties(hazards, design)))
+        codes = smallest(draw, *_penalties(hazards, design))
+        for i in sorted(draw.inert):
+            if _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
+                codes[i] = _rarely_tried(hazards, i, rng)
+        codes = design.settle(codes)
         codes = _without_culprits(_within_risk(codes, draw, hazards, rng), draw, hazards)
         if attempt >= REDRAWS // 2:
             i = int(rng.integers(len(codes)))
@@ -63,6 +74,18 @@ def _draw(models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
     weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else [1.0]
     draws = [m.draw(rng).times(w / m.scale) for m, w in zip(models, weights, strict=True)]
     return functools.reduce(Draw.plus, draws)
+
+
+def _is_stuck(hazards: Hazards, i: int, code: int) -> bool:
+    """Whether a value was in most trials already, so that another trial with it tells nothing of it."""
+    tried = hazards.tried[i]
+    return bool(tried.sum() >= FEW_TRIALS and tried[code] > MOST_TRIALS * tried.sum())
+
+
+def _rarely_tried(hazards: Hazards, i: int, rng: np.random.Generator) -> int:
+    """A value of a setting, the likelier the less it was tried and the less it is suspected to fail."""
+    weights = (1 - hazards.single(i)[:-1]) / (1.0 + hazards.tried[i][:-1]) ** 2
+    return int(rng.choice(len(weights), p=weights / weights.sum()))
 
 
 def _penalties(hazards: Hazards, design: Design) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:

@@ -1,16 +1,17 @@
 """Which effects there are: a sparse Bayesian regression over blocks of features, each in the model or out of it.
 
-Spike and slab: a block has no effect, or coefficients drawn from a normal distribution. All other things being held,
-the odds of each block are known in closed form, so that a walk over which blocks are in takes the next flip with the
-right chance at once (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's
-balancing function) and stays in a state as long as it should. Coefficients are integrated out. Settings that were
-always changed together are told apart by little, and a walk from one explanation does not reach another one in time; so
-several walk, from different starts, and count by how likely what they found is on average.
+Spike and slab: a block has no effect, or coefficients drawn from a normal distribution, of which there is a narrow and
+a wide one: most effects are of a few percent, and one of a third is not to be told as three that share it. All other
+things being held, the odds of each block are known in closed form, so that a walk over which blocks are in takes the
+next flip with the right chance at once (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020,
+with Barker's balancing function) and stays in a state as long as it should. Coefficients are integrated out. Settings
+that were always changed together are told apart by little, and a walk from one explanation does not reach another one
+in time; so several walk, from different starts, and count by how likely what they found is on average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,9 @@ BURN_IN, JUMPS = 8, 20
 """States of each walk that are forgotten, and that are kept."""
 
 _LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
+
+SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
+"""Standard deviations of coefficients in the narrow and in the wide distribution, and how many are of each."""
 
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
@@ -38,7 +42,8 @@ class State:
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of these.
-        mean_if: Mean of the coefficients of each block, were it in, shape (blocks, rank), 0 where it has fewer.
+        likelier: Index of the size that each block likelier has, were it in, shape (blocks,).
+        mean_if: Mean of its coefficients then, shape (blocks, rank), 0 where it has fewer.
         precision_if: Precision of these, shape (blocks, rank, rank).
     """
 
@@ -48,6 +53,7 @@ class State:
     columns: NDArray[np.int64]
     mean: Floats
     cov: Floats
+    likelier: NDArray[np.int64]
     mean_if: Floats
     precision_if: Floats
 
@@ -56,7 +62,7 @@ class Chain:
     """The chain over which blocks are in.
 
     Args:
-        gram: Features' weighted products, shape (features, features); coefficients are standard normal.
+        gram: Features' weighted products, shape (features, features); coefficients are in units of `SIZES`.
         moment: Features' weighted products with what was measured, shape (features,).
         starts: Where each block's features begin, and where the last ends, shape (blocks + 1,).
         log_odds: Of each block to be in, before anything is measured, shape (blocks,).
@@ -73,70 +79,103 @@ class Chain:
         self._gram = np.zeros((total + 1, total + 1))
         self._gram[:total, :total] = gram
         self._padded_moment = np.append(moment, 0.0)[self._index]
-        self._own = self._gram[self._index[:, :, None], self._index[:, None, :]] + np.eye(rank)
+        self._own = self._gram[self._index[:, :, None], self._index[:, None, :]]
 
-    def run(self, rng: np.random.Generator, starts: Sequence[Sequence[int]]) -> tuple[list[State], Floats]:
+    def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
         """States that walks go through, and their chances, which sum to 1.
 
         Args:
             rng: Draws the jumps.
-            starts: Blocks that are in where each walk starts.
+            starts: Blocks that are in where each walk starts, with the index of their size.
         """
         states: list[State] = []
         weights: list[Floats] = []
         likely: list[float] = []
         for start in starts:
-            walked, stayed = self._walk(rng, list(start))
+            walked, stayed = self._walk(rng, dict(start))
             states += walked
             weights.append(stayed / stayed.sum())
             likely.append(float(weights[-1] @ np.array([s.log_weight for s in walked])))
         shares = np.exp(np.array(likely) - max(likely))
         return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
 
-    def _walk(self, rng: np.random.Generator, current: list[int]) -> tuple[list[State], Floats]:
+    def _walk(self, rng: np.random.Generator, current: dict[int, int]) -> tuple[list[State], Floats]:
         """States of one walk, and how long it stays in each."""
         states, stayed = [], []
         for jump in range(BURN_IN + JUMPS):
-            state = self.look(current)
-            inside = np.zeros(len(state.chance), dtype=bool)
-            inside[current] = True
-            rates = np.where(inside, 1 - state.chance, state.chance) + _LEAST
+            state, odds = self._look(current)
+            rates = _sigmoid(odds) + _LEAST
             if len(current) >= MOST_BLOCKS:
-                rates[~inside] = 0.0
+                rates[:] = 0.0
+            for block, size in current.items():  # it takes another size, or leaves
+                leaves = 1.0 - _sigmoid(odds[size, block]) + _LEAST
+                rates[:, block] = _sigmoid(odds[:, block] - odds[size, block])
+                rates[size, block] = leaves
             total = float(rates.sum())
             if jump >= BURN_IN:
                 states.append(state)
                 stayed.append(1.0 / total)
-            flip = min(int(np.searchsorted(np.cumsum(rates), rng.random() * total)), len(rates) - 1)
-            if inside[flip]:
-                current.remove(flip)
+            flip = min(int(np.searchsorted(np.cumsum(rates), rng.random() * total)), rates.size - 1)
+            size, block = divmod(flip, rates.shape[1])
+            if current.get(block) == size:
+                del current[block]
             else:
-                current.append(flip)
+                current[block] = size
         return states, np.array(stayed)
 
-    def look(self, inside: Sequence[int]) -> State:
-        """The state in which those blocks are in."""
-        columns = np.concatenate(
-            [np.arange(self._starts[b], self._starts[b + 1]) for b in inside] or [np.zeros(0, dtype=np.int64)]
-        )
-        cov = np.linalg.inv(np.eye(len(columns)) + self._gram[np.ix_(columns, columns)])
+    def look(self, inside: Mapping[int, int]) -> State:
+        """The state in which some blocks are in, each with the index of its size."""
+        return self._look(inside)[0]
+
+    def _look(self, inside: Mapping[int, int]) -> tuple[State, Floats]:
+        """The state, and the log odds of each size of each block against being out, shape (sizes, blocks)."""
+        spans = [(int(self._starts[b]), int(self._starts[b + 1])) for b in inside]
+        columns = np.concatenate([np.arange(*span) for span in spans] or [np.zeros(0, dtype=np.int64)])
+        widths = [
+            SIZES[size] for size, (start, end) in zip(inside.values(), spans, strict=True) for _ in range(start, end)
+        ]
+        prior = np.array(widths) ** -2.0
+        cov = np.linalg.inv(np.diag(prior) + self._gram[np.ix_(columns, columns)])
         mean = cov @ self._moment[columns]
         cross = self._gram[:, columns][self._index]  # (blocks, rank, columns)
-        precision = self._own - (cross @ cov) @ cross.transpose(0, 2, 1)
+        told = self._own - (cross @ cov) @ cross.transpose(0, 2, 1)
         pull = self._padded_moment - cross @ mean
-        lower = np.linalg.cholesky(precision)
-        white = np.linalg.solve(lower, pull[:, :, None])
-        odds = 0.5 * (white[:, :, 0] ** 2).sum(axis=1) - np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
-        mean_if = np.linalg.solve(lower.transpose(0, 2, 1), white)[:, :, 0]
         at = 0
-        for block in inside:  # Savage and Dickey's ratio: how much less likely no effect became
-            own = slice(at, at := at + int(self._starts[block + 1] - self._starts[block]))
-            away = mean[own] @ np.linalg.solve(cov[own, own], mean[own])
-            odds[block] = 0.5 * float(np.linalg.slogdet(cov[own, own])[1] + away)
-        log_weight = 0.5 * float(self._moment[columns] @ mean + np.linalg.slogdet(cov)[1])
-        log_weight += float(self._log_odds[list(inside)].sum())
-        chance = _sigmoid(odds + self._log_odds)
-        return State(log_weight, chance, tuple(inside), columns, mean, cov, mean_if, precision)
+        for block, (start, end) in zip(inside, spans, strict=True):
+            # What the data say of a block that is in: its posterior without its prior.
+            own = slice(at, at := at + end - start)
+            precision = np.linalg.inv(cov[own, own])
+            told[block, : end - start, : end - start] = precision - np.diag(prior[own])
+            pull[block, : end - start] = precision @ mean[own]
+        looks = [_alone(told, pull, size) for size in SIZES]
+        odds = np.stack([found[0] for found in looks])
+        odds += np.log(SHARES)[:, None] + self._log_odds[None, :]
+        log_weight = 0.5 * float(self._moment[columns] @ mean + np.linalg.slogdet(cov)[1] + np.log(prior).sum())
+        log_weight += sum(float(self._log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
+        likelier = np.argmax(odds, axis=0)
+        return State(
+            log_weight,
+            _sigmoid(np.logaddexp.reduce(odds, axis=0)),
+            tuple(inside),
+            columns,
+            mean,
+            cov,
+            likelier,
+            np.where((likelier == 0)[:, None], looks[0][1], looks[1][1]),
+            np.where((likelier == 0)[:, None, None], looks[0][2], looks[1][2]),
+        ), odds
+
+
+def _alone(told: Floats, pull: Floats, size: float) -> tuple[Floats, Floats, Floats]:
+    """Log odds of blocks of one size by the data, and mean and precision of their coefficients, each were it in."""
+    rank = pull.shape[1]
+    precision = told + np.eye(rank) / size**2
+    lower = np.linalg.cholesky(precision)
+    white = np.linalg.solve(lower, pull[:, :, None])
+    odds = 0.5 * (white[:, :, 0] ** 2).sum(axis=1) - np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+    # Features that a block lacks have the prior's precision, and cancel.
+    mean = np.linalg.solve(lower.transpose(0, 2, 1), white)[:, :, 0]
+    return odds - rank * np.log(size), mean, precision
 
 
 def _sigmoid(x: Floats) -> Floats:

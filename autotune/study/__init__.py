@@ -7,6 +7,7 @@ from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
+from autotune.study.priors import Prior
 from autotune.study.proof import prove, unsettled
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines

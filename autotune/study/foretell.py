@@ -16,6 +16,7 @@ from autotune.rundir import Store
 from autotune.settings import SearchSpace, build_space
 from autotune.study.predicted import Facts, on_its_cluster, seen_by_model
 from autotune.study.preflight import known_settings
+from autotune.study.priors import Prior, priors_of, screened_by
 from autotune.workers import WorkerFailed, describe_workload
 
 
@@ -29,6 +30,7 @@ class Foretold:
         told_by: Who told what values and conditions follow from, in words.
         device_count: As told; None if nobody knows.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer, as told.
+        priors: Parameter to how likely it is thought to act, and why; by the screen of the run, too, if it has one.
     """
 
     space: SearchSpace
@@ -36,6 +38,7 @@ class Foretold:
     told_by: str
     device_count: int | None = None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    priors: Mapping[str, Prior] = field(default_factory=dict)
 
 
 def foretell_space(
@@ -60,7 +63,10 @@ def foretell_space(
     known = known_settings(spec, python)
     unsized = build_space(spec, known, None)  # a misspelt name must not wait for the workload to be built
     is_sized = any((entry := known[p.name].entry) and entry.layer_bytes for p in unsized.parameters)
-    facts, told_by = _reference_of(spec, run_dir, is_asked=is_asked), f"the reference of {run_dir}"
+    store = _run_of(spec, run_dir, is_asked=is_asked)
+    floor = store.last(FloorResult) if store is not None else None
+    facts: WorkloadFacts | None = floor.reference if floor is not None else None
+    told_by = f"the reference of {run_dir}"
     if facts is None:
         facts, told_by = _without_a_run(spec, study_dir, is_sized=is_sized)
     space = build_space(spec, known, facts)
@@ -72,6 +78,7 @@ def foretell_space(
         told_by=told_by,
         device_count=facts.device_count if facts else None,
         layer_bytes=facts.layer_bytes if facts else {},
+        priors=priors_of(space, screened_by(store) if store is not None else None),
     )
 
 
@@ -98,21 +105,21 @@ def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple
     return facts, "the workload, built here and not run"
 
 
-def _reference_of(spec: StudySpec, path: Path, *, is_asked: bool) -> WorkloadFacts | None:
-    """What the reference of a run told, if there is a run of this study that got so far."""
+def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
+    """The run of this study that lies there, if there is one; where it is asked for, its reference has run."""
     try:
         store = Store.open(path)
     except AutotuneError:
         if is_asked:
             raise
         return None
-    floor = store.last(FloorResult) if store.spec.identity == spec.identity else None
-    if floor is None and is_asked:
+    is_same = store.spec.identity == spec.identity
+    if is_asked and not (is_same and store.of(FloorResult)):
         raise RunDirectoryError(
             f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
             "leave it out to have the workload built instead"
         )
-    return floor.reference if floor is not None else None
+    return store if is_same else None
 
 
 def _device_count(spec: StudySpec) -> int | None:

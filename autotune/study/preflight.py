@@ -34,6 +34,7 @@ from autotune.settings import (
 from autotune.study.bench import watch_of
 from autotune.study.no_gpu import program_python
 from autotune.study.proposer import open_mirror
+from autotune.study.samplers import check_sampler
 from autotune.workers import (
     GANG_VARIABLE,
     CommandLauncher,
@@ -87,10 +88,12 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
-        StudyFileError: If energy is an objective and nothing counts it, or the storage cannot be opened.
+        StudyFileError: If there is no such sampler, energy is an objective and nothing counts it, or the storage cannot
+            be opened.
         LaunchError: If the installed build cannot be asked.
     """
     refuse_missing_secrets(spec, source="the study")
+    check_sampler(spec.search)
     note("asking the installed build which settings it has")
     known = known_settings(spec)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")

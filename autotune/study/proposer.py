@@ -37,6 +37,7 @@ from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
 from autotune.study.culprit import walks_into
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
+from autotune.study.priors import SAME_PROGRAM_SD, Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
@@ -53,6 +54,7 @@ from autotune.study.samplers import (
 from autotune.study.taught import Lesson
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
+NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 
 PREDICTED_BEST = "predicted best"
 """Origin of the trial with which a search ends: the set that promises most by all the others."""
@@ -86,6 +88,7 @@ class Proposer:
         rule_defaults: What the build has for settings that the study's rules name.
         looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
             proposed without that one's result then, and stays the same when there is one.
+        priors: What is thought of settings before anything is measured.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -102,6 +105,7 @@ class Proposer:
         doubt: Doubt | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
         looks_ahead: bool = False,
+        priors: Mapping[str, Prior] = NO_PRIORS,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
@@ -124,6 +128,7 @@ class Proposer:
         self._worst = [0.0 for _ in self._objectives]
         self._history: list[optuna.trial.FrozenTrial] = []
         self._lag = int(looks_ahead)
+        self._priors = priors
         self._waiting: list[tuple[int, optuna.trial.FrozenTrial]] = []  # what the sampler is to be told later
         directions: list[Direction] = ["minimize" for _ in self._objectives]
         is_short = spec.search.sampler == TPE and len(directions) == 1
@@ -289,20 +294,22 @@ class Proposer:
         return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
-        flags = {p.name: _flag(p) for p in self._space.parameters}
-        sampler = make_sampler(self._spec.search, self._space, seed, flags)
+        sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
         if isinstance(sampler, AdditiveFlagSampler):
             self._tell_culprits(sampler)
         return sampler
+
+    def _flags(self) -> dict[str, Flag]:
+        """What is known of settings."""
+        return {p.name: _flag(p, self._priors.get(p.name)) for p in self._space.parameters}
 
     def _additive(self) -> AdditiveFlagSampler:
         """The sampler whose model tells what trials taught: the study's own, if it is one."""
         seed = _seed(f"{self._spec.seed}/effects")
         if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
             return own
-        flags = {p.name: _flag(p) for p in self._space.parameters}
         space = {p.name: distribution_of(p) for p in self._space.parameters}
-        sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
+        sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
         self._tell_culprits(sampler)
         return sampler
 
@@ -373,8 +380,9 @@ def _certainty(result: TrialResult) -> dict[str, float | int]:
     return {SD_KEY: standard_error(result.comparison.estimate)}
 
 
-def _flag(parameter: Parameter) -> Flag:
+def _flag(parameter: Parameter, prior: Prior | None) -> Flag:
     """What is known of a parameter, as the sampler takes it."""
+    idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
     default = parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
@@ -382,6 +390,8 @@ def _flag(parameter: Parameter) -> Flag:
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=parameter.condition or {},
+        act=prior.act if prior is not None else None,
+        lean={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
     )
 
 

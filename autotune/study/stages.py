@@ -42,6 +42,7 @@ from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.gain import measure_once_more
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
+from autotune.study.priors import priors_of, screened_by
 from autotune.study.proof import most_processes, pairs_run, plan_proofs, prove
 from autotune.study.proposer import Proposer
 from autotune.study.run import StudyRun
@@ -94,6 +95,7 @@ def screen(run: StudyRun) -> None:
     run.proposer = Proposer(
         run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,
+        priors=priors_of(space, screened_by(run.store)),
     )  # fmt: skip
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from autotune.search.posterior import Chain, State
+from autotune.search.posterior import SHARES, SIZES, Chain, State
+
+Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def planted(seed: int, blocks: int = 7, rank: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def planted(seed: int, blocks: int = 7, rank: int = 1) -> Problem:
     """Products of features whose columns are alike, so that models compete; two of the blocks act."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((16, blocks * rank)) + 0.8 * rng.standard_normal((16, 1))
@@ -19,17 +22,24 @@ def planted(seed: int, blocks: int = 7, rank: int = 1) -> tuple[np.ndarray, np.n
     return x.T @ x, x.T @ y, starts, np.full(blocks, np.log(0.25))
 
 
-def exactly(gram: np.ndarray, moment: np.ndarray, starts: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+def log_weight(problem: Problem, model: Mapping[int, int]) -> float:
+    """Log of a model's posterior chance, up to a constant: blocks that are in, each with the index of its size."""
+    gram, moment, starts, log_odds = problem
+    columns = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in model] or [[]]).astype(int)
+    prior = np.concatenate([[SIZES[k] ** -2.0] * (starts[b + 1] - starts[b]) for b, k in model.items()] or [[]])
+    precision = np.diag(prior) + gram[np.ix_(columns, columns)]
+    fit = moment[columns] @ np.linalg.solve(precision, moment[columns]) if model else 0.0
+    size = np.linalg.slogdet(precision)[1] - np.log(prior).sum()
+    return float(0.5 * fit - 0.5 * size + sum(log_odds[b] + np.log(SHARES[k]) for b, k in model.items()))
+
+
+def exactly(problem: Problem) -> np.ndarray:
     """Chance of each block, by summing over all models."""
-    count, chances, total = len(log_odds), np.zeros(len(log_odds)), 0.0
-    for model in itertools.product([False, True], repeat=count):
-        columns = np.concatenate(
-            [np.arange(starts[b], starts[b + 1]) for b in range(count) if model[b]] or [[]]
-        ).astype(int)
-        precision = np.eye(len(columns)) + gram[np.ix_(columns, columns)]
-        fit = moment[columns] @ np.linalg.solve(precision, moment[columns]) if len(columns) else 0.0
-        weight = np.exp(0.5 * fit - 0.5 * np.linalg.slogdet(precision)[1] + log_odds[np.array(model)].sum())
-        chances += weight * np.array(model)
+    count = len(problem[3])
+    chances, total = np.zeros(count), 0.0
+    for sizes in itertools.product([None, 0, 1], repeat=count):
+        weight = np.exp(log_weight(problem, {b: k for b, k in enumerate(sizes) if k is not None}))
+        chances += weight * np.array([k is not None for k in sizes])
         total += weight
     return np.asarray(chances / total)
 
@@ -43,37 +53,44 @@ def chances(states: list[State], weights: np.ndarray) -> np.ndarray:
 def test_chances_are_those_of_summing_over_all_models(seed: int, rank: int) -> None:
     problem = planted(seed, rank=rank)
     chain = Chain(*problem)
-    found = np.mean([chances(*chain.run(np.random.default_rng(k), [[], [0]])) for k in range(20)], axis=0)
-    assert np.abs(found - exactly(*problem)).max() < 0.06
+    found = np.mean([chances(*chain.run(np.random.default_rng(k), [{}, {0: 0}])) for k in range(20)], axis=0)
+    assert np.abs(found - exactly(problem)).max() < 0.06
 
 
-def test_conditional_odds_are_those_of_two_models() -> None:
-    gram, moment, starts, log_odds = planted(9, rank=2)
-    chain = Chain(gram, moment, starts, log_odds)
-
-    def weight(model: list[int]) -> float:
-        columns = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in model] or [[]]).astype(int)
-        precision = np.eye(len(columns)) + gram[np.ix_(columns, columns)]
-        fit = moment[columns] @ np.linalg.solve(precision, moment[columns]) if model else 0.0
-        return float(0.5 * fit - 0.5 * np.linalg.slogdet(precision)[1] + log_odds[model].sum())
-
-    for inside in ([], [0], [0, 4], [6, 1, 3]):
+def test_conditional_chances_are_those_of_the_models_with_and_without() -> None:
+    problem = planted(9, rank=2)
+    chain = Chain(*problem)
+    for inside in ({}, {0: 0}, {0: 1, 4: 0}, {6: 0, 1: 1, 3: 1}):
         state = chain.look(inside)
+        assert np.isclose(state.log_weight, log_weight(problem, inside))
         for block in range(7):
-            without, held = [b for b in inside if b != block], [*(b for b in inside if b != block), block]
-            odds = weight(held) - weight(without)
-            assert np.isclose(state.chance[block], 1 / (1 + np.exp(-odds)))
+            without = {b: k for b, k in inside.items() if b != block}
+            held = [{**without, block: k} for k in (0, 1)]
+            odds = sum(np.exp(log_weight(problem, h) - log_weight(problem, without)) for h in held)
+            assert np.isclose(state.chance[block], odds / (1 + odds))
 
 
 def test_coefficients_are_those_of_ridge_regression() -> None:
-    gram, moment, starts, log_odds = planted(3)
-    state = Chain(gram, moment, starts, log_odds).look([2, 5])
+    problem = planted(3)
+    gram, moment, _, _ = problem
+    state = Chain(*problem).look({2: 0, 5: 1})
     columns = [2, 5]
-    precision = np.eye(2) + gram[np.ix_(columns, columns)]
+    precision = np.diag([SIZES[0] ** -2, SIZES[1] ** -2]) + gram[np.ix_(columns, columns)]
     assert np.allclose(state.mean, np.linalg.solve(precision, moment[columns]))
     assert np.allclose(state.cov, np.linalg.inv(precision))
 
 
+def test_one_large_effect_is_not_told_as_two_that_share_it() -> None:
+    x = np.random.default_rng(0).integers(0, 2, (12, 2)).astype(float)
+    x[:, 1] = x[:, 0]  # always changed together but once
+    x[3, 1] = 1 - x[3, 1]
+    y = 3.5 * x[:, 0]
+    chain = Chain(25 * x.T @ x, 25 * x.T @ y, np.arange(3), np.log([0.1, 0.1]))
+    found = chances(*chain.run(np.random.default_rng(1), [{}]))
+    assert found[0] > 0.99
+    assert found[1] < 0.2
+
+
 def test_nothing_measured_leaves_what_was_thought_before() -> None:
     chain = Chain(np.zeros((4, 4)), np.zeros(4), np.arange(5), np.log(np.array([0.1, 0.5, 1.0, 2.0])))
-    assert np.allclose(chances(*chain.run(np.random.default_rng(0), [[]])), [1 / 11, 1 / 3, 1 / 2, 2 / 3])
+    assert np.allclose(chances(*chain.run(np.random.default_rng(0), [{}])), [1 / 11, 1 / 3, 1 / 2, 2 / 3])

@@ -1,0 +1,68 @@
+"""What is thought of settings before anything is measured: by the screen, by recipes, and how it is spread."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.compiler import Effect, ScreenReport
+from autotune.compiler.reports import SetReport, SettingReport, ValueReport
+from autotune.model import FlagSet
+from autotune.search import EXPECTED, MOST_LIKELY
+from autotune.settings import Parameter, SearchSpace, load_recipes
+from autotune.study.priors import MOST, priors_of
+
+
+def value(text: str, *changes: str, message: str = "") -> ValueReport:
+    return ValueReport(value=text, is_live=bool(changes), changes=changes, message=message)
+
+
+def report(*settings: SettingReport) -> ScreenReport:
+    return ScreenReport(
+        target="h100-sxm", topology="1x8", versions={}, reference=SetReport(name="reference", settings=FlagSet()),
+        settings=settings, sets=(), limit_bytes=None, compiled_count=1, cached_count=0, duration_s=1.0,
+    )  # fmt: skip
+
+
+def space(*names: str) -> SearchSpace:
+    return SearchSpace(tuple(Parameter(name=n, choices=("0", "1", "2"), default="0") for n in names))
+
+
+NAMES = tuple(f"xla_unknown_{i}" for i in range(20))
+
+
+def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
+    found = priors_of(space(*NAMES), None)
+    assert sum(p.act for p in found.values()) == pytest.approx(EXPECTED)
+    assert {p.why for p in found.values()} == {()}
+
+
+def test_a_few_settings_are_not_all_thought_to_act() -> None:
+    assert max(p.act for p in priors_of(space(*NAMES[:3]), None).values()) == pytest.approx(MOST_LIKELY)
+
+
+def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
+    settings = [
+        SettingReport(name=NAMES[0], effect=Effect.LIVE, stage="program", values=(value("1", "a", "b"), value("2"))),
+        SettingReport(name=NAMES[1], effect=Effect.LIVE, stage="program", values=(value("1"),), together=True),
+        SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(value("1", message="no"),)),
+        SettingReport(name=NAMES[3], effect=Effect.DEAD, stage="program", values=(value("1"),)),
+        SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
+    ]
+    found = priors_of(space(*NAMES), report(*settings))
+    live, together, fails, dead, measure = (found[n] for n in NAMES[:5])
+    assert live.act > together.act == measure.act > fails.act == dead.act > 0
+    assert live.why == ("it changes the program (2 differences)",)
+    assert live.nothing == ("2",)  # it changes nothing, where another value does
+    assert together.nothing == ()  # in company every value may
+    assert max(p.act for p in found.values()) <= MOST
+
+
+def test_published_settings_are_thought_likelier() -> None:
+    counts: dict[str, int] = {}
+    for settings in {r.settings for r in load_recipes().values()}:
+        for name in settings:
+            counts[name] = counts.get(name, 0) + 1
+    most = max(counts, key=lambda n: counts[n])
+    found = priors_of(space(most, *NAMES), None)
+    assert found[most].act > 1.5 * found[NAMES[0]].act
+    assert found[most].why == (f"{counts[most]} published recipes hold it",)

@@ -1,0 +1,96 @@
+"""Which sampler proposes: each that can be named finds a planted winner, goes on after a stop, or is refused in words."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.model import FlagSet, StudyFileError, TrialResult
+from autotune.settings import Parameter, SearchSpace
+from autotune.study.samplers import check_sampler
+from tests.runs import Run, replay_study
+
+SPACE = SearchSpace(tuple(Parameter(name=f"xla_{c}", choices=("0", "1", "2"), default="0") for c in "abcdef"))
+EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
+
+
+def study(sampler: str, **options: Any) -> Any:
+    search = {"sampler": sampler, "startup_trials": 4, "sampler_options": options}
+    return replay_study(effects=EFFECTS, noise={"white_sd": 1e-3}, study={"search": search})
+
+
+class OfMyOwn(optuna.samplers.RandomSampler):
+    """A sampler that a user brings."""
+
+    def __init__(self, seed: int, favour: str = "0") -> None:
+        super().__init__(seed)
+        self._favour = favour
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        if self._favour in param_distribution.choices and param_name == "xla_a":
+            return self._favour
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+def test_the_additive_sampler_is_the_default_and_finds_the_optimum_soon(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-3})
+    assert spec.search.sampler == "additive"
+    _, store, _ = run_replay(spec, trials=14, space=SPACE)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert any(
+        FlagSet({"xla_a": 1, "xla_d": 2}) == FlagSet({n: v for n, v in s.items() if n in "xla_a xla_d"}) for s in tried
+    )
+    assert {r.origin for r in store.of(TrialResult)} == {"additive"}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", f"{__name__}:OfMyOwn", "optuna.samplers:QMCSampler"])
+def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
+    _, store, _ = run_replay(study(sampler), trials=12, space=SPACE)
+    results = store.of(TrialResult)
+    assert len({r.settings for r in results}) == 12
+    assert sampler in {r.origin for r in results}
+
+
+def test_options_reach_the_sampler(run_replay: Run) -> None:
+    _, store, _ = run_replay(study(f"{__name__}:OfMyOwn", favour="1"), trials=10, space=SPACE)
+    asked = [r.settings for r in store.of(TrialResult) if r.origin.endswith("OfMyOwn")]
+    assert asked
+    assert {s["xla_a"] for s in asked} == {"1"}
+
+
+@pytest.mark.parametrize("sampler", ["additive", "tpe", "random"])
+def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, sampler: str) -> None:
+    _, whole, _ = run_replay(study(sampler), trials=12, space=SPACE)
+    run_replay(study(sampler), trials=6, space=SPACE, folder="stopped")
+    _, resumed, _ = run_replay(study(sampler), trials=12, space=SPACE, folder="stopped")
+    assert [r.settings for r in resumed.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "words"),
+    [
+        ("best", {}, "one of additive, tpe"),
+        ("no.such.module:Class", {}, "must be importable as MODULE:CLASS"),
+        ("optuna.samplers:NoSuch", {}, "must be importable as MODULE:CLASS"),
+        ("builtins:dict", {}, "must name a sampler of Optuna"),
+        ("additive", {"nonsense": 1}, "must be options of additive"),
+        ("tpe", {"multivariate": True, "nonsense": 1}, "must be options of tpe"),
+    ],
+)
+def test_what_is_no_sampler_is_refused_before_anything_starts(
+    sampler: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StudyFileError, match=words):
+        check_sampler(study(sampler, **options).search)
+
+
+@pytest.mark.parametrize(("sampler", "package"), [("gp", "torch"), ("cmaes", "cmaes")])
+def test_a_sampler_whose_package_is_missing_says_so(sampler: str, package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        check_sampler(study(sampler).search)
+        return
+    with pytest.raises(StudyFileError, match=f"needs the package {package}"):
+        check_sampler(study(sampler).search)
