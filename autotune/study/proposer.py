@@ -24,6 +24,7 @@ from autotune.model import (
     EffectsRecord,
     FlagSet,
     Objective,
+    SearchSpec,
     StudySpec,
     TrialConfig,
     TrialResult,
@@ -252,9 +253,12 @@ class Proposer:
         """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""
         if self._objectives != (Objective.STEP_TIME,) or self._spec.is_predicted:
             return None
-        return Lesson(
-            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
-        )  # fmt: skip
+        search = self._spec.search
+        if search.sampler != ADDITIVE:
+            search = search.model_copy(update={"sampler": ADDITIVE, "sampler_options": {}})
+        sampler = self._sampler(_seed(f"{self._spec.seed}/effects"), search)
+        assert isinstance(sampler, AdditiveFlagSampler)
+        return Lesson(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._sesoi)
 
     def may_hold(self, part: FlagSet) -> bool:
         """Whether a set that is tried may hold a combination: a point of the space, or one of the first sets."""
@@ -293,30 +297,13 @@ class Proposer:
         study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
         return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
-    def _sampler(self, seed: int) -> BaseSampler:
-        sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
+    def _sampler(self, seed: int, search: SearchSpec | None = None) -> BaseSampler:
+        flags = {p.name: _flag(p, self._priors.get(p.name)) for p in self._space.parameters}
+        sampler = make_sampler(search or self._spec.search, self._space, seed, flags)
         if isinstance(sampler, AdditiveFlagSampler):
-            self._tell_culprits(sampler)
+            located = (self._located(part) for part in self.bad)
+            sampler.culprits = [values for values in located if values is not None]
         return sampler
-
-    def _flags(self) -> dict[str, Flag]:
-        """What is known of settings."""
-        return {p.name: _flag(p, self._priors.get(p.name)) for p in self._space.parameters}
-
-    def _additive(self) -> AdditiveFlagSampler:
-        """The sampler whose model tells what trials taught: the study's own, if it is one."""
-        seed = _seed(f"{self._spec.seed}/effects")
-        if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
-            return own
-        space = {p.name: distribution_of(p) for p in self._space.parameters}
-        sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
-        self._tell_culprits(sampler)
-        return sampler
-
-    def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
-        """What is known to fail, where it is of the space."""
-        located = (self._located(part) for part in self.bad)
-        sampler.culprits = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
         """A combination as values of parameters; None if it holds another setting, or another value."""
