@@ -46,7 +46,8 @@ def worth_proving(
         count: How many, at most.
         sesoi: Smallest effect of interest, as a share.
         taught: What they taught: of trials that differ only in what is believed to be of no use one is taken, and first
-            of all the one of the set that promises most, which has nothing of that.
+            of all the one of the set that promises most, which has nothing of that. One that holds nothing else is
+            taken if it was faster all the same.
     """
     hopeful = [
         (r.outcome.comparison.estimate, r)
@@ -59,7 +60,9 @@ def worth_proving(
     ranked.sort(key=lambda r: r.settings != taught.best.settings)  # the others stay in their order
     different: dict[FlagSet, TrialResult] = {}
     for result in ranked:
-        different.setdefault(taught.useful(result.settings, least=sesoi), result)
+        useful = taught.useful(result.settings, least=sesoi)
+        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - sesoi):
+            different.setdefault(useful, result)
     return list(different.values())[:count]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ from autotune.model.effects import BestPredicted, EffectsRecord, PairEffect, Set
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, FinalistResult
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult
+from autotune.model.trial import Measured, TrialResult
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.study.finalists import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.search import ENOUGH_TO_TELL, Search
 from tests.runs import Run, record, replay_study
@@ -137,6 +139,22 @@ def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(
     assert found[0].settings == BEST
     acting = [taught(wide).useful(f.settings, least=0.005) for f in found]
     assert len(set(acting)) == 3
+
+
+def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
+    measured, outcome = next((r, r.outcome) for r in wide.of(TrialResult) if isinstance(r.outcome, Measured))
+
+    def result(settings: FlagSet, ratio: float) -> TrialResult:
+        estimate = dataclasses.replace(outcome.comparison.estimate, ratio=ratio, low=0.9, high=1.1)
+        comparison = outcome.comparison.model_copy(update={"estimate": estimate})
+        found = outcome.model_copy(update={"comparison": comparison})
+        return measured.model_copy(update={"settings": settings, "outcome": found})
+
+    inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
+    results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
+    found = worth_proving(results, count=3, sesoi=0.005, taught=taught(wide))
+    assert [r.settings for r in found] == [lucky, good]
+    assert len(worth_proving(results, count=3, sesoi=0.005)) == 3  # where nothing was taught, all may be
 
 
 # ---------------------------------------------------------------------- minimising
