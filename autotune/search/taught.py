@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.additive import AdditiveModel, Draw, smallest
 from autotune.search.factors import Codes, Floats
@@ -160,24 +161,42 @@ class Taught:
     def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
         """The set without settings that are more likely than not of no use in it, least useful first."""
         while True:
-            useless: list[tuple[float, int, Codes]] = []
-            whole = self.totals(codes)
-            for i in np.flatnonzero(codes != self.design.neutral):
+            whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
+            for i in np.flatnonzero(codes != self.design.neutral).tolist():
                 if self.design.factors[i].default is None:
                     continue  # one of its values must be chosen
                 less = codes.copy()
                 less[i] = self.design.neutral[i]
                 less = self.design.settle(less)
-                if is_allowed(less):
-                    useless.append((float((whole < self.totals(less) - least).mean()), int(i), less))
-            chance, _, less = min(useless, key=lambda u: u[:2], default=(1.0, 0, codes))
-            if chance > 0.5:
+                chance = float((whole < self.totals(less) - least).mean())
+                if chance <= 0.5:
+                    found.append((chance, i, less))
+            found.sort(key=lambda f: f[:2])
+            better = next((less for _, _, less in found if is_allowed(less)), None)
+            if better is None:
                 return codes
-            codes = less
+            codes = better
+
+    @functools.cached_property
+    def _tables(self) -> tuple[Floats, dict[tuple[int, int], tuple[NDArray[np.int64], Floats]]]:
+        """The draws as arrays: effects by draw, setting and code; of pairs those of the draws in which they act."""
+        longest = max(self.design.sizes, default=0) + 1
+        main = np.zeros((len(self._draws), len(self.design.sizes), longest))
+        pairs: dict[tuple[int, int], list[tuple[int, Floats]]] = {}
+        for at, draw in enumerate(self._draws):
+            for i, table in enumerate(draw.main):
+                main[at, i, : len(table)] = table
+            for pair, table in draw.pairs.items():
+                pairs.setdefault(pair, []).append((at, table))
+        return main, {p: (np.array([a for a, _ in f]), np.array([t for _, t in f])) for p, f in pairs.items()}
 
     def totals(self, codes: Codes) -> Floats:
         """Change of the log step time by a set in each draw, shape (draws,)."""
-        return np.array([draw.total(codes) for draw in self._draws])
+        main, pairs = self._tables
+        found = main[:, np.arange(len(codes)), codes].sum(axis=1)
+        for (i, j), (draws, tables) in pairs.items():
+            found[draws] += tables[:, codes[i], codes[j]]
+        return np.asarray(found)
 
     def forecast(self, codes: Codes) -> Change:
         """What is expected of a set, whether or not it was tried; what sets do beyond the model is in the interval."""
