@@ -216,7 +216,8 @@ class AdditiveModel:
             # What is not in may act all the same, each by its chance: seldom one, but there are many.
             more = np.flatnonzero((rng.random(len(state.chance)) < state.chance) & ~_is_in(state))
             for b in more.tolist():
-                size = self.design.blocks[b].table.shape[1]
+                if (size := self.design.blocks[b].table.shape[1]) == 0:
+                    continue  # it has no other value than the default
                 cov = np.linalg.inv(state.precision_if[b, :size, :size])
                 coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
             main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()

@@ -57,7 +57,8 @@ class Taught:
         model.weigh_rivals()
         self.model, self.hazards, self.design = model, hazards, model.design
         self._rng = np.random.default_rng(seed)
-        self.acts = model.acts()
+        has_choice = [model.design.blocks[i].table.shape[1] > 0 for i in range(len(model.design.factors))]
+        self.acts = np.where(has_choice, model.acts(), 0.0)
         """Chance of each setting to act, alone or in a pair, shape (factors,)."""
 
     @functools.cached_property

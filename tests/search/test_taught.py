@@ -149,6 +149,20 @@ def test_nothing_that_acts_recommends_the_default() -> None:
     assert -0.02 < taught.left(best) <= 0.0
 
 
+def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
+    rng = np.random.default_rng(6)
+    design = Design([Factor(name="only", size=1), Factor(name="one", size=2), Factor(name="two", size=2)])
+    codes = rng.integers(0, 2, (30, 3)) * np.array([0, 1, 1])
+    values = -0.03 * codes[:, 1] + rng.normal(0, NOISE, 30)
+    model = AdditiveModel(design, Observations(codes, values, np.full(30, NOISE)), seed=0)
+    taught = Taught(model, Hazards(design, codes, np.zeros((0, 3), dtype=np.int64), []), seed=0)
+    assert taught.acts[0] == 0.0
+    assert taught.acts[1] > 0.95
+    best = taught.best(list(codes))
+    assert best.tolist() == [0, 1, 0]
+    assert taught.left(best) <= 0.0
+
+
 def test_it_is_the_same_each_time() -> None:
     one, other = (plant(4).taught for _ in range(2))
     codes = [np.zeros(SETTINGS, dtype=np.int64)]
