@@ -246,6 +246,8 @@ class StudySpec(Section):
         # Keys that are younger than the first runs count only where they are used, so that those runs go on.
         for key in ("workload", "search"):
             data[key] = _used(key, data[key])
+        if data["search"]["sampler"] == "additive":  # it took the place of what was the default: those runs go on
+            data["search"]["sampler"] = "tpe"
         data["search"]["first"] = [_used("first", named) for named in data["search"]["first"]]
         if data["search"]["objectives"] == [Objective.STEP_TIME]:
             data["search"].pop("objectives")

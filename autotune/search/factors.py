@@ -163,7 +163,9 @@ def _main_table(factor: Factor) -> Floats:
 
 def _pair_table(one: Floats, other: Floats) -> Floats:
     """Features of each combination: the products of both settings' features that matter most."""
-    products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(len(one) * len(other), -1)
+    products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(
+        len(one) * len(other), one.shape[1] * other.shape[1]
+    )
     size = (products**2).sum(axis=0)
     best = np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])
     return np.ascontiguousarray(products[:, best])

@@ -101,6 +101,8 @@ class Chain:
 
     def _walk(self, rng: np.random.Generator, current: dict[int, int]) -> tuple[list[State], Floats]:
         """States of one walk, and how long it stays in each."""
+        if not len(self._log_odds):
+            return [self.look({})], np.ones(1)
         states, stayed = [], []
         for jump in range(BURN_IN + JUMPS):
             state, odds = self._look(current)
