@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import AutotuneError, ConclusionRecord, RunDirectoryError
+from autotune.model import AutotuneError, ConclusionRecord, ConfirmRun, FinalistResult, RunDirectoryError
 from autotune.model.trial import TrialResult
 from autotune.rundir import check_run, mend_run
 from autotune.rundir.store import Store
@@ -253,6 +254,16 @@ def test_a_record_that_names_a_folder_outside_is_not_followed(run_dir: Path) -> 
     assert "names a folder outside the run" in problem.what
 
 
+def without_their_runs(run_dir: Path) -> int:
+    """Figures of a set that are there while some of the runs that they rest on are torn away."""
+    try:
+        store = Store.open(run_dir)
+    except RunDirectoryError:
+        return 0
+    runs = Counter((r.stage, r.settings) for r in store.of(ConfirmRun))
+    return sum(runs[f.stage, f.settings] < f.process_count for f in store.of(FinalistResult))
+
+
 def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(made: Path, tmp_path: Path) -> None:
     files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
     rng = random.Random(7)
@@ -270,10 +281,12 @@ def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(m
         before = len(all_bytes(run_dir))
         mend_run(run_dir)
         assert len(all_bytes(run_dir)) >= before - 200, file  # newlines, and the lock's own line
+        orphans = without_their_runs(run_dir)
         run = given_run(asking(SPEC, TRIALS), run_dir, GivenSetup(given_space=SPACE), Diary())
         from autotune.study.stages import run_study
 
         run_study(run)
         tally = tally_of(run_dir)
-        assert (tally["trials"], tally["lost"], tally["doubled"]) == (TRIALS, 0, 0), file
+        assert (tally["trials"], tally["lost"]) == (TRIALS, 0), file
+        assert tally["doubled"] <= orphans, file  # whose runs are made again is told again
         shutil.rmtree(run_dir)

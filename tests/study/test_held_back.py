@@ -12,6 +12,7 @@ import pytest
 from autotune.child import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
+from autotune.model.flags import FlagSet
 from autotune.model.gpus import ArmOfGpus, GpusDuring, held_in_one_arm
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome
@@ -68,7 +69,14 @@ def fake(tmp_path: Path) -> Iterator[FakeNvml]:
         yield nvml
 
 
-def heated_run(path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, share_of: ShareOf, mode: str) -> Store:
+def heated_run(
+    path: Path,
+    fake: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+    share_of: ShareOf,
+    mode: str,
+    first: tuple[tuple[str, FlagSet], ...] = (),
+) -> Store:
     """A finished study of one set that takes a tenth off the step."""
     spec = replay_study(noise={"white_sd": 1e-4}, effects={"xla_a=1": 0.9}, study={"measure": {"mode": mode}})
     assert spec.replay is not None
@@ -80,7 +88,7 @@ def heated_run(path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, shar
         runner_of(run).bench.gpus = GpuWatch(load_nvml(), None)
         return Measuring(run)
 
-    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
+    setup = GivenSetup(given_space=SPACE, first=first, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 6), path, setup, Diary(), make_evaluator=watched)
     run_study(run)
     return run.store
@@ -140,7 +148,8 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
     def share_of(settings: Mapping[str, str]) -> dict[str, float]:
         return {"hw_thermal": 0.5 if settings.get("xla_b") == "1" else 0.0}
 
-    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns")
+    dies = ("one that dies", FlagSet({"xla_b": 1}))
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns", first=(dies,))
     results = store.of(TrialResult)
     failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
     measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]
