@@ -47,7 +47,7 @@ def _space(program: int, groups: tuple[str, ...]) -> SearchSpace:
         "device": {"platform": "cuda", "node_count": nodes},
         "search": {"groups": list(groups)},
     }
-    return build_space(parse_study(study), known_settings(), facts, cpu_count=8)  # type: ignore[arg-type]
+    return build_space(parse_study(study), known_settings(), facts, cpu_count=8)
 
 
 def catalogue_space(rng: np.random.Generator, settings: tuple[int, int]) -> SearchSpace:

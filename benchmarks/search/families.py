@@ -1,17 +1,18 @@
 """Seeded spaces like those of flags: many settings of which few act, in groups, some good, some harmful.
 
-Common to all: two to five settings have a value that is 1 to 9 % faster, one to three harm by 2 to 20 %, and there are about ten times
-as many, 20 to 60, in groups of 3 to 8: nine in ten do nothing. Spaces in which nothing pays 1 %, or in which 60 random
-sets bring four fifths of what there is to gain, are drawn anew. Recipes are 3 to 5 sets of about six settings that hold
-each good value with chance 0.3.
+Common to all: two to five settings have a value that is 1 to 9 % faster, one to three harm by 2 to 20 %, and there are
+about ten times as many, 20 to 60, in groups of 3 to 8: nine in ten do nothing. Spaces in which nothing pays 1 %, or in
+which 60 random sets bring four fifths of what there is to gain, are drawn anew. Recipes are 3 to 5 sets of about six
+settings that hold each good value with chance 0.3.
 
 * `sparse`: switches (every other one), lists of 3 to 6 names and small whole numbers; each acts alone.
 * `gated`: likewise, but good effects act only while another setting of their group is on, three in five of them and
   at least one.
 * `hazards`: as `sparse`, and two to five values, or pairs of values of one group, make a set fail.
-* `numeric`: three in five settings are thresholds in powers of two, 5 to 11 of them; those act, by a step or by a smooth
-  bump over log bytes. The default of one in three is none of its values.
-* `catalogue`: the catalogue's own settings, values, groups and conditions for one of several programs; any of them acts.
+* `numeric`: three in five settings are thresholds in powers of two, 5 to 11 of them; those act, by a step or by a
+  smooth bump over log bytes. The default of one in three is none of its values.
+* `catalogue`: the catalogue's own settings, values, groups and conditions for one of several programs; any of them
+  acts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PAIR_SHARE = 0.4
 RECIPE_SETTINGS = 6
 RECIPE_CHANCE = 0.3
 TRIALS = 60
-ROUGHLY = 2000
+ROUGHLY = 1000
 """Random sets by which a space is held for easy."""
 
 EASY = 0.8
@@ -54,7 +55,7 @@ def make(family: str, seed: int, settings: int | None = None) -> Problem:
     Args:
         family: One of `FAMILIES`.
         seed: Equal seeds give equal spaces.
-        settings: How many settings; None for 20 to 60. The catalogue has its own.
+        settings: How many settings, however easy the space then is; None for 20 to 60.
     """
     rng = np.random.default_rng([list(FAMILIES).index(family), seed])
     good = int(rng.integers(GOOD[0], GOOD[1] + 1))
@@ -63,7 +64,8 @@ def make(family: str, seed: int, settings: int | None = None) -> Problem:
     while True:
         space = FAMILIES[family](rng, (least, SETTINGS[1]) if settings is None else (settings, settings))
         problem = _with_effects(f"{family} {seed}", space, rng, good, acting)
-        if problem.optimum <= -EFFECT[0] and (family != "gated" or problem.joints) and _is_worth_a_search(problem):
+        is_of_family = problem.optimum <= -EFFECT[0] and (family != "gated" or problem.joints)
+        if is_of_family and (settings is not None or _is_worth_a_search(problem)):
             return problem
 
 
@@ -96,16 +98,14 @@ FAMILIES: dict[str, Callable[[Rng, tuple[int, int]], SearchSpace]] = {
 
 
 def _named(rng: Rng, settings: tuple[int, int]) -> list[tuple[str, str]]:
-    """Names and groups; a last group that is too small joins the one before."""
+    """Names and groups; sizes leave enough for the last group."""
     count = int(rng.integers(settings[0], settings[1] + 1))
     groups: list[int] = []
-    while len(groups) < count:
-        size = int(rng.integers(GROUP[0], GROUP[1] + 1))
-        left = count - len(groups)
-        if left < GROUP[0] and groups:
-            groups += [groups[-1]] * left
-        else:
-            groups += [groups[-1] + 1 if groups else 0] * min(size, left)
+    while (left := count - len(groups)) > 0:
+        size = min(int(rng.integers(GROUP[0], GROUP[1] + 1)), left)
+        if 0 < left - size < GROUP[0]:
+            size = left if left <= GROUP[1] else left - GROUP[0]
+        groups += [groups[-1] + 1 if groups else 0] * size
     return [(f"xla_made_up_{i:02d}", f"group {g}") for i, g in enumerate(groups)]
 
 

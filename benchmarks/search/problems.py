@@ -103,11 +103,15 @@ class Problem:
     def effects(self, codes: Codes) -> Floats:
         """Log ratios of settled sets, shape (sets,), failures aside."""
         total = np.zeros(len(codes))
-        for i, table in enumerate(self.mains):
-            total += table[codes[:, i]]
+        for i in self._acting:
+            total += self.mains[i][codes[:, i]]
         for joint in self.joints:
             total += joint.table[codes[:, joint.one], codes[:, joint.other]]
         return total
+
+    @functools.cached_property
+    def _acting(self) -> list[int]:
+        return [i for i, table in enumerate(self.mains) if table.any()]
 
     def fails(self, codes: Codes) -> NDArray[np.bool_]:
         """Which settled sets fail, shape (sets,)."""
@@ -143,7 +147,9 @@ class Problem:
 
     def as_set(self, codes: Codes) -> FlagSet:
         """A set by its names and values."""
-        chosen = {p.name: v[c] for p, v, c in zip(self.space.parameters, self.values, codes, strict=True)}
+        chosen: dict[str, str] = {
+            p.name: v[c] for p, v, c in zip(self.space.parameters, self.values, codes, strict=True)
+        }
 
         def choose(parameter: Parameter) -> str:
             return chosen[parameter.name]
@@ -221,7 +227,7 @@ class Problem:
             raise ValueError(f"{self.name}: too many settings hang together: {math.prod(sizes)} combinations")
         rows = np.tile(self.defaults, (math.prod(sizes), 1))
         rows[:, part] = np.indices(sizes).reshape(len(part), -1).T
-        rows = np.unique(self.settle(rows), axis=0)
+        rows = self.settle(rows)
         values = np.where(self.fails(rows), np.inf, self.effects(rows))
         at = int(np.argmin(values))
         return float(values[at]), rows[at, part]

@@ -62,7 +62,8 @@ RIVALS: dict[str, Rival] = {
     ),
     "near": Rival(_product("random", finds_culprits=True), "random sets that change two settings on average"),
     "uniform": Rival(
-        lambda p, seed, has_recipes: UniformRandom(p, seed, has_recipes=has_recipes), "uniform random sets: score 0"
+        lambda p, seed, has_recipes: UniformRandom(p, seed, has_recipes=has_recipes),
+        "uniform random sets, by which score 0 is told without recipes",
     ),
 }
 """Searches in the order of the report."""

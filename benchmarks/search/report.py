@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -33,9 +34,7 @@ def write_report(folder: Path) -> Path:
     ]
     conditions = sorted({(r["noise"], not r["recipes"], r["trials"]) for r in families})
     for noise, without_recipes, trials in conditions:
-        mine = [
-            r for r in families if (r["noise"], not r["recipes"], r["trials"]) == (noise, without_recipes, trials)
-        ]
+        mine = [r for r in families if (r["noise"], not r["recipes"], r["trials"]) == (noise, without_recipes, trials)]
         sections.append(
             f"## Families, {trials} trials, {100 * noise:g} % noise, {'without' if without_recipes else 'with'} recipes"
         )
@@ -63,10 +62,10 @@ def _families(rows: Sequence[Row]) -> list[str]:
             {
                 "search": name,
                 "best tried by " + " / ".join(map(str, looks)): " / ".join(
-                    f"{_mean(mine, lambda r, n=n: r['found'][str(n)]):.2f}" for n in looks
+                    f"{_mean(mine, functools.partial(_at, 'found', n)):.2f}" for n in looks
                 ),
                 "handed on at " + " / ".join(map(str, looks)): " / ".join(
-                    f"{_mean(mine, lambda r, n=n: r['chosen'][str(n)]):.2f}" for n in looks
+                    f"{_mean(mine, functools.partial(_at, 'chosen', n)):.2f}" for n in looks
                 ),
                 "failed of the hazards": f"{np.mean([r['failed'] for r in mine['hazards']]):.1f}"
                 if "hazards" in mine
@@ -88,6 +87,11 @@ def _mean(rows: Mapping[str, Sequence[Row]], figure: Callable[[Row], float]) -> 
     return float(np.mean([np.mean([figure(r) for r in v]) for v in rows.values()]))
 
 
+def _at(kind: str, trial: int, row: Row) -> float:
+    """What the set found, or chosen, at a trial is worth."""
+    return float(row[kind][str(trial)])
+
+
 def _cell(groups: Sequence[Sequence[float]]) -> str:
     mean, low, high = interval(groups)
     return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
@@ -106,7 +110,9 @@ def _tables(rows: Sequence[Row]) -> list[str]:
         mine = [r for r in rows if r["most"] == most]
         lines: list[Cells] = []
         for contestant in CONTESTANTS:
-            of_tables = {n: [r["score"] for r in mine if r["family"] == n and r["strategy"] == contestant] for n in names}
+            of_tables = {
+                n: [r["score"] for r in mine if r["family"] == n and r["strategy"] == contestant] for n in names
+            }
             if not any(of_tables.values()):
                 continue
             is_whole = all(of_tables.values())

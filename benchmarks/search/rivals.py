@@ -37,7 +37,7 @@ class OneFactor(Remembers):
             i, value = self._left.pop(0)
             codes = self._best.copy()
             codes[i] = value
-            codes = self.problem.settle(codes[None])[0]
+            codes = np.asarray(self.problem.settle(codes[None])[0])
             if not any((codes == t).all() for t, _ in self.told) and (codes != self.problem.defaults).any():
                 return codes
         return None
@@ -111,7 +111,9 @@ class Racing(Remembers):
         ranked = sorted({*self._racing, self._elite.tobytes()}, key=lambda k: self._mean(k)[0])
         best, sd = self._mean(ranked[0])
         left = [
-            k for k in ranked if math.isfinite(m := self._mean(k)[0]) and m - best <= CLEARLY * math.hypot(sd, self._mean(k)[1])
+            k
+            for k in ranked
+            if math.isfinite(m := self._mean(k)[0]) and m - best <= CLEARLY * math.hypot(sd, self._mean(k)[1])
         ]
         again = [k for k in left if len(self._looks[k]) < LOOKS and k != self.problem.defaults.tobytes()]
         self._elite = self._sets[ranked[0]]

@@ -126,11 +126,7 @@ def run_families(
         until: Time, as `time.time` has it, after which no run is begun.
     """
     done = set() if again else {name_of(row) for row in read_rows(path)}
-    todo = [
-        row
-        for row in _all_runs(families, seeds, noises, recipes, strategies, trials)
-        if name_of(row) not in done
-    ]
+    todo = [row for row in _all_runs(families, seeds, noises, recipes, strategies, trials) if name_of(row) not in done]
     began = time.monotonic()
     for at, row in enumerate(todo):
         if until is not None and time.time() > until:

@@ -8,11 +8,12 @@ cutoff; here time is counted in trials.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
+from scipy.special import gammaln
 
 from benchmarks.search.problems import Floats, Problem
 
@@ -72,19 +73,33 @@ def cutoff(values: Floats, share: float = CUTOFF) -> int:
     return math.ceil(first / (len(ordered) + 1 - first))
 
 
-def table_baseline(values: Floats, evaluations: int) -> Floats:
-    """Expected best of random search without replacement after 1, 2, ... evaluations, smoothed as the method has it.
+@functools.lru_cache(maxsize=8)
+def table_baseline(values: tuple[float, ...], evaluations: int) -> Floats:
+    """Expected best of random search without replacement after 1, 2, ... evaluations, shape (evaluations,).
+
+    The expectation itself; the paper takes the value of the expected rank and smooths it, by which random search scored
+    from -0.7 to 0.2 on the six recorded tables.
 
     Args:
-        values: All valid values of the table; less is better.
+        values: All values of the table, that of a set which fails the worst; less is better.
         evaluations: How many.
     """
-    ordered = np.sort(values)[::-1]
+    ordered = np.sort(np.asarray(values))
     count = len(ordered)
-    draws = np.unique(np.round(np.geomspace(1, max(evaluations, 2), 50)).astype(int))
-    at = np.minimum(count - 1, np.round(draws * (count + 1) / (draws + 1)).astype(int))
-    smooth = PchipInterpolator(draws, ordered[at])
-    return np.asarray(smooth(np.arange(1, evaluations + 1)))
+    log_factorial = gammaln(np.arange(count + 2) + 1.0)
+    left = count - np.arange(count + 1)  # sets that are no better than each
+
+    def none_better(draws: int) -> Floats:
+        inside = left >= draws
+        logs = log_factorial[left] - log_factorial[np.maximum(left - draws, 0)]
+        logs -= log_factorial[count] - log_factorial[count - draws]
+        return np.where(inside, np.exp(logs), 0.0)
+
+    found = []
+    for draws in range(1, evaluations + 1):
+        chances = none_better(draws)
+        found.append(float((chances[:-1] - chances[1:]) @ ordered))
+    return np.array(found)
 
 
 # ------------------------------------------------------------------ intervals

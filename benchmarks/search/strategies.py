@@ -191,9 +191,7 @@ class Asked(Remembers):
         make: Makes the sampler.
     """
 
-    def __init__(
-        self, problem: Problem, seed: int, *, has_recipes: bool, make: Callable[[int], BaseSampler]
-    ) -> None:
+    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool, make: Callable[[int], BaseSampler]) -> None:
         super().__init__(problem, seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():

@@ -41,7 +41,7 @@ KERNEL_TUNER = (
 )  # fmt: skip
 """Strategies of Kernel Tuner 1.5, each with its own options as they come."""
 
-CONTESTANTS = ("additive", "additive, rules as failures", "TPE", "uniform", *(f"kt:{s}" for s in KERNEL_TUNER))
+CONTESTANTS = ("additive", "TPE", "uniform", *(f"kt:{s}" for s in KERNEL_TUNER))
 
 ASKS = 200
 """Proposals that break the rules, or are known, after which any set is drawn that does not."""
@@ -110,9 +110,7 @@ def _uniform(table: Table, seed: int, evaluations: int) -> Iterator[Config]:
     yield from (configs[int(i)] for i in rng.permutation(len(configs))[:evaluations])
 
 
-def _sampled(
-    table: Table, seed: int, evaluations: int, make: Callable[[int], BaseSampler], *, tells_rules: bool
-) -> Iterator[Config]:
+def _sampled(table: Table, seed: int, evaluations: int, make: Callable[[int], BaseSampler]) -> Iterator[Config]:
     """A sampler of Optuna; sets are told as they are tried, those that did not run as failed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = make(seed)
@@ -130,10 +128,6 @@ def _sampled(
             if proposed in table.entries and proposed not in tried:
                 config = proposed
                 break
-            if tells_rules and proposed not in table.entries:
-                study.add_trial(
-                    optuna.trial.create_trial(state=TrialState.FAIL, params=params, distributions=space)
-                )
         while config is None or config in tried:
             config = configs[int(rng.integers(len(configs)))]
         tried.add(config)
@@ -155,27 +149,32 @@ def _point(study: optuna.Study, sampler: BaseSampler, space: dict[str, BaseDistr
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
     trial.number = len(study.get_trials(deepcopy=False))
     related = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-    return {
-        n: related[n] if n in related else sampler.sample_independent(study, trial, n, d) for n, d in space.items()
-    }
+    return {n: related[n] if n in related else sampler.sample_independent(study, trial, n, d) for n, d in space.items()}
 
 
 def _kernel_tuner(table: Table, seed: int, evaluations: int, strategy: str) -> Iterator[Config]:
     """A strategy of Kernel Tuner's own package in its simulation mode, as it comes."""
-    from kernel_tuner import tune_cache  # type: ignore[import-not-found]
+    from constraint import FunctionConstraint  # type: ignore[import-not-found]
+    from kernel_tuner import tune_kernel  # type: ignore[import-not-found]
 
     random.seed(seed)
     np.random.seed(seed)
-    options = {"max_fevals": evaluations}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder) / "cache.json"
         path.write_text(_as_cache(table))
-        results, _ = tune_cache(
-            str(path),
-            restrictions=[lambda config: tuple(config[n] for n in table.names) in table.entries],
+        results, _ = tune_kernel(
+            table.name,
+            "",
+            (1,),
+            [],
+            dict(zip(table.names, map(list, table.values), strict=True)),
+            # Sets that were recorded as failed are of the space: nobody knows before that they fail.
+            restrictions=[FunctionConstraint(lambda *config: config in table.entries)],
             strategy=strategy,
-            strategy_options=options,
+            strategy_options={"max_fevals": evaluations},
+            cache=str(path),
+            simulation_mode=True,
             quiet=True,
             seed=seed,
         )
@@ -208,15 +207,8 @@ def _search(contestant: str, table: Table, seed: int, evaluations: int) -> Itera
         return _uniform(table, seed, evaluations)
     if contestant.startswith("kt:"):
         return _kernel_tuner(table, seed, evaluations, contestant.removeprefix("kt:"))
-    if contestant == "TPE":
-        return _sampled(table, seed, evaluations, lambda s: TPESampler(seed=s), tells_rules=False)
-    return _sampled(
-        table,
-        seed,
-        evaluations,
-        lambda s: AdditiveFlagSampler(seed=s),
-        tells_rules=contestant == "additive, rules as failures",
-    )
+    sampler = TPESampler if contestant == "TPE" else AdditiveFlagSampler
+    return _sampled(table, seed, evaluations, lambda s: sampler(seed=s))
 
 
 # ------------------------------------------------------------------ runs
@@ -274,14 +266,14 @@ def run_one_table(table: Table, contestant: str, seed: int, most: int | None) ->
     """One search of one table."""
     times = table.times
     evaluations = min(cutoff(times), most or len(times))
-    baseline, optimum = table_baseline(times, evaluations), float(times.min())
+    values = tuple(times.max() if e.time is None else e.time for e in table.entries.values())
+    baseline, optimum = table_baseline(values, evaluations), float(times.min())
     began = time.perf_counter()
     tried = list(_search(contestant, table, seed, evaluations))[:evaluations]
     spent = time.perf_counter() - began
     found = [table.entries[c].time for c in tried]
-    # Until one ran, a search has what random search has at first; one that stops early keeps what it has.
-    best = np.fmin.accumulate([np.nan if t is None else t for t in found] or [np.nan])
-    best = np.where(np.isnan(best), max(baseline[0], np.nanmax(baseline)), best)
+    # What did not run counts as the slowest set; a search that stops early keeps what it has.
+    best = np.minimum.accumulate([float(times.max()) if t is None else t for t in found])
     best = np.append(best, np.full(evaluations - len(best), best[-1]))
     return {
         "evaluations": evaluations,
