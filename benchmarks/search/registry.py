@@ -1,0 +1,75 @@
+"""All searches by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
+
+from benchmarks.search.problems import Problem
+from benchmarks.search.rivals import OneFactor, Racing
+from benchmarks.search.strategies import Asked, Product, Strategy, UniformRandom
+
+Make = Callable[[Problem, int, bool], Strategy]
+
+
+class Rival(NamedTuple):
+    """One search.
+
+    Attributes:
+        make: From a problem, a seed, and whether recipes are tried first.
+        words: What it is.
+        package: What must be installed for it besides.
+    """
+
+    make: Make
+    words: str
+    package: str = ""
+
+
+def _product(sampler: str = "additive", **changes: object) -> Make:
+    def make(problem: Problem, seed: int, has_recipes: bool) -> Strategy:
+        return Product(problem, seed, has_recipes=has_recipes, sampler=sampler, **changes)  # type: ignore[arg-type]
+
+    return make
+
+
+def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
+    def make(problem: Problem, seed: int, has_recipes: bool) -> Strategy:
+        return Asked(problem, seed, has_recipes=has_recipes, make=sampler)
+
+    return make
+
+
+RIVALS: dict[str, Rival] = {
+    "additive": Rival(_product(), "this project's search as shipped"),
+    "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
+    "without pairs": Rival(_product(options={"with_pairs": False}), "the same, settings act alone only"),
+    "before": Rival(
+        _product("tpe", finds_culprits=True),
+        "what the project had before: 8 random sets near the default, then multivariate TPE; culprits found aside",
+    ),
+    "TPE": Rival(_asked(lambda seed: TPESampler(seed=seed)), "Optuna's TPE as it comes"),
+    "GP": Rival(_asked(lambda seed: GPSampler(seed=seed)), "Optuna's Gaussian process as it comes", "torch"),
+    "CMA-ES": Rival(_asked(lambda seed: CmaEsSampler(seed=seed)), "Optuna's CMA-ES as it comes", "cmaes"),
+    "one factor": Rival(
+        lambda p, seed, has_recipes: OneFactor(p, seed, has_recipes=has_recipes), "one factor at a time, kept if faster"
+    ),
+    "racing": Rival(
+        lambda p, seed, has_recipes: Racing(p, seed, has_recipes=has_recipes), "iterated racing like irace's"
+    ),
+    "near": Rival(_product("random", finds_culprits=True), "random sets that change two settings on average"),
+    "uniform": Rival(
+        lambda p, seed, has_recipes: UniformRandom(p, seed, has_recipes=has_recipes),
+        "uniform random sets, by which score 0 is told without recipes",
+    ),
+}
+"""Searches in the order of the report."""
+
+
+def is_there(name: str) -> bool:
+    """Whether what a search needs is installed."""
+    package = RIVALS[name].package
+    return not package or importlib.util.find_spec(package) is not None

@@ -1,0 +1,242 @@
+"""Who searches: one protocol for this project's search, its ablations, and the samplers of Optuna as they come."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from autotune.model import FlagSet, TrialResult, parse_study
+from autotune.model.measurement import Comparison, Failure, FailureKind
+from autotune.model.trial import Failed, Measured
+from autotune.search import AdditiveFlagSampler
+from autotune.search.additive import smallest
+from autotune.search.policy import _penalties
+from autotune.search.sampler import USUAL_SD
+from autotune.settings import Parameter
+from autotune.stats import Estimate
+from autotune.study.proposer import Proposer
+from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
+from benchmarks.search.problems import Codes, Problem
+
+_Z = 1.959964
+
+
+class Strategy(Protocol):
+    """Searches one space, one trial at a time; sets are settled codes."""
+
+    def ask(self) -> Codes | None:
+        """The next set; None if there is nothing left to try."""
+        ...
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """What came of it: a measured log ratio and its standard error, or None if it failed."""
+        ...
+
+    def chosen(self) -> Codes:
+        """The set that it would hand on, by its own estimate."""
+        ...
+
+
+class Remembers:
+    """What every search does that has no model: it hands on what was measured to be fastest, the default if nothing.
+
+    Args:
+        problem: What is searched.
+        seed: Of its draws.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.seed = seed
+        self.told: list[tuple[Codes, float | None]] = []
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        self.told.append((codes, value))
+
+    def chosen(self) -> Codes:
+        """See `Strategy`."""
+        measured = [(v, i) for i, (_, v) in enumerate(self.told) if v is not None and v < 0]
+        return self.told[min(measured)[1]][0] if measured else self.problem.defaults
+
+
+class Product(Remembers):
+    """This project's own search: `autotune.study.proposer.Proposer`, as a study has it.
+
+    Args:
+        problem: What is searched.
+        seed: Of the study.
+        has_recipes: Whether recipes are tried first.
+        sampler: `search.sampler`.
+        options: `search.sampler_options`.
+        has_widths: Whether each trial tells its own standard error, or all the usual one.
+        finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int,
+        *,
+        has_recipes: bool,
+        sampler: str = "additive",
+        options: Mapping[str, Any] | None = None,
+        has_widths: bool = True,
+        finds_culprits: bool = False,
+    ) -> None:
+        super().__init__(problem, seed)
+        search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
+        study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
+        recipes = problem.recipes if has_recipes else ()
+        first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
+        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None)
+        self._is_additive = sampler == ADDITIVE
+        self._has_widths, self._finds_culprits = has_widths, finds_culprits
+        self.hunts = 0
+        """How often a culprit was looked for: each time costs a real study several starts."""
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        config = self._proposer.ask(len(self.told) + 1)
+        return None if config is None else self.problem.as_codes(config.settings)
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        super().tell(codes, value, sd)
+        settings = self.problem.as_set(codes)
+        told_sd = sd if self._has_widths else USUAL_SD
+        self._proposer.tell(
+            TrialResult(
+                number=len(self.told),
+                settings=settings,
+                origin="search",
+                params=self.problem.space.locate(settings) or {},
+                outcome=_failed() if value is None else _measured(value, told_sd),
+            )
+        )
+        if value is None and self._finds_culprits:
+            self._find_culprit(codes)
+
+    def _find_culprit(self, codes: Codes) -> None:
+        for cause in self.problem.hazards:
+            if all(codes[i] == code for i, code in cause):
+                alone = self.problem.defaults.copy()
+                for i, code in cause:
+                    alone[i] = code
+                part = FlagSet({n: v for n, v in self.problem.as_set(codes).items() if n in self._names(cause)})
+                if part not in self._proposer.bad:
+                    self._proposer.bad.append(part)
+                    self.hunts += 1
+                return
+
+    def _names(self, cause: tuple[tuple[int, int], ...]) -> set[str]:
+        return {self.problem.space.parameters[i].name for i, _ in cause}
+
+    def chosen(self) -> Codes:
+        """See `Strategy`; the additive model hands on the set that it expects most of, tried or not."""
+        sampler = self._proposer._sampler(self.seed) if self._is_additive else None
+        if not isinstance(sampler, AdditiveFlagSampler):
+            return super().chosen()
+        study = optuna.load_study(study_name="search", storage=self._proposer._memory)
+        coded, model, hazards = sampler.learn(study)
+        penalties = _penalties(hazards, coded.design)
+        best = coded.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
+        for i in range(len(best)):  # what is not expected to pay is left alone
+            without = best.copy()
+            without[i] = coded.design.neutral[i]
+            without = coded.design.settle(without)
+            if model.mean.total(without) < model.mean.total(best) + 1e-6:
+                best = without
+        values = coded.values(best)
+
+        def choose(parameter: Parameter) -> str:
+            return to_text(parameter, values[parameter.name])
+
+        return self.problem.as_codes(self.problem.space.suggest(choose))
+
+
+def _measured(value: float, sd: float) -> Measured:
+    estimate = Estimate(
+        ratio=math.exp(value), low=math.exp(value - _Z * sd), high=math.exp(value + _Z * sd), level=0.95, pair_count=8
+    )
+    comparison = Comparison(
+        estimate=estimate,
+        reference_step_s=1.0,
+        candidate_step_s=math.exp(value),
+        pair_count=8,
+        mode="turns",
+        stopped="simulated",
+    )
+    return Measured(comparison=comparison)
+
+
+def _failed() -> Failed:
+    return Failed(failure=Failure(kind=FailureKind.CRASH, message="simulated", phase="run"))
+
+
+class Asked(Remembers):
+    """A sampler of Optuna as it comes: trials are asked and told, those that fail are told as failed.
+
+    Args:
+        problem: What is searched.
+        seed: Of the sampler.
+        has_recipes: Whether recipes are tried first.
+        make: Makes the sampler.
+    """
+
+    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool, make: Callable[[int], BaseSampler]) -> None:
+        super().__init__(problem, seed)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._study = optuna.create_study(sampler=make(seed))
+        # The default is measured in any case.
+        self._study.add_trial(optuna.trial.create_trial(value=0.0, **self._as_optuna(problem.defaults)))
+        for recipe in problem.recipes if has_recipes else ():
+            self._study.enqueue_trial(self._as_optuna(recipe)["params"])
+
+    def _as_optuna(self, codes: Codes) -> dict[str, Any]:
+        located = self.problem.space.locate(self.problem.as_set(codes)) or {}
+        held = [p for p in self.problem.space.parameters if p.name in located]
+        return {
+            "params": {p.name: from_text(p, located[p.name]) for p in held},
+            "distributions": {p.name: distribution_of(p) for p in held},
+        }
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._trial = self._study.ask()
+            settings = self.problem.space.suggest(
+                lambda p: to_text(p, self._trial._suggest(p.name, distribution_of(p)))
+            )
+        return self.problem.as_codes(settings)
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        super().tell(codes, value, sd)
+        if value is None:
+            self._study.tell(self._trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(self._trial, value)
+
+
+class UniformRandom(Remembers):
+    """Random search: every value of every setting is as likely."""
+
+    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool) -> None:
+        super().__init__(problem, seed)
+        self._rng = np.random.default_rng([seed, 2])
+        self._first = list(problem.recipes) if has_recipes else []
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        return self._first.pop(0) if self._first else self.problem.random(self._rng, 1)[0]

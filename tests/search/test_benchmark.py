@@ -1,0 +1,93 @@
+"""`benchmarks/search`, as a command: its optima, its scores, its families, and a run to the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
+
+
+def search(*arguments: str) -> str:
+    """What the command prints."""
+    command = [sys.executable, "-m", "benchmarks.search", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def checked() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(search("check"))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_optimum_is_that_of_brute_force(checked: dict[str, Any], family: str) -> None:
+    assert checked["optimum"][family]["spaces"] >= 3
+    assert checked["optimum"][family]["difference"] < 1e-12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_what_it_is_said_to_be(checked: dict[str, Any], family: str) -> None:
+    facts = checked["facts"][family]
+    assert 20 <= facts["settings"][0] <= facts["settings"][1] <= 60
+    assert 0.87 < facts["inert"] < 0.93
+    assert 2 <= facts["good"][0] <= facts["good"][1] <= 5
+    assert 0.01 <= facts["effects"][0] <= facts["effects"][1] <= 0.09
+    assert facts["harmful"] >= 1
+    assert facts["groups"][1] <= 8
+    if family != "catalogue":
+        assert facts["groups"][0] >= 3
+    assert (facts["gates"] >= 1) == (family == "gated")
+    assert (facts["hazards"][0] >= 1) == (family == "hazards")
+    assert facts["random"] < 1.1  # it is held for hard by a smaller sample
+    assert 3 <= facts["recipes"][0] <= facts["recipes"][1] <= 5
+    assert 5 < facts["changed by a recipe"] < 7
+    assert facts["default is 0"] == 0
+
+
+def test_random_search_scores_0_and_an_oracle_1(checked: dict[str, Any]) -> None:
+    scores = checked["scores"]
+    assert abs(scores["random"]) < 0.06
+    assert scores["oracle"] == 1
+    assert abs(scores["random on a table"]) < 0.06
+    # Of 1 to 100 the median is 50.5, the aim 3.475: the first of 3 or less is the 98th, so ceil(97 / (101 - 97)).
+    assert scores["cutoff"] == 25
+    assert scores["mean"] == 0.75  # families weigh alike, whatever their seeds
+    assert 0.05 < scores["width"] < 0.15
+
+
+def test_equal_seeds_give_equal_runs(checked: dict[str, Any]) -> None:
+    for name in ("additive", "racing", "one factor"):
+        assert checked["runs"][name]["equal"], name
+    assert checked["runs"]["uniform"]["failed"] > 0
+
+
+def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    some = ("families", "--families", "numeric", "--strategies", "additive", "uniform", "--trials", "6")
+    search(*some, "--seeds", "0..1", "--out", str(out))
+    first = rows(out / "families.jsonl")
+    assert [(r["seed"], r["strategy"]) for r in first] == [(0, "additive"), (0, "uniform")]
+    search(*some, "--seeds", "0..2", "--out", str(out))
+    second = rows(out / "families.jsonl")
+    assert second[:2] == first
+    assert [(r["seed"], r["strategy"]) for r in second[2:]] == [(1, "additive"), (1, "uniform")]
+    assert all(r["found"]["6"] <= 1 and r["made"]["commit"] for r in second)
+    search("report", "--out", str(out))
+    text = (tmp_path / "search.md").read_text()
+    assert "**additive**" in text
+    assert "Not run: without widths" in text
