@@ -146,12 +146,12 @@ class Product(Remembers):
             return super().chosen()
         study = optuna.load_study(study_name="search", storage=self._proposer._memory)
         coded, model, hazards = sampler.learn(study)
-        penalties = _penalties(hazards, coded.design)
-        best = coded.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
+        penalties = _penalties(hazards, model.design)
+        best = model.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
         for i in range(len(best)):  # what is not expected to pay is left alone
             without = best.copy()
-            without[i] = coded.design.neutral[i]
-            without = coded.design.settle(without)
+            without[i] = model.design.neutral[i]
+            without = model.design.settle(without)
             if model.mean.total(without) < model.mean.total(best) + 1e-6:
                 best = without
         values = coded.values(best)
