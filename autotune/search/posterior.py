@@ -22,6 +22,9 @@ BURN_IN, JUMPS = 12, 28
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
+SLOWEST = 1e-12
+"""Least rate at which a block enters or leaves the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -84,7 +87,8 @@ class Chain:
             odds, state = self._look(current)
             leaving = np.zeros(len(odds), dtype=bool)
             leaving[current] = True
-            rates = _sigmoid(np.where(leaving, -odds, odds))
+            # Where the data leave no doubt every rate underflows: the chain then stays almost for ever, not for ever.
+            rates = np.maximum(_sigmoid(np.where(leaving, -odds, odds)), SLOWEST)
             if len(current) >= MOST_BLOCKS:
                 rates[~leaving] = 0.0
             total = float(rates.sum())

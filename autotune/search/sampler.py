@@ -168,7 +168,7 @@ class AdditiveFlagSampler(BaseSampler):
             else:
                 failed.append(codes)
         rows, bad = coded.table(ran), coded.table(failed)
-        sds = np.array([min(float(t.user_attrs.get(SD_KEY, USUAL_SD)), WORST_SD) for t in kept])
+        sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         twins = tuple(
             (at, places[of])
@@ -207,6 +207,12 @@ NUMBER_KEY = "autotune:number"
 """User attribute of a trial that was added under another number than Optuna's."""
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+def _sd(trial: FrozenTrial) -> float:
+    """Standard error of a trial's value; the worst where it says none that can be."""
+    told = float(trial.user_attrs.get(SD_KEY, USUAL_SD))
+    return min(told, WORST_SD) if told >= 0 else WORST_SD
 
 
 def _is_feasible(trial: FrozenTrial) -> bool:
