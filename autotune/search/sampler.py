@@ -186,7 +186,7 @@ class AdditiveFlagSampler(BaseSampler):
         self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float
     ) -> Observations:
         """What was measured of one objective, and what was expected of it before."""
-        sds = np.array([min(float(t.user_attrs.get(SD_KEY, USUAL_SD)), WORST_SD) for t in kept])
+        sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         twins = tuple(
             (at, places[of])
@@ -208,3 +208,9 @@ class AdditiveFlagSampler(BaseSampler):
         if (values <= 0).any():  # in units in which they spread as logs of times may
             return np.asarray(USUAL_SPREAD * values / (float(np.std(values)) or 1.0))
         return np.asarray(np.log(values))
+
+
+def _sd(trial: FrozenTrial) -> float:
+    """Standard error of a trial's value; the worst where it says none that can be."""
+    told = float(trial.user_attrs.get(SD_KEY, USUAL_SD))
+    return min(told, WORST_SD) if told >= 0 else WORST_SD

@@ -73,7 +73,7 @@ def _families(rows: Sequence[Row]) -> list[str]:
                 "hunts for culprits": f"{np.mean([r['hunts'] for r in mine['hazards']]):.1f}"
                 if "hazards" in mine
                 else None,
-                "seconds a proposal": f"{_mean(mine, lambda r: r['seconds']):.3f}",
+                "processor seconds a proposal": f"{_mean(mine, lambda r: r['seconds']):.3f}",
                 "longest": f"{max(r['longest'] for v in mine.values() for r in v):.2f}",
             }
         )

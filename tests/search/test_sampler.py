@@ -145,9 +145,10 @@ def test_a_trial_is_believed_by_its_own_width() -> None:
     assert chances[1] < 0.3
 
 
-def test_a_trial_without_a_width_at_all_teaches_nothing() -> None:
+@pytest.mark.parametrize("width", [math.inf, math.nan, -1.0])
+def test_a_trial_without_a_width_at_all_teaches_nothing(width: float) -> None:
     made, study = sampler(), optuna.create_study()
-    study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: math.inf}) for _ in range(2)])
+    study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: width}) for _ in range(2)])
     coded, model, _ = made.learn(study)
     assert model.acts()[coded.names.index("flag_09")] < 0.2
 
