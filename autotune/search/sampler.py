@@ -110,6 +110,8 @@ class AdditiveFlagSampler(BaseSampler):
         signs = [1.0 if d is StudyDirection.MINIMIZE else -1.0 for d in study.directions]
         models, hazards = self._learn(coded, trials, signs, rng)
         known = {key(c) for t in trials if t.params and (c := coded.codes(t.params)) is not None}
+        if self._is_log_ratio:  # the default's value is known
+            known.add(key(hazards.design.neutral))
         codes = propose(models, hazards, rng, known)
         return coded.values(codes)
 

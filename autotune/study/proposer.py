@@ -306,7 +306,10 @@ class Proposer:
         return sampler
 
     def _flags(self) -> dict[str, Flag]:
-        return {p.name: flag_of(p, self._priors.get(p.name)) for p in self._space.parameters}
+        return {
+            p.name: flag_of(p, self._priors.get(p.name), self._spec.baseline.get(p.name))
+            for p in self._space.parameters
+        }
 
     def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
         """What is known to fail, where it is of the space."""

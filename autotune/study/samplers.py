@@ -200,10 +200,16 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
     return {SD_KEY: standard_error(result.comparison.estimate)}
 
 
-def flag_of(parameter: Parameter, prior: Prior | None) -> Flag:
-    """What is known of a parameter, as the sampler takes it."""
+def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
+    """What is known of a parameter, as the sampler takes it.
+
+    Args:
+        parameter: Of the space.
+        prior: What is thought of it.
+        in_force: What the study's baseline sets it to, if it does.
+    """
     idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
-    default = parameter.default_choice
+    default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
         default=from_text(parameter, default) if parameter.holds(default) else None,

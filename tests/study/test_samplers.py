@@ -46,6 +46,13 @@ def test_the_additive_sampler_is_the_default_and_finds_the_optimum_soon(run_repl
     assert {r.origin for r in store.of(TrialResult)} <= {"additive", "predicted best"}
 
 
+def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, study={"baseline": {"xla_a": 2}})
+    space = SearchSpace((Parameter(name="xla_a", choices=("2", "1"), default="0"),))
+    _, store, _ = run_replay(spec, trials=1, space=space)
+    assert [r.settings for r in store.of(TrialResult)] == [FlagSet({"xla_a": 1})]
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid", f"{__name__}:OfMyOwn", "optuna.samplers:QMCSampler"])
 def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
     _, store, _ = run_replay(study(sampler), trials=12, space=SPACE)
