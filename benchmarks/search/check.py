@@ -102,7 +102,7 @@ def _scores() -> dict[str, float]:
 def _runs() -> dict[str, Any]:
     """A short run of two searches, twice each: deterministic, and what fails counts as nothing."""
     problem = problem_of("hazards", 1)
-    short = functools.partial(run_one, problem, trials=12, noise=0.01, seed=1)
+    short = functools.partial(run_one, problem, trials=8, noise=0.01, seed=1)
     told: dict[str, Any] = {}
     for name in ("additive", "racing", "one factor"):
         rows = [short(RIVALS[name].make(problem, 1, True)) for _ in range(2)]

@@ -94,7 +94,8 @@ def _at(kind: str, trial: int, row: Row) -> float:
 
 def _cell(groups: Sequence[Sequence[float]]) -> str:
     mean, low, high = interval(groups)
-    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    is_told = min(map(len, groups)) > 1  # one seed has no spread
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]" if is_told else f"{mean:.2f}"
 
 
 def _span(counts: Sequence[int]) -> str:
