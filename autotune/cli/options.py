@@ -70,7 +70,11 @@ Limit = Annotated[
 ]
 ScreenCache = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Screens to carry from machine to machine: one of the same study is used."),
+    typer.Option(
+        metavar="FOLDER",
+        help="Screens to carry from machine to machine: one of the same study is used.",
+        file_okay=False,
+    ),
 ]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[

@@ -137,4 +137,4 @@ def describe_stalls(stalls: Stalls) -> str:
 def format_growth(mine: float, base: float) -> str:
     """Growth of memory: ``2.0 MB a step (reference 0.0)``."""
     unit, name = (1e6, "MB") if max(abs(mine), abs(base)) >= 5e4 else (1e3, "kB")
-    return f"{mine / unit:.1f} {name} a step (reference {base / unit + 0.0:.1f})"
+    return f"{mine / unit:z.1f} {name} a step (reference {base / unit:z.1f})"

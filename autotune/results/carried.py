@@ -32,6 +32,11 @@ def read_winner(path: Path) -> Winner:
         return winner_of(Store.open(path))
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise AutotuneError(
+            f"{path} must be a run directory or a file of `autotune export` but there is nothing of that name; "
+            "`autotune status` lists the runs of this folder"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {error}") from error
     return parse_winner(text, source=str(path))

@@ -20,8 +20,16 @@ def host() -> int:
     return found
 
 
-def count_in_a_process_of_its_own() -> None:
-    """In pytest's own process other tests leave threads and children, which count, too."""
+def in_a_process_of_its_own(call: str) -> None:
+    """Calls a function of this file: in pytest's process other tests leave threads and children, which count too."""
+    program = f"from tests.child import test_memory; test_memory.{call}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def count() -> None:
     before = host()
     kept = b"x" * (100 * MB)
     assert 90 * MB < host() - before < 130 * MB
@@ -40,19 +48,19 @@ def count_in_a_process_of_its_own() -> None:
 
 
 def test_memory_of_this_process_and_of_those_below_it_is_counted() -> None:
-    program = "from tests.child.test_memory import count_in_a_process_of_its_own as count; count()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    in_a_process_of_its_own("count()")
+
+
+def map_file(path: str) -> None:
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = host()
+        assert sum(mapped[::4096]) > 0
+        assert host() - before < 20 * MB
 
 
 def test_mapped_files_are_not_a_programs_own(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x" * (100 * MB))
-    with (tmp_path / "data").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        before = host()
-        assert sum(mapped[::4096]) > 0
-        assert host() - before < 20 * MB
+    in_a_process_of_its_own(f"map_file({str(tmp_path / 'data')!r})")
 
 
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:

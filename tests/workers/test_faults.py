@@ -10,12 +10,11 @@ import ast
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,9 @@ effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
 
 
-def start(*arguments: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
+def start(*arguments: str, cwd: Path, under: Sequence[str] = (), **more: Any) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
-    command = [sys.executable, "-m", "autotune", *arguments]
+    command = [*under, sys.executable, "-m", "autotune", *arguments]
     return subprocess.Popen(
         command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
     )
@@ -253,8 +252,9 @@ def test_a_run_directory_that_turns_read_only_in_mid_study(
 
 def test_a_file_that_may_not_grow_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(REPLAYED)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))  # noqa: E731
-    status, errors = run("run", "study.toml", "--run-dir", "run", cwd=tmp_path, preexec_fn=limit)
+    # A shell sets the limit, not `preexec_fn`: another test of this process may have begun JAX's threads.
+    limit = ("sh", "-c", 'ulimit -f 17 && exec "$@"', "limited")  # of 512 bytes each
+    status, errors = run("run", "study.toml", "--run-dir", "run", cwd=tmp_path, under=limit)
     assert status == 2
     assert "must be writable" in errors
     assert run("run", "study.toml", "--run-dir", "run", cwd=tmp_path)[0] == 0
