@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-screen test-cluster truth lint env wheelhouse offline clean
+.PHONY: quickstart test test-slow test-screen test-cluster truth lint site env wheelhouse offline clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
@@ -35,6 +35,10 @@ lint: $(VENV)/.linted
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_architecture.py --check
+
+# The pages, with the reference of commands and Python; warnings are errors.
+site: $(VENV)/.sited
+	$(BIN)/python -m mkdocs build --strict
 
 env: $(VENV)/.installed
 
@@ -72,6 +76,10 @@ $(VENV)/.screen: $(VENV)/.tested
 
 $(VENV)/.linted: $(VENV)/.tested
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group lint
+	touch $@
+
+$(VENV)/.sited: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	touch $@
 
 clean:

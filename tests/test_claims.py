@@ -1,4 +1,4 @@
-"""Figures in README are those of the recorded benchmarks."""
+"""Figures in README and docs are those of the recorded benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+README, PAGE = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/truth.md"))
 
 
 TRUTH = json.loads((RESULTS / "truth.json").read_text())["results"]
@@ -18,15 +18,15 @@ UNSOAKED = ("stalls", "rarer stalls")
 """Machines whose candidates stall, with the soak switched off."""
 
 
-def told_in_readme(pattern: str) -> list[float]:
+def told(pattern: str, text: str = PAGE) -> list[float]:
     """The figures of a sentence."""
-    found = re.search(pattern, README)
+    found = re.search(pattern, text)
     assert found is not None, pattern
     return [float(text.replace(",", "")) for text in found.groups()]
 
 
 def test_the_share_of_false_winners_is_the_recorded_one() -> None:
-    kinds, studies, of, wrong, most, *others = told_in_readme(
+    kinds, studies, of, wrong, most, *others = told(
         r"on (\d+) kinds of simulated.*?Of ([\d,]+) studies without a true winner on the (\d+) of them.*? "
         r"(\d+) names one, at most ([\d.]+) % on any machine.*?there ([\d.]+) % and ([\d.]+) % name one"
     )
@@ -40,21 +40,41 @@ def test_the_share_of_false_winners_is_the_recorded_one() -> None:
     assert others == [pytest.approx(100 * rows[name]["false_winner_rate"], abs=0.051) for name in UNSOAKED]
 
 
+def test_readme_says_of_it_what_the_page_says() -> None:
+    rows = {row["machine"]: row for row in TRUTH["null"]}
+    held = [row for name, row in rows.items() if name not in UNSOAKED]
+    power = {row["machine"]: row for row in TRUTH["power"]}["pair sd 1.8 %"]
+    said = told(
+        r"on (\d+) kinds of simulated noisy machine: of ([\d,]+) without a true winner, on the (\d+) "
+        r"where .*? (\d+) names one.*?gain of 2 % is found in (\d+) of 100 studies .*? by 1.8 %, "
+        r"and ([\d.]+) % of studies name a false winner",
+        README,
+    )
+    assert said == [
+        len(rows),
+        sum(row["studies"] for row in held),
+        len(held),
+        sum(row["false_winners"] for row in held),
+        round(100 * power["found"]["0.02"]),
+        pytest.approx(100 * rows["rarer stalls"]["false_winner_rate"], abs=0.051),
+    ]
+
+
 def test_the_coverage_of_what_is_reported_of_winners_is_the_recorded_one() -> None:
     shares = [row["typical_coverage"] for row in TRUTH["power"]]
-    told = told_in_readme(r"holds the truth in (\d+) to (\d+) of 100 cases, given that it was named")
-    assert told == [round(100 * min(shares)), round(100 * max(shares))]
+    figures = told(r"holds the truth in (\d+) to (\d+) of 100 cases, given that it was named")
+    assert figures == [round(100 * min(shares)), round(100 * max(shares))]
     assert min(shares) >= 0.95
 
 
 def test_what_is_found_beside_the_fixed_proof_is_the_recorded_share() -> None:
-    told = told_in_readme(
+    figures = told(
         r"is found in (\d+) of 100 studies where a pair of processes spreads by 0.7 %, and in (\d+) where by 1.8 %; "
         r"the fixed proof of before found (\d+) and (\d+)"
     )
     power = {row["machine"]: row for row in TRUTH["power"]}
     rows = [power[name] for name in ("pair sd 0.7 %", "pair sd 1.8 %")]
-    assert told == [round(100 * row[key]["0.02"]) for key in ("found", "fixed") for row in rows]
+    assert figures == [round(100 * row[key]["0.02"]) for key in ("found", "fixed") for row in rows]
 
 
 def test_every_machine_of_the_page_was_measured() -> None:

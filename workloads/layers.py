@@ -190,7 +190,7 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, implementation: A
             raise
         raise WorkloadError(
             f"`attention` = cudnn, the default on GPUs, must find cuDNN but JAX says: {e} Run: "
-            "pip install nvidia-cudnn-cu12 (it is part of xla-autotune[screen]), or set `attention` = xla"
+            "pip install nvidia-cudnn-cu12 (it is part of the extra `screen`), or set `attention` = xla"
         ) from e
 
 

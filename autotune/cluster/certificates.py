@@ -43,7 +43,7 @@ def make_certificates(folder: Path) -> Path:
     except ImportError as error:
         raise LaunchError(
             "a pool's certificate needs the package cryptography but it is not installed here; install "
-            "`xla-autotune[dask]`"
+            "it by `pip install -e '.[dask]'` in autotune's folder"
         ) from error
 
     there = [name for name in (CERTIFICATE, KEY) if (folder / name).exists()]

@@ -89,6 +89,6 @@ def join_pool(
 
 def _not_installed(error: ImportError) -> LaunchError:
     return LaunchError(
-        f"a pool needs Dask but {error.name} is not installed here; install `xla-autotune[dask]` in the driver's and "
-        "every worker's environment"
+        f"a pool needs Dask but {error.name} is not installed here; run `pip install -e '.[dask]'` in "
+        "autotune's folder, in the driver's and every worker's environment"
     )

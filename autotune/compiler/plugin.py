@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.machine import CUDA_PLUGINS, installed_versions
 
-EXTRA = "xla-autotune[screen]"
+EXTRA = ".[screen]"
 _WHOLE = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
 _NAMES = ("jax", "jaxlib", *(part for parts in _WHOLE for part in parts))
 
@@ -26,7 +26,7 @@ def compiler_problem(versions: Mapping[str, str]) -> str | None:
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE):
         got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
-        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; run: pip install '{EXTRA}'"
+        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
     wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in parts)

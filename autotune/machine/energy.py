@@ -125,7 +125,7 @@ NO_METER = EnergyMeter(problem="nobody asked for it")
 _SHARED = "several lanes share this machine, and the processor's counter is of all that runs on it; use one lane"
 _NO_NVML = (
     "NVML must answer for every GPU (Volta or newer; not for parts of one that MIG made): "
-    "pip install 'xla-autotune[gpu]', and see `autotune doctor`"
+    "in autotune's folder, pip install -e '.[gpu]', and see `autotune doctor`"
 )
 _NO_RAPL = (
     f"the RAPL counters under {POWERCAP} must be readable, which most systems allow to root only "

@@ -51,7 +51,7 @@ from autotune.study.units import Job, SoakUnit
 
 
 class Stage(NamedTuple):
-    """One stage: its name, as README has it, what it does, and which records it leaves."""
+    """One stage: its name, as docs/study.md has it, what it does, and which records it leaves."""
 
     name: str
     do: Callable[[StudyRun], None]

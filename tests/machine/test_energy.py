@@ -164,7 +164,7 @@ def test_a_meter_that_counts_nothing_says_what_can_be_done(powercap: Path) -> No
     problem = open_meter(spec, GpuWatch(None, None), powercap=powercap / "nowhere").problem
     assert "energy_uj" in problem
     assert "nvidia" not in problem
-    assert "xla-autotune[gpu]" in open_meter(gpu_study(), GpuWatch(None, None)).problem
+    assert "'.[gpu]'" in open_meter(gpu_study(), GpuWatch(None, None)).problem
 
 
 # ---------------------------------------------------------------------- figures

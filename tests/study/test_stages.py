@@ -5,11 +5,11 @@ from pathlib import Path
 
 from autotune.study.stages import STAGES
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/study.md"
 
 
-def test_the_readme_has_the_stages_in_order() -> None:
-    section = README.read_text(encoding="utf-8").partition("### What happens in a study\n")[2].partition("\n#")[0]
+def test_the_page_has_the_stages_in_order() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## What happens in a study\n")[2].partition("\n#")[0]
     steps = re.findall(r"^(\d+)\. \*\*(.+?)\.?\*\*", section, re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(1, len(STAGES) + 1))
     assert [name.lower() for _, name in steps] == [stage.name for stage in STAGES]
