@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show
+from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show, watch
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 app.add_typer(results.t4_app, name="t4")
 for _command in (
-    run.run, pool.worker, show.status, show.show, show.repro,
+    run.run, pool.worker, show.status, show.show, watch.watch, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
     cluster.submit, fsck.fsck, show.schema,

@@ -26,7 +26,9 @@ def compiler_problem(versions: Mapping[str, str]) -> str | None:
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE):
         got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
-        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
+        return (
+            f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
+        )
     wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in parts)

@@ -24,6 +24,7 @@ from autotune.results.words import (
 if TYPE_CHECKING:
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
+    from autotune.results.live_page import LivePage
     from autotune.results.report import render_html, render_markdown
     from autotune.results.screen_words import (
         describe_screen, describe_screen_record, held_lines, predicted_lines, screen_lines,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _LATER = {
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
+    "live_page": ("LivePage",),
     "report": ("render_html", "render_markdown"),
     "screen_words": ("describe_screen", "describe_screen_record", "held_lines", "predicted_lines", "screen_lines"),
     "t4": ("read_t4", "render_t4"),

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 from autotune.model import format_ratio, visible
 from autotune.results.pages import render
 
-WIDTH = 760
+WIDTH, NARROW = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
 
 Format = Callable[[float], str]
@@ -47,6 +47,8 @@ class Chart:
     title: str
     svg: str
     note: str = ""
+    narrow: str = ""
+    """The same for a phone, where it has another layout."""
 
     @property
     def picture(self) -> str:
@@ -94,7 +96,12 @@ class _Scale:
 
 
 def forest(
-    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
+    rows: Sequence[Mark],
+    *,
+    band: float,
+    of: str = "step time",
+    description: str = "intervals of all trials",
+    is_narrow: bool = False,
 ) -> str:
     """Ratios with intervals on a logarithmic axis; the band in which a difference does not count is shaded.
 
@@ -103,29 +110,34 @@ def forest(
         band: Half width of the band around 1.
         of: What the ratios are of.
         description: Of the chart, for who does not see it.
+        is_narrow: For a phone: each label stands above its interval instead of beside it.
     """
     if not rows:
         return ""
-    labelled = len(rows) <= 80
-    row_px = 19.0 if labelled else max(1.6, 1500.0 / len(rows))
-    left, height = (300.0 if labelled else LEFT), TOP + row_px * len(rows) + BOTTOM
+    labelled, width = len(rows) <= 80, NARROW if is_narrow else WIDTH
+    row_px = (34.0 if is_narrow else 19.0) if labelled else max(1.6, 1500.0 / len(rows))
+    left = RIGHT if is_narrow else 300.0 if labelled else LEFT
+    height = TOP + row_px * len(rows) + BOTTOM
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
-    x = _Scale(low, high, left, WIDTH - RIGHT, log=True)
+    x = _Scale(low, high, left, width - RIGHT, log=True)
     end = height - BOTTOM
     parts = [_rect(x(1 - band), TOP, x(1 + band) - x(1 - band), end - TOP, "band")]
-    parts += [_vertical(x, t, TOP, end, format_ratio(t)) for t in x.ticks()]
+    parts += [_vertical(x, t, TOP, end, format_ratio(t)) for t in x.ticks(3 if is_narrow else 6)]
     parts.append(_line(x(1), TOP, x(1), end, "unit"))
     for i, row in enumerate(rows):
         y = TOP + row_px * (i + 0.5)
         body = ""
-        if labelled:
+        if labelled and is_narrow:
+            body += _text(left, y - 4, _cut(row.label, 52), "label", anchor="start")
+            y += 8
+        elif labelled:
             body += _text(left - 8, y + 4, _cut(row.label, 46), "label", anchor="end")
         body += _arm(x, row.x_ends, row.style, at_y=y)
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g>{_title(row.detail)}{body}</g>")
-    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
-    return _svg(parts, height, description)
+    parts.append(_text((left + width - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
+    return _svg(parts, height, description, width)
 
 
 def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
@@ -220,9 +232,9 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float]:
     return (low - pad if low > pad else low), high + pad
 
 
-def _svg(parts: Iterable[str], height: float, description: str) -> str:
+def _svg(parts: Iterable[str], height: float, description: str, width: int = WIDTH) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={quoteattr(visible(description))}>'
+        f'<svg viewBox="0 0 {width} {height:.0f}" role="img" aria-label={quoteattr(visible(description))}>'
         + "".join(parts)
         + "</svg>"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -195,10 +196,10 @@ def beliefs_chart(store: Store) -> Chart:
         detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, {r.belief}, {r.trials} trials"
         marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
     band = store.spec.measure.smallest_effect
-    svg = charts.forest(marks, band=band, of=time_words(store), description="effects of settings")
+    draw = functools.partial(charts.forest, marks, band=band, of=time_words(store), description="effects of settings")
     note = (
         "Each value beside the defaults of all others; of pairs, what both do beyond that. Intervals of 95 % are a "
         "model's, from all trials at once; that of a setting that may be inert holds 1. The shaded band is too small "
         "to matter."
     )
-    return Chart(title="Effects of settings", svg=svg, note=note)
+    return Chart(title="Effects of settings", svg=draw(), note=note, narrow=draw(is_narrow=True))

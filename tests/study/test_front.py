@@ -235,7 +235,7 @@ def test_energy_is_refused_before_anything_starts_where_nothing_counts_it(monkey
     monkeypatch.setattr("autotune.machine.energy.POWERCAP", Path("/nowhere"))
     with pytest.raises(StudyFileError, match=r"nothing does: .*RAPL.* or take energy out"):
         preflight._refuse_uncounted_energy(parse_study(study))
-    with pytest.raises(StudyFileError, match="'.\\[gpu\\]'"):
+    with pytest.raises(StudyFileError, match=r"'\.\[gpu\]'"):
         preflight._refuse_uncounted_energy(parse_study({**study, "device": {"platform": "cuda"}}))
 
 
