@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import LONGEST_LINE, Recognised, StepReader, find, records_of
+from autotune.child import LONGEST_LINE, Recognised, StepReader, find, recognise, records_of
 from autotune.machine import caller_environment, child_environment, visible_gpus
 from autotune.model import AutotuneError, FlagSet, StudyFileError, format_seconds
 from autotune.workers import FirstLook, look_at
 
 ENOUGH_STEPS = 200
 SILENT_S = 1.0
-"""A command that ends so soon after nothing, or one that says nothing in half its time, is started on a terminal."""
+"""Time that must be left to start a command once more, on a terminal, after it told no steps in half its time."""
 
 READ_AT_ONCE = 1 << 22
 _SILENT = (
@@ -95,18 +95,21 @@ def read_command(command: Sequence[str], *, limit_s: float, terminal: bool | Non
     environment = child_environment(caller_environment(), FlagSet(), platform_name=platform)
 
     def is_enough(look: FirstLook) -> bool:
-        if terminal is None and not look.lines and look.took_s > limit_s / 2:
-            return True
         return _steps(look, rules) >= ENOUGH_STEPS if rules else len(look.lines) >= 10 * ENOUGH_STEPS
 
-    began = time.monotonic()
-    look = look_at(command, environment, cwd=Path.cwd(), limit_s=limit_s, is_enough=is_enough, terminal=bool(terminal))
-    notes, on_terminal = [], bool(terminal)
+    def in_vain(look: FirstLook) -> bool:
+        return is_enough(look) or (look.took_s > limit_s / 2 and not _steps(look, rules))
+
+    began, on_terminal, notes = time.monotonic(), bool(terminal), list[str]()
+    stop = in_vain if terminal is None else is_enough
+    look = look_at(command, environment, cwd=Path.cwd(), limit_s=limit_s, is_enough=stop, terminal=on_terminal)
     left_s = limit_s - (time.monotonic() - began)
-    if terminal is None and not look.lines and left_s > SILENT_S:
-        notes.append("it printed nothing into a pipe: started once more on a pseudo-terminal (`terminal = true`)")
-        on_terminal = True
-        look = look_at(command, environment, cwd=Path.cwd(), limit_s=left_s, is_enough=is_enough, terminal=True)
+    if terminal is None and left_s > SILENT_S and not look.status and not _steps(look, rules):
+        shown = look_at(command, environment, cwd=Path.cwd(), limit_s=left_s, is_enough=is_enough, terminal=True)
+        if _steps(shown, rules) or (shown.lines and not look.lines):
+            told = "no steps" if look.lines else "nothing"
+            notes.append(f"it printed {told} into a pipe: started once more on a pseudo-terminal (`terminal = true`)")
+            look, on_terminal = shown, True
     if not look.lines:
         notes.append(_SILENT)
     if look.status:
@@ -121,6 +124,9 @@ def read_command(command: Sequence[str], *, limit_s: float, terminal: bool | Non
 
 
 def _steps(look: FirstLook, rules: Mapping[str, Any]) -> int:
+    if not rules:
+        fits = recognise([line for _, line in look.lines], at=[at_s for at_s, _ in look.lines])
+        return fits[0].steps if fits else 0
     reader = StepReader(rules)
     told = (reader.read(line, at_s) for at_s, line in look.lines)
     return sum(step is not None and step.step_s is not None for step in told)

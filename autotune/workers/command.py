@@ -127,7 +127,7 @@ class ReadWorker(LocalWorker):
         check = check_processes(self._settings, message["processes"])
         self._refuse_lost(check.lost)
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        told = next((p for p in message["processes"] if p.get("versions")), {})
+        told: Mapping[str, Any] = next((p for p in message["processes"] if p.get("versions")), {})
         ran_on = message.get("ran_on", {})
         gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
         kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
