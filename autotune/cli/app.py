@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show, watch
+from autotune.cli import cluster, compile, flags, fsck, pool, read, results, run, show, watch
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ for _command in (
     cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
+app.command("read", context_settings={"allow_interspersed_args": False})(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 
 

@@ -21,8 +21,8 @@ from autotune.model.kernels import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep, Record,
-    SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
+    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
+    Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
@@ -34,7 +34,7 @@ from autotune.model.objectives import (
 )  # fmt: skip
 from autotune.model.observer import View
 from autotune.model.options import (
-    PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
+    FOLDER, PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
 from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
@@ -52,7 +52,7 @@ from autotune.model.secrets import (
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import WITH_SECRETS, ScreenSpec
+from autotune.model.sections import WITH_SECRETS, ReadSpec, ScreenSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
 from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of

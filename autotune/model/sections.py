@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -12,14 +13,16 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from autotune.child import PRESETS, StepReader
-from autotune.model.errors import close_matches
+from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
@@ -65,18 +68,22 @@ class ReadSpec(Section):
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: What that key holds.
-        file: Read this file, below the study's folder, instead of the program's output.
+        file: Read this file instead of the output: lines, JSON lines, ``.csv``, TensorBoard's events or W&B's
+            ``.wandb``; below the study's folder, or ``{folder}/...`` for that of the trial; with ``*``, or of a
+            folder, the newest that the program writes.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
         tokens_per_step: Needed for ``tokens_per_s``.
+        terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
 
     preset: str | None = None
     pattern: str | None = None
     json_key: str | None = None
-    unit: Literal["step_s", "step_ms", "steps_per_s", "tokens_per_s"] = "step_s"
+    unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     file: str | None = None
     loss: str | None = None
     tokens_per_step: Annotated[int | None, Field(ge=1)] = None
+    terminal: bool = False
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:
@@ -87,9 +94,27 @@ class ReadSpec(Section):
         StepReader(self.rules())
         return self
 
+    @classmethod
+    def refuse_bad(cls, rules: Mapping[str, Any]) -> None:
+        """Checks rules that are not of a study file.
+
+        Raises:
+            StudyFileError: If one of them is not legal.
+        """
+        try:
+            cls.model_validate(rules)
+        except ValidationError as error:
+            said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
+            raise StudyFileError(f"how steps are read must be legal but: {said}") from None
+
     def rules(self) -> dict[str, Any]:
         """What `autotune.child.read_rules.StepReader` takes."""
         return self.model_dump(exclude_none=True)
+
+    @model_serializer(mode="wrap")
+    def _without_younger(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key that is younger than the first runs counts only where it is used, so that those keep their identity."""
+        return {key: value for key, value in dump(self).items() if key != "terminal" or value}
 
 
 class WorkloadSpec(Section):

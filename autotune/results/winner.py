@@ -47,7 +47,7 @@ from autotune.model import (
 )
 from autotune.results.audit import disagreements, evidence_of, proof_digest
 from autotune.results.audit_proofs import LAST_PROOFS, Evidence
-from autotune.results.conditions import Conditions, conditions_of
+from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.losses import loss_of
 from autotune.results.soak_words import describe_soak
 from autotune.rundir import Store
@@ -229,6 +229,11 @@ def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) ->
         raise AutotuneError(
             f"only a proven set is exported but trial {trial} of {store.path} is not one: {conclusion.sentence}"
         )
+    if conclusion.outcome is Outcome.INCONCLUSIVE:
+        raise AutotuneError(
+            f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; until a study settles that, "
+            "the default settings are what to use here"
+        )
     if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
         raise AutotuneError(
             f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; "
@@ -358,7 +363,7 @@ def _make_winner(
         unit=spec.workload.unit if work is not None else None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
-        versions={**facts.get("versions", {}), **(report.versions if report else {})},
+        versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
+from autotune.model import (
+    FOLDER,
+    NOT_TOLD,
+    DeviceMemory,
+    FailureKind,
+    FlagSet,
+    GpuState,
+    StudySpec,
+    WorkerReport,
+    filled,
+)
 from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
@@ -56,13 +66,20 @@ class CommandLauncher(LocalLauncher):
         tokens = self._spec.work_under(settings)
         return {} if tokens is None else {"tokens_per_step": tokens}
 
+    def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
+        """How steps are read; a file may lie in the folder of the trial."""
+        if (read := self._spec.workload.read) is None:
+            return {}
+        file = {} if read.file is None else {"file": filled(read.file, {FOLDER: str(folder)})}
+        return read.rules() | self._tokens(settings) | file
+
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        workload, measure = self._spec.workload, self._spec.measure
+        measure = self._spec.measure
         job = self._job(
             settings,
             command=self._command(settings, folder),
             cwd=self._study_dir,
-            rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
+            rules=self._rules(settings, folder),
             run_steps=measure.run_steps,
             limit_s=READY_SHARE * self.limits.start_s,
         )
@@ -93,7 +110,8 @@ class HookWorker(LocalWorker):
                 "loss_dtype": message.get("loss_dtype"),
                 "norm_dtype": message.get("norm_dtype"),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "versions": _versions(jax),
+                "packages": jax.get("packages"),
                 "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
@@ -108,7 +126,26 @@ class ReadWorker(LocalWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         check = check_processes(self._settings, message["processes"])
         self._refuse_lost(check.lost)
-        return _report(self._spec, self._settings, message, check, begun=self._begun)
+        report = _report(self._spec, self._settings, message, check, begun=self._begun)
+        told: Mapping[str, Any] = next((p for p in message["processes"] if p.get("versions")), {})
+        ran_on = message.get("ran_on", {})
+        gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
+        kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
+        return report.model_copy(
+            update={
+                "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
+                "versions": {**told.get("versions", {}), **ran_on.get("versions", {})},
+                "packages": told.get("packages"),
+                "gpus": gpus or None,
+            }
+        )
+
+
+def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
+    """What the hook tells of the libraries of its process; nothing where that has not imported JAX."""
+    if not jax:
+        return {}
+    return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
 
 
 def _report(
@@ -119,7 +156,7 @@ def _report(
         # The compiled program is out of reach: only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",
         platform=spec.device.platform,
-        device_kind="not told",
+        device_kind=NOT_TOLD,
         device_count=spec.device.count or 1,
         compile_s=None,
         start_s=time.monotonic() - begun,
