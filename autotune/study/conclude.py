@@ -104,13 +104,13 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
             "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
             f"{left_over[0]}{more}; with a larger one the same command goes on from here"
         )
+    what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if open_gain > max(sesoi, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat the default {where}, but gains up to "
+            f"inconclusive: no setting tried is proven to beat the default {where}{what}, but gains of step time up to "
             f"{format_share(open_gain)} are not ruled out ({settings})"
         )
-    what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
     beats = f"no setting tried beats the default {where}{what} by more than"
     if open_gain > sesoi:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
@@ -120,7 +120,8 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
 def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
     """Of each set without a verdict the largest gain that its 95 % interval holds, with its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
-    judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed} | set(run.objections)
+    judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
+    judged |= set(run.objections)
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
     found = []
     for result in results:

@@ -84,8 +84,8 @@ def test_both_ends_of_a_front_are_chosen_for_proof_then_what_lies_between() -> N
 
 def test_the_sentence_names_only_what_surely_goes_down() -> None:
     members = [finalist(1, estimate(1.2, 0.5), estimate(0.96, 0.2)), finalist(2, estimate(1.1), estimate(0.97, 0.01))]
-    text = str(_front(members, [TIME, MEMORY], sesoi=0.005)["sentence"])
-    assert text.endswith("is proven in this replay: memory down to ratio 0.970 [0.960, 0.980] (trial 2)")
+    text = str(_front(members, [TIME, MEMORY], sesoi=0.005, where="here")["sentence"])
+    assert text.endswith("is proven here: memory down to ratio 0.970 [0.960, 0.980] (trial 2)")
 
 
 def trial(number: int) -> dict[str, Any]:
