@@ -13,26 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.child.read_presets import PRESETS
+from autotune.child.read_units import factor, number, plain, split, whole
+
 LONGEST_LINE = 4_000
 """Characters of a line that are looked at; a longer line is cut, not an error."""
 
-_UNITS = ("step_s", "step_ms", "steps_per_s", "tokens_per_s")
+DURATIONS = ("step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "value")
+"""Groups of a pattern that hold how long a step takes: one of them at most; ``value`` goes with ``unit``."""
 
-PRESETS: Mapping[str, Mapping[str, str]] = {
-    # MaxText, metric_logger.py: "completed step: 5, seconds: 1.234, TFLOP/s/device: ..., loss: 10.8"
-    "maxtext": {
-        "pattern": r"completed step: (?P<step>\d+), seconds: (?P<step_s>[-+.\deE]+)",
-        "loss": r"\bloss: (?P<loss>[-+.\deEnaif]+)",
-    },
-    # clu.metric_writers (T5X, Flax examples): "[100] loss=2.5, steps_per_sec=3.1"
-    "clu": {
-        "pattern": r"\[(?P<step>\d+)\].*\bsteps_per_sec(?:ond)?=(?P<steps_per_s>[-+.\deE]+)",
-        "loss": r"\b(?:train_)?loss=(?P<loss>[-+.\deEnaif]+)",
-    },
-    # tqdm shows a smoothed rate: only its counter is used, with the time at which the line came
-    "tqdm": {"pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[", "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)"},
+GROUPS = (*DURATIONS, "unit", "step", "loss")
+"""Names that a group of a pattern may have."""
+
+_NAMED = {
+    "step_s": ("time", 1.0),
+    "step_ms": ("time", 1e-3),
+    "step_us": ("time", 1e-6),
+    "steps_per_s": ("steps", 1.0),
+    "tokens_per_s": ("tokens", 1.0),
 }
-"""Lines of known trainers. Where one prints no duration, the time between its lines counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +61,72 @@ class StepReader:
         self._loss_key = rules.get("loss") if self._key else None
         self._pattern: re.Pattern[str] | None = None
         self._loss: re.Pattern[str] | None = None
+        self._raw = False
         if self._key is None:
-            self._pattern = _compiled("pattern", rules.get("pattern") or preset["pattern"])
-            loss = rules.get("loss") or preset.get("loss")
-            self._loss = _compiled("loss", loss) if loss else None
-            if self._loss is not None and "loss" not in self._loss.groupindex:
-                raise ValueError(f"`loss` must have a group (?P<loss>...) but got {loss!r}")
-            units = [u for u in _UNITS if u in self._pattern.groupindex]
-            if len(units) > 1:
-                raise ValueError(
-                    f"`pattern` must have at most one of the groups {', '.join(_UNITS)} but got {', '.join(units)}"
-                )
-            self._unit = units[0] if units else "clock"
+            self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
         if self._unit == "tokens_per_s" and not self._tokens:
             raise ValueError("`tokens_per_step` must be given to read tokens_per_s")
         self._last: tuple[float, int] | None = None
+
+    def _take_patterns(self, pattern: str, loss: str | None) -> None:
+        self._pattern = _compiled("pattern", pattern)
+        self._loss = _compiled("loss", loss) if loss else None
+        if self._loss is not None and "loss" not in self._loss.groupindex:
+            raise ValueError(f"`loss` must have a group (?P<loss>...) but got {loss!r}")
+        if unknown := [name for name in self._pattern.groupindex if name not in GROUPS]:
+            raise ValueError(
+                f"groups of a `pattern` must be named {', '.join(GROUPS)} but got {', '.join(unknown)}; "
+                "a group that is not read is written (?:...)"
+            )
+        units = [u for u in DURATIONS if u in self._pattern.groupindex]
+        if len(units) > 1:
+            raise ValueError(
+                f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got {', '.join(units)}"
+            )
+        if ("unit" in self._pattern.groupindex) != (units == ["value"]):
+            raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
+        self._unit = units[0] if units else "step"
+        self._raw = "\x1b" in pattern or "\\x1b" in pattern or "\\033" in pattern
+
+    @property
+    def uses_clock(self) -> bool:
+        """Whether the time between lines counts, for none of them says how long a step took."""
+        return self._unit == "step"
 
     def read(self, line: str, now_s: float) -> Step | None:
         """What one line says, or None.
 
         Args:
-            line: Without its end.
+            line: Without its end; colours and other sequences of a terminal are passed over.
             now_s: When it came, on any clock.
         """
+        if not self._raw and ("\x1b" in line or "\b" in line):
+            line = plain(line)
         if self._pattern is None:
-            return self._read_json(line)
-        loss = self._loss.search(line) if self._loss is not None else None
-        lost = _number(loss.group("loss")) if loss else None
+            return self._read_json(line, now_s)
         found = self._pattern.search(line)
+        lost = _number(self._loss.search(line), "loss") if self._loss is not None else _number(found, "loss")
         if not found:
             return Step(None, lost) if lost is not None else None
-        if self._unit != "clock":
-            return Step(self._seconds(_number(found.group(self._unit))), lost)
-        step = int(found.group("step")) if found.groupdict().get("step") else None
+        if not self.uses_clock:
+            return Step(self._duration(found), lost)
+        step = _number(found, "step")
+        return self._between(None if step is None else int(step), now_s, lost)
+
+    def _duration(self, found: re.Match[str]) -> float | None:
+        """Seconds of a step in a line that says it: with the unit of its group, or one that stands there."""
+        value, unit = split(whole(found, self._unit) or "")
+        if self._unit == "value":
+            unit = unit + (found["unit"] or "")
+        elif number(unit and "1" + unit) is not None:
+            value, unit = number(whole(found, self._unit)), ""
+        try:
+            return self._seconds(value, *(factor(unit) if unit else _NAMED[self._unit]))
+        except ValueError:
+            return None
+
+    def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
+        """A step by the clock: the time since the line before, shared by the steps between."""
         earlier, self._last = self._last, (now_s, step if step is not None else (self._last or (0, 0))[1] + 1)
         if earlier is None or self._last[1] == earlier[1]:
             self._last = earlier or self._last  # a counter drawn again
@@ -102,7 +134,7 @@ class StepReader:
         count = self._last[1] - earlier[1]
         return Step((now_s - earlier[0]) / count if count > 0 else None, lost)
 
-    def _read_json(self, line: str) -> Step | None:
+    def _read_json(self, line: str, now_s: float) -> Step | None:
         if not line.lstrip().startswith("{"):
             return None
         try:
@@ -112,17 +144,21 @@ class StepReader:
         value, loss = _dig(data, self._key), _dig(data, self._loss_key)
         if value is None and loss is None:
             return None
-        return Step(self._seconds(value), loss)
+        if not self.uses_clock:
+            return Step(self._seconds(value, *_NAMED[self._unit]), loss)
+        if value is None or not math.isfinite(value):
+            return Step(None, loss)
+        return self._between(int(value), now_s, loss)
 
-    def _seconds(self, value: float | None) -> float | None:
+    def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
         """A reading in seconds a step; None for what can not be a duration."""
         if value is None or not (math.isfinite(value) and value > 0):
             return None
-        if self._unit == "step_ms":
-            return value / 1e3
-        if self._unit == "steps_per_s":
-            return 1 / value
-        return self._tokens / value if self._unit == "tokens_per_s" and self._tokens else value
+        if counted == "time":
+            return value * size
+        if counted == "steps":
+            return 1 / (value * size)
+        return self._tokens / (value * size) if self._tokens else None
 
 
 def _compiled(name: str, pattern: str) -> re.Pattern[str]:
@@ -132,11 +168,8 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
         raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text.rstrip(",.;")) if text is not None else None
-    except ValueError:
-        return None
+def _number(found: re.Match[str] | None, group: str) -> float | None:
+    return number(whole(found, group)) if found is not None and group in found.re.groupindex else None
 
 
 def _dig(data: Any, key: str | None) -> float | None:

@@ -73,7 +73,7 @@ class ReadSpec(Section):
     preset: str | None = None
     pattern: str | None = None
     json_key: str | None = None
-    unit: Literal["step_s", "step_ms", "steps_per_s", "tokens_per_s"] = "step_s"
+    unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     file: str | None = None
     loss: str | None = None
     tokens_per_step: Annotated[int | None, Field(ge=1)] = None

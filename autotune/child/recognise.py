@@ -1,0 +1,253 @@
+"""Which reading fits the lines of a program that nobody has described: presets, JSON keys, words with units, the clock.
+
+Standard library only, pure: the caller runs the program (or has its log) and hands the lines on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.child.read_presets import PRESETS
+from autotune.child.read_rules import DURATIONS, LONGEST_LINE, StepReader
+from autotune.child.read_units import factor, is_unit, plain
+
+FEWEST_STEPS = 3
+"""Readings below which a rule is not said to fit: one line can look like anything."""
+
+AGREES = (0.5, 2.0)
+"""Printed durations over the time between their lines, between which both are said to tell the same."""
+
+AT_ONCE = 0.02
+"""Lines whose distance is below this share of the mean came at once."""
+
+_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
+_STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
+_COUNTER = rf"(?:{_STEP}[\"']?\s*[=:#]?\s*\[?|\[)(?P<step>\d[\d,]*)"
+_LOSS = (
+    r"(?i:\b(?:train(?:ing)?[_/ ])?loss)[\"']?\s*[=:]?\s*"
+    r"(?P<loss>[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf)))"
+)
+_ANY_LOSS = _LOSS.replace("?P<loss>", "?:")
+
+_WORDS = (
+    # time=12.5ms, step_time: 0.021 s, dt 21.7 ms, took 0.5s, 12 ms/step, 1.5s/it
+    r"(?i:\b(?:(?:step|iter(?:ation)?|batch|train)[_ -]?(?:time|duration|s(?:econds)?)|dt|"
+    r"time(?:[_ /]?(?:per[_ ])?step)?|took|duration|elapsed))[\"']?\s*(?:in|of|is)?\s*[=:]?\s*\(?"
+    r"(?P<value>NUMBER)\s*(?P<unit>UNIT)(?![A-Za-z])(?!/s)",
+    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>UNIT\s?(?:/|per)\s?(?:it|iter|iteration|step|batch|update))\b",
+    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>(?:it|iter|iteration|step|batch|update)(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?)\b",
+    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?)\b(?!/)",
+)
+_NAMES = (
+    # without a unit beside the number the name says it: step_time_ms=21.7, step_time=0.0217, steps_per_sec=46, it/s: 46
+    (
+        "step_ms",
+        r"(?:step|iter(?:ation)?|batch)[_ ]?(?:time|duration)[_ ]?(?:\(?ms\)?)|ms[_ ]?(?:/|per)[_ ]?(?:step|it(?:er)?)",
+    ),
+    (
+        "step_us",
+        r"(?:step|iter(?:ation)?|batch)[_ ]?(?:time|duration)[_ ]?(?:\(?us\)?)|us[_ ]?(?:/|per)[_ ]?(?:step|it(?:er)?)",
+    ),
+    (
+        "step_s",
+        r"(?:step|iter(?:ation)?|batch)[_ ]?(?:time|duration)(?:[_ ]?(?:\(?s(?:ec(?:onds)?)?\)?))?|"
+        r"time[_ ]?(?:/|per)[_ ]?step|s(?:ec(?:ond)?s?)?[_ ]?(?:/|per)[_ ]?(?:step|it(?:er)?)|dt",
+    ),
+    ("steps_per_s", r"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?)[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?"),
+    ("tokens_per_s", r"tok(?:en)?s?[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?(?!/)"),
+)
+_JSON_NAMES = {
+    "step_ms": r"(?:(?:step|iter(?:ation)?|batch)_?(?:time|duration)|dt|duration)_?ms|ms_per_(?:step|it(?:er)?)",
+    "step_us": r"(?:(?:step|iter(?:ation)?|batch)_?(?:time|duration)|dt|duration)_?us|us_per_(?:step|it(?:er)?)",
+    "step_s": r"(?:step|iter(?:ation)?|batch)_?(?:time|duration|s|sec|seconds)(?:_?s(?:ec(?:onds)?)?)?|time_per_step|"
+    r"s(?:ec(?:ond)?s?)?_per_(?:step|it(?:er)?)|dt|duration(?:_s)?",
+    "steps_per_s": r"(?:train_)?(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?)(?:_per_|/)s(?:ec(?:ond)?)?",
+    "tokens_per_s": r"(?:train_)?tok(?:en)?s?(?:_per_|/)s(?:ec(?:ond)?)?",
+    "step": r"_?(?:global_?)?(?:step|iteration|iter|update)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A reading that fits.
+
+    Attributes:
+        rules: What goes into ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
+        steps: Lines that gave a step's duration.
+        step_s: Median of these durations, seconds; None where only the clock tells and no times of lines were given.
+        losses: Lines that gave a loss.
+        loss: The last loss that was read, or None.
+        example: A line that is read as a step.
+        by_clock: Whether the time between lines counts.
+        agrees: Median printed duration over the time between lines, or None where it can not be told. A loop that does
+            not wait for the device prints far less than passes between its lines.
+        needs_tokens: Whether a rate of tokens is read, so that `tokens_per_step` must be given.
+        in_bursts: Whether most lines came at once, as where Python holds its output back in a pipe (PYTHONUNBUFFERED=1
+            helps): the time between lines then says nothing.
+        lines_seen: All lines that were looked at.
+    """
+
+    rules: Mapping[str, Any]
+    steps: int
+    step_s: float | None
+    losses: int
+    loss: float | None
+    example: str
+    by_clock: bool
+    agrees: float | None
+    needs_tokens: bool
+    in_bursts: bool
+    lines_seen: int
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether what is printed is far from the time that passes between the lines, or that time says nothing."""
+        if self.by_clock:
+            return self.in_bursts
+        return self.agrees is not None and not AGREES[0] <= self.agrees <= AGREES[1]
+
+
+def recognise(
+    lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
+) -> list[Recognised]:
+    """The readings that fit some lines of output, best first; empty if no steps are read.
+
+    Durations that are printed come before the clock between lines, unless they are far from it; of those that read as
+    many steps, a preset before a JSON key before a pattern.
+
+    Args:
+        lines: Output of a program, without the ends of the lines.
+        at: When each line came, seconds on any clock; without it a reading by the clock has no `step_s`.
+        tokens_per_step: Tokens of a step, where known; needed for durations of programs that print tokens per second.
+
+    Raises:
+        ValueError: If `at` has not one time for each line.
+    """
+    if at is not None and len(at) != len(lines):
+        raise ValueError(f"`at` must have one time for each of {len(lines)} lines but got {len(at)}")
+    cut = [plain(line[:LONGEST_LINE]) for line in lines]
+    found = [fit for rank, rules in enumerate(_candidates(cut)) if (fit := _fit(rules, cut, at, tokens_per_step, rank))]
+    found.sort(key=lambda fit: fit[0])
+    best: list[Recognised] = []
+    for _, recognised in found:
+        if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
+            best.append(recognised)
+    return best
+
+
+def _candidates(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in PRESETS:
+        yield {"preset": name}
+    yield from _json_rules(lines)
+    loss = {"loss": _LOSS} if any(re.search(_LOSS, line) for line in lines) else {}
+    for words in _WORDS:
+        yield {"pattern": words.replace("NUMBER", _NUMBER).replace("UNIT", _UNIT), **loss}
+    for unit, name in _NAMES:
+        yield {
+            "pattern": rf"(?i:(?<![A-Za-z])(?:{name}))[\"']?\s*[=:]\s*"
+            rf"(?P<{unit}>{_NUMBER})(?!\s*[A-Za-z\u00b5\u03bc/%\d])",
+            **loss,
+        }
+    yield {"pattern": rf"{_STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d[\d,]*)", **loss}
+    if loss:
+        yield {
+            "pattern": rf"(?:^|[\s\[(])(?P<step>\d[\d,]*)\s*(?:/\s*\d[\d,]*)?\s*[\]):|,]?\s.*{_ANY_LOSS}",
+            **loss,
+        }
+        yield {"pattern": _ANY_LOSS, **loss}
+
+
+def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    keys: dict[str, int] = {}
+    for line in lines:
+        if line.lstrip().startswith("{"):
+            try:
+                data = json.loads(line)
+            except ValueError:
+                continue
+            for key in _flat(data):
+                keys[key] = keys.get(key, 0) + 1
+    losses = sorted((k for k in keys if re.fullmatch(r"(?i)(.*[./_])?(?:train_?)?loss", k)), key=lambda k: (len(k), k))
+    for unit, name in _JSON_NAMES.items():
+        for key in sorted(keys, key=lambda k: (-keys[k], len(k), k)):
+            if re.fullmatch(rf"(?i)(?:.*[./])?(?:{name})", key):
+                yield {"json_key": key, "unit": unit, **({"loss": losses[0]} if losses else {})}
+
+
+def _flat(data: Any, before: str = "") -> Iterator[str]:
+    """Keys of numbers in tables within tables, with dots."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _flat(value, f"{before}.{key}" if before else str(key))
+    elif before and isinstance(data, int | float) and not isinstance(data, bool):
+        yield before
+
+
+def _fit(
+    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int
+) -> tuple[tuple[Any, ...], Recognised] | None:
+    """How some rules read the lines, with a key to sort by; None if they do not."""
+    unit = _unit_seen(rules, lines)
+    reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
+    blind = reads_tokens and tokens is None
+    reader = StepReader({**rules, "tokens_per_step": tokens or 1} if reads_tokens else rules)
+    times, losses, examples = [], [], []
+    came: list[tuple[float, int | None]] = []
+    for i, line in enumerate(lines):
+        now = at[i] if at is not None else float(i)
+        step = reader.read(line, now)
+        if step is not None and step.loss is not None:
+            losses.append(step.loss)
+        if step is not None and step.step_s is not None:
+            times.append(step.step_s)
+            examples.append(line)
+            counter = re.search(_COUNTER, line)
+            came.append((now, int(counter["step"].replace(",", "")) if counter else None))
+    if len(times) < FEWEST_STEPS:
+        return None
+    clock, typical = reader.uses_clock, statistics.median(times)
+    passed, bursts = _passed(came) if at is not None else (None, False)
+    agrees = typical / passed if passed and not (clock or blind or bursts) else None
+    if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
+        agrees = None  # perhaps not every step has a line: nothing counts them
+    recognised = Recognised(
+        {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
+        None if blind or (clock and at is None) else typical, len(losses), losses[-1] if losses else None,
+        examples[len(examples) // 2], clock, agrees, reads_tokens, bursts, len(lines),
+    )  # fmt: skip
+    vague = clock and rules.get("preset", "absl") == "absl"
+    return (recognised.doubtful, blind, vague, -((len(times) + clock) // 4), rank), recognised
+
+
+def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:
+    """Median seconds of a step between lines of some times and counters, and whether most lines came at once."""
+    each = []
+    for (then, first), (now, second) in itertools.pairwise(came):
+        count = 1 if first is None or second is None else second - first
+        if count > 0:
+            each.append((now - then) / count)
+    mean = statistics.fmean(each) if each else 0.0
+    if mean <= 0:
+        return None, len(each) >= FEWEST_STEPS
+    return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
+
+
+def _duration_of(rules: Mapping[str, Any]) -> str | None:
+    pattern = rules.get("pattern", "")
+    return next((name for name in DURATIONS if f"(?P<{name}>" in pattern), None)
+
+
+def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
+    """What the unit counts that stands beside the number in the first line that a pattern with such a group matches."""
+    if "(?P<unit>" not in rules.get("pattern", ""):
+        return None
+    pattern = re.compile(rules["pattern"])
+    found = next((m for line in lines if (m := pattern.search(line))), None)
+    return factor(found["unit"])[0] if found is not None and is_unit(found["unit"]) else None
