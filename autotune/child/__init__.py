@@ -5,6 +5,7 @@ from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.nvml import VISIBLE, NvmlDevice, ask, first_of, load_nvml, named_devices, visible_devices
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
 from autotune.child.profile import pack
+from autotune.child.read_output import last_exception
 from autotune.child.read_presets import PRESETS
 from autotune.child.read_rules import StepReader
 from autotune.child.recognise import Recognised, recognise

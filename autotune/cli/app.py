@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show
+from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show, tune
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ for _command in (
     cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
+for _command in (tune.tune, tune.init):
+    app.command(context_settings={"allow_interspersed_args": False})(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 
 

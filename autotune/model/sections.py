@@ -112,6 +112,8 @@ class WorkloadSpec(Section):
         tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
             not tell it themselves, where options are searched that change it.
         unit: What that counts, as shown to users: tables then say ``time per image``.
+        python: Interpreter of the `command`, whose packages are asked which settings they have; default: the command
+            itself if that is one, else the interpreter of autotune.
     """
 
     entry: str | None = None
@@ -134,6 +136,7 @@ class WorkloadSpec(Section):
 
     tokens_per_step: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
     unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
+    python: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("tokens_per_step")
     @classmethod
@@ -148,6 +151,8 @@ class WorkloadSpec(Section):
             raise ValueError("exactly one of `entry` and `command` must be given")
         if self.entry is not None and (self.hook or self.read is not None):
             raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.entry is not None and self.python is not None:
+            raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
         if self.entry is not None and self.environment:
             raise ValueError("`environment` belongs to a `command`; an `entry` takes its `options` as they are")
         if self.command is not None:

@@ -221,7 +221,7 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses"}))  # declared: changes nothing
+        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses", "python"}))  # change nothing
         return _digest({"workload": workload, "device": self.device.model_dump()})
 
     @property
@@ -369,7 +369,8 @@ def _legal_keys(location: list[Any]) -> list[str]:
 
 
 _YOUNG: dict[str, dict[str, Any]] = {
-    "workload": {"environment": {}, "mesh": None, "uses": None, "tokens_per_step": None, "unit": "token"},
+    "workload": {"environment": {}, "tokens_per_step": None, "unit": "token", "mesh": None, "uses": None}
+    | {"python": None},
     "replay": {
         "memory_effects": {},
         "compile_effects": {},
