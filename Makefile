@@ -35,6 +35,7 @@ lint: $(VENV)/.linted
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_architecture.py --check
+	$(BIN)/python docs/write_study_file.py --check
 
 env: $(VENV)/.installed
 

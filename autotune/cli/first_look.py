@@ -224,6 +224,7 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         ("steps", found.how),
         ("", f"such as: {found.example.strip()[:100]}"),
         *([("careful", found.doubt)] if found.doubt else []),
+        *([("careful", busy)] if (busy := _busy()) else []),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {told.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
@@ -234,6 +235,14 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ])  # fmt: skip
+
+
+def _busy() -> str:
+    """What else runs here, where that is much; empty where it is little. The program itself is one of them."""
+    load, count = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= 0.5 * count + 1:
+        return ""
+    return f"the machine is busy ({load:.1f} running processes on {count} CPUs): only large gains can be proven so"
 
 
 def _about(seconds: float) -> str:

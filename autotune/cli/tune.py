@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -29,7 +30,6 @@ from autotune.cli.printing import print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
-    from autotune.model import ConclusionRecord
     from autotune.rundir import Store
     from autotune.study import Asked
 
@@ -166,15 +166,24 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Aske
     if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
         _write_winner(store, path, asked)
     else:
-        print_lines(["", f"no winner was proven, so no env file is written: {_advice(conclusion, file)}"])
+        more = f"--time-budget {_duration(2 * (spec.search.time_budget or store.watch.total_s))}"
+        again = shlex.join(["autotune", "tune", *more.split(), "--name", spec.name, "--", *_shown(store, asked)])
+        print_lines(
+            [
+                "",
+                "no winner was proven, so no env file is written. More time goes on with the same study:",
+                f"  {again}",
+            ]
+        )
 
 
-def _advice(conclusion: ConclusionRecord, file: Path) -> str:
-    from autotune.model import Outcome
+def _duration(seconds: float) -> str:
+    return f"{math.ceil(seconds / 60)}m"
 
-    if conclusion.outcome is Outcome.NOTHING_RAN:
-        return f"nothing ran; mend the program or {file}"
-    return "the default stays. A larger --time-budget goes on with the same study"
+
+def _shown(store: Store, asked: Asked) -> tuple[str, ...]:
+    """The command without its secrets."""
+    return store.spec.workload.shown.command or asked.command
 
 
 def _write_winner(store: Store, path: Path, asked: Asked) -> None:
@@ -183,7 +192,7 @@ def _write_winner(store: Store, path: Path, asked: Asked) -> None:
 
     file = path / "winner.env"
     write_atomically(file, render_export(store, ExportFormat.ENV, folder=path))
-    command = shlex.join(store.spec.workload.shown.command or asked.command)
+    command = shlex.join(_shown(store, asked))
     print_lines(
         [
             "",

@@ -23,7 +23,13 @@ Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 
 
 class NamedSet(Section):
-    """A flag set with a name, tried before the sampler proposes; `options` are those of the workload."""
+    """A flag set with a name, tried before the sampler proposes.
+
+    Attributes:
+        name: Shown in tables, as ``set NAME``.
+        settings: Setting to value, of what is tried beside the baseline.
+        options: Options of the workload to values, likewise.
+    """
 
     name: str
     settings: Settings = Field(default_factory=FlagSet)
@@ -49,6 +55,7 @@ class SearchSpec(Section):
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
+        first: Sets with names that are tried before the sampler proposes.
         known_failures: Leave out combinations that crashed or hung with this workload in earlier studies on this build
             and device, tell those that did with others, and keep what is found for later ones.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.

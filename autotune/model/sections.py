@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationInfo,
+    WithJsonSchema,
     field_serializer,
     field_validator,
     model_validator,
 )
 
 from autotune.child import PRESETS, StepReader
+from autotune.model.descriptions import Described, number_or_text
 from autotune.model.errors import close_matches
 from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
@@ -28,7 +28,14 @@ from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_duration
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
 
-Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(lambda v: v, return_type=float),
+    number_or_text(_DURATION),
+]
 
 
 def _duration_or_none(value: str | float) -> float:
@@ -36,7 +43,9 @@ def _duration_or_none(value: str | float) -> float:
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
 
-DurationOrNone = Annotated[float, BeforeValidator(_duration_or_none), Field(ge=0)]
+DurationOrNone = Annotated[
+    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
+]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -48,10 +57,8 @@ WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 
-class Section(BaseModel):
-    """One table of a study file: a key that it does not have is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+Section = Described
+"""One table of a study file: a key that it does not have is an error."""
 
 
 class ReadSpec(Section):
@@ -134,7 +141,14 @@ class WorkloadSpec(Section):
                 raise ValueError(f"of {', '.join(legal)} but got {word!r}{close_matches(word, legal)}")
         return declared
 
-    tokens_per_step: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
+    tokens_per_step: (
+        Annotated[
+            str,
+            BeforeValidator(lambda v: str(v) if type(v) is int else v),
+            WithJsonSchema({"type": ["string", "integer"]}, mode="validation"),
+        ]
+        | None
+    ) = None
     unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
     python: Annotated[str, Field(min_length=1)] | None = None
 
@@ -280,6 +294,7 @@ class MeasureSpec(Section):
         pairs_cap: Pairs of blocks after which a trial ends in any case.
         block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
             on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        block_steps: Fewest counted steps of a block.
         settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
             none, and on GPUs those of 3 s.
         steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
@@ -352,7 +367,7 @@ class ConfirmSpec(Section):
     pairs: Annotated[int, Field(ge=4, le=1000)] | Literal["auto"] = "auto"
     minimise: bool = True
     alone: Annotated[int, Field(ge=0, le=1000)] = 12
-    soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
+    soak: Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")] = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

@@ -6,6 +6,8 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from autotune.model import StudyFileError, StudySpec, format_seconds, parse_study
@@ -46,6 +48,9 @@ WORTH_TRIALS = 8
 """Trials for which the default budget has time."""
 
 LEAST_BUDGET_S = 600.0
+
+SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
+"""What editors complete keys by; made by `docs/write_study_file.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +226,7 @@ def _search(kind: str, trials: int, budget_s: float, symptoms: list[str]) -> tup
 
 
 def study_text(
-    name: str, description: str, sections: Sequence[tuple[str, str, Mapping[str, Any]]], *, said: str, schema: str = ""
+    name: str, description: str, sections: Sequence[tuple[str, str, Mapping[str, Any]]], *, said: str
 ) -> str:
     """The file of a study.
 
@@ -230,13 +235,12 @@ def study_text(
         description: Of it, for reports.
         sections: Each with its name, a remark (lines after the first begin with ``#``) and its keys.
         said: The command that asked for it.
-        schema: Where editors find the schema; empty for nowhere.
 
     Raises:
         StudyFileError: If a text is nothing that TOML can say.
     """
-    lines = [f"#:schema {schema}"] if schema else []
-    lines += [
+    lines = [
+        f"#:schema {SCHEMA.as_uri()}",
         f"# Written by `{_one_line(said)}`.",
         "# Edit it as you like; `autotune run` with this file goes on with it. All keys: docs/study-file.md.",
         f"name = {_toml(name)}",

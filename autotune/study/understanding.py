@@ -232,7 +232,7 @@ def device_count(platform: str) -> int:
     asked = [environment.get("JAX_NUM_CPU_DEVICES", "")]
     for token in parse_tokens(environment.get("XLA_FLAGS", "")):
         if token.name == "xla_force_host_platform_device_count":
-            asked.append(token.value)
+            asked.append(token.value or "")
     return max((int(text) for text in asked if text.isdigit() and int(text) > 0), default=1)
 
 

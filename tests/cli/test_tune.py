@@ -136,7 +136,7 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
         (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
         (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
-        (("tune", "--yes", "--time-budget", "10", "--", "python", "train.py"), "--time-budget must look like"),
+        (("tune", "--yes", "--time-budget", "soon", "--", "python", "train.py"), "--time-budget must look like"),
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
         (("tune", "--yes", "--loss", "a", "--", "python", "x.py"), "exactly one of"),
