@@ -188,10 +188,11 @@ def planned(asked: Asked, name: str, *, trials: int, budget: str | None) -> tupl
     Raises:
         AutotuneError: If it cannot be tuned as it is; see `autotune.study.understand`.
     """
+    from autotune.model import strike_command
     from autotune.study import plan_of, understand
 
     console = make_console(stderr=True)
-    what = f"running it once, to see how it prints its steps: {shlex.join(asked.command)}"
+    what = f"running it once, to see how it prints its steps: {shlex.join(strike_command(asked.command))}"
     budget_s = seconds_of(budget, "--time-budget")
     if console.is_terminal:
         with console.status(what) as status:

@@ -86,6 +86,7 @@ def tune(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
             "and write the study file only. Nothing was started"
         )
+    seconds_of(time_budget, "--time-budget")  # a mistyped one must not wait for the look
     file, known = file_of(asked, name)
     if known is None:
         plan, understood = planned(asked, file.stem, trials=trials or 30, budget=time_budget)
@@ -136,7 +137,7 @@ def init(
     file = output or Path(f"{name or (name_of_entry(entry) if entry else name_of(command or []))}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
-    study = name or file.stem
+    study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
     if entry is None and not hook:
         rules = rules_of(preset, pattern, json_key, unit, step_file, loss)
         asked = ask_for(command, platform, rules, look_limit, verb="init", cwd=file.resolve().parent)
@@ -144,8 +145,13 @@ def init(
         show_plan(understood, plan, file)
         write_study(file, plan.text, asked)
     else:
-        where, budget_s = place_of(platform), seconds_of(time_budget, "--time-budget")
-        more: dict[str, Any] = {**where, "name": study, "trials": trials, "budget_s": budget_s, "said": said()}
+        more: dict[str, Any] = {
+            **place_of(platform),
+            "name": study,
+            "trials": trials,
+            "budget_s": budget_s,
+            "said": said(),
+        }
         text = plan_entry(entry, **more) if entry else plan_hook(command or [], **more)
         if entry:
             refuse_unbuilt(text, file)

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.model import StudyFileError, StudySpec, format_seconds, parse_study
+from autotune.model import StudyFileError, StudySpec, format_seconds, parse_study, strike_command
 from autotune.stats import proof_pairs, smallest_gain, study_power
 from autotune.study.understanding import LEAST_STEPS, WARMUP_STEPS, Understood, is_named
 
@@ -119,7 +119,9 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
             {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s, "soak_steps": soak_steps},
         ),
     ]
-    text = study_text(name, f"Settings for {_one_line(' '.join(found.asked.command))}", sections, said=said)
+    text = study_text(
+        name, f"Settings for {_one_line(' '.join(strike_command(found.asked.command)))}", sections, said=said
+    )
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
         gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
@@ -170,7 +172,7 @@ def plan_hook(
         *_devices(platform, count, device),
         _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
     ]
-    return study_text(name, f"Settings for {_one_line(' '.join(command))}", sections, said=said)
+    return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
 
 
 def kind_of_devices(platform: str, count: int) -> str:

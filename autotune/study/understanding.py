@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.child import Recognised, StepReader, last_exception, recognise
 from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
-from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens
+from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
 from autotune.workers import FirstLook, look_at
 
 WARMUP_STEPS = 5
@@ -195,7 +195,7 @@ def _understood(
     best: Recognised | None,
     count: int,
 ) -> Understood:
-    program = shlex.join(asked.command)
+    program = shlex.join(strike_command(asked.command))
     if look.status:
         raise LaunchError(_why_failed(program, look))
     if found is None or len(found[1].took_s) <= WARMUP_STEPS:

@@ -202,6 +202,7 @@ def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> N
     done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", f"--token={token}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert token not in done.stdout + done.stderr
+    assert (tmp_path / "train.toml").read_text().count(token) == 1  # the command itself, and no remark
     assert (tmp_path / "train.toml").stat().st_mode & 0o077 == 0
 
 
