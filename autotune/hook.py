@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
 from autotune.child.dtypes import dtype_name
 from autotune.child.memory import memory_in_use
+from autotune.child.process_packages import own_packages
 from autotune.child.ran_on import is_on_gpus, ran_on
 
 T = TypeVar("T")
@@ -206,6 +207,7 @@ def _of_jax(options: list[str]) -> dict[str, Any]:
             "memory": [[s.get("peak_bytes_in_use"), s.get("bytes_limit")] for s in stats],
             "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
             "ran_on": ran_on(range(len(devices))) if is_on_gpus() else {},
+            **own_packages(),
         }
     }
 

@@ -4,6 +4,7 @@ from autotune.child.channel import Channel
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.nvml import VISIBLE, NvmlDevice, ask, first_of, load_nvml, named_devices, visible_devices
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
+from autotune.child.process_packages import versions_in
 from autotune.child.profile import pack
 from autotune.child.read_output import last_exception
 from autotune.child.read_presets import PRESETS

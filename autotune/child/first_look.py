@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.child import terminal
 from autotune.child.channel import Channel
 from autotune.child.guard import descendants
 from autotune.child.process_env import environments
@@ -38,22 +39,20 @@ def main() -> int:
     if job["type"] != "job":
         return 0
     try:
-        program = subprocess.Popen(
-            job["command"], cwd=job["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        program, output = terminal.start(job["command"], job["cwd"], terminal=bool(job.get("terminal")))
     except OSError as error:
         channel.send("cannot_start", reason=error.strerror or str(error))
         return 127
-    return _Watch(channel, program).run()
+    return _Watch(channel, program, output).run()
 
 
 class _Watch:
     """One program under a first look."""
 
-    def __init__(self, channel: Channel, program: subprocess.Popen[bytes]) -> None:
+    def __init__(self, channel: Channel, program: subprocess.Popen[bytes], output: int) -> None:
         self._channel = channel
         self._program = program
+        self._output = output
         self._lines = Lines()
         self._waiting: list[tuple[float, str]] = []
         self._count = 0
@@ -62,8 +61,7 @@ class _Watch:
     def run(self) -> int:
         """Passes on what there is until the program ends or the driver says stop; gives the program's status."""
         began = sent = looked = time.monotonic()
-        assert self._program.stdout is not None
-        output = self._program.stdout.fileno()
+        output = self._output
         sources = [output, self._channel.fileno()]
         while True:
             readable, _, _ = select.select(sources, [], [], SEND_EVERY_S)
@@ -71,7 +69,7 @@ class _Watch:
                 return 0  # whatever the driver says means stop; the guard ends what runs
             now = time.monotonic()
             if output in readable:
-                data = os.read(output, 1 << 16)
+                data = terminal.read(output)
                 if not data:
                     sources.remove(output)
                 with contextlib.suppress(OSError):  # the log is the guard's

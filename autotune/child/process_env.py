@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.guard import descendants
+from autotune.child.process_packages import packages_in_memory
 
 ET_EXEC, SHT_DYNSYM = 2, 11
 
@@ -31,7 +32,8 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
 
     Returns:
         One table for each such process: ``pid``, ``values`` (None for a variable that is not set) and ``opens_gpu``
-        (None if that is not to be seen), or ``unreadable`` with the reason.
+        (None if that is not to be seen), or ``unreadable`` with the reason; ``packages`` and ``versions`` as
+        `packages_in_memory` tells them.
     """
     found = []
     for pid in (root, *descendants(root)):
@@ -44,9 +46,10 @@ def environments(root: int, names: list[str]) -> list[dict[str, Any]]:
         try:
             now = _present_environment(pid, maps)
         except (OSError, ValueError) as error:
-            found.append({"pid": pid, "unreadable": str(error)})
+            found.append({"pid": pid, "unreadable": str(error), **packages_in_memory(maps)})
         else:
-            found.append({"pid": pid, "values": {n: now.get(n) for n in names}, "opens_gpu": _opens_gpu(pid)})
+            values = {n: now.get(n) for n in names}
+            found.append({"pid": pid, "values": values, "opens_gpu": _opens_gpu(pid), **packages_in_memory(maps)})
     return found
 
 

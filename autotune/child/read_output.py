@@ -21,9 +21,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.child import terminal
 from autotune.child.channel import Channel
 from autotune.child.memory import memory_in_use
 from autotune.child.process_env import environments
+from autotune.child.ran_on import is_on_gpus, ran_on
 from autotune.child.read_rules import Lines, StepReader, Tail
 
 MATCH_LIMIT_S = 2.0
@@ -70,22 +72,19 @@ class Session:
     def run(self) -> int:
         """Runs the program to its end, or until told to stop; gives the status to end with."""
         self._channel.enter("start")
-        program = subprocess.Popen(
-            self._job["command"], cwd=self._job["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        assert program.stdout is not None
+        program, output = terminal.start(
+            self._job["command"], self._job["cwd"], terminal=bool(self._job["rules"].get("terminal"))
+        )
         lines, more = Lines(), Lines()
-        output = program.stdout.fileno()
         waiting = [output, self._channel.fileno()]
         signal.signal(signal.SIGVTALRM, _interrupt)
         while True:
             readable, _, _ = select.select(waiting, [], [], FILE_POLL_S)
             if self._channel.fileno() in readable and not self._take_orders():
-                _end(program)
+                _end(program, output)
                 return 0
             if output in readable:
-                data = os.read(output, 1 << 16)
+                data = terminal.read(output)
                 if not data:
                     waiting.remove(output)
                 _pass_on(data)
@@ -96,7 +95,7 @@ class Session:
             if program.poll() is not None and output not in readable:
                 return self._ended(program)
             if not self._times and time.monotonic() - self._started > self._job["limit_s"]:
-                _end(program)
+                _end(program, output)
                 return self._no_result(self._nothing_read())
 
     def _take_orders(self) -> bool:
@@ -145,6 +144,8 @@ class Session:
                 warmup_step_times_s=self._times[:warm],
                 losses=losses[: self._job["check_steps"]],
                 processes=environments(pid, self._job["variables"]),
+                # Of the machine: the program's own libraries are not to be asked from outside.
+                ran_on=ran_on(range(self._job["device_count"] or 1)) if is_on_gpus() else {},
             )
         while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
             steps = self._wanted.pop(0)
@@ -215,17 +216,16 @@ def _pass_on(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def _end(program: subprocess.Popen[bytes]) -> None:
+def _end(program: subprocess.Popen[bytes], output: int) -> None:
     """Ends the program and its group politely, then firmly; what escapes is the guard's."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, number)
         deadline = time.monotonic() + POLITE_S
-        assert program.stdout is not None
         while program.poll() is None and time.monotonic() < deadline:
             # A program that says good-bye must not block on a full pipe.
-            if select.select([program.stdout], [], [], 0.05)[0]:
-                _pass_on(os.read(program.stdout.fileno(), 1 << 16))
+            if select.select([output], [], [], 0.05)[0]:
+                _pass_on(terminal.read(output))
         if program.poll() is not None:
             return
 

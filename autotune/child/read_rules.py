@@ -86,12 +86,12 @@ class StepReader:
         if ("unit" in self._pattern.groupindex) != (units == ["value"]):
             raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
         self._unit = units[0] if units else "step"
-        self._raw = "\x1b" in pattern or "\\x1b" in pattern or "\\033" in pattern
+        self._raw = any(escape in pattern for escape in ("\x1b", "\\x1b", "\\033"))
 
     @property
     def uses_clock(self) -> bool:
         """Whether the time between lines counts, for none of them says how long a step took."""
-        return self._unit == "step"
+        return bool(self._unit == "step")
 
     def read(self, line: str, now_s: float) -> Step | None:
         """What one line says, or None.

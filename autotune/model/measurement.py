@@ -143,6 +143,10 @@ class DeviceMemory(Record):
         return self.peak_bytes / self.limit_bytes if self.limit_bytes else None
 
 
+NOT_TOLD = "not told"
+"""Kind of the devices of a program that does not say on which it runs."""
+
+
 class WorkerReport(Record):
     """What a worker says of itself once its program is compiled and warm.
 
@@ -160,6 +164,7 @@ class WorkerReport(Record):
         peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
         kernels: What XLA's autotuner chose in this process; None where it left no results.
         versions: Of JAX, of the libraries that the process had loaded when its steps ran, and of the GPUs' driver.
+        packages: Folder from which a user's program had jaxlib, ``~`` for the user's home; None where it is not told.
         gpus: On which its steps ran; None where nothing tells.
     """
 
@@ -187,6 +192,7 @@ class WorkerReport(Record):
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
+    packages: str | None = None
     gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
     kernels: Kernels | None = None

@@ -14,6 +14,7 @@ from pydantic import (
     WithJsonSchema,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -75,6 +76,7 @@ class ReadSpec(Section):
         file: Read this file, below the study's folder, instead of the program's output.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
         tokens_per_step: Needed for ``tokens_per_s``.
+        terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
 
     preset: str | None = None
@@ -84,6 +86,7 @@ class ReadSpec(Section):
     file: str | None = None
     loss: str | None = None
     tokens_per_step: Annotated[int | None, Field(ge=1)] = None
+    terminal: bool = False
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:
@@ -97,6 +100,11 @@ class ReadSpec(Section):
     def rules(self) -> dict[str, Any]:
         """What `autotune.child.read_rules.StepReader` takes."""
         return self.model_dump(exclude_none=True)
+
+    @model_serializer(mode="wrap")
+    def _without_younger(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key that is younger than the first runs counts only where it is used, so that those keep their identity."""
+        return {key: value for key, value in dump(self).items() if key != "terminal" or value}
 
 
 class WorkloadSpec(Section):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autotune.child import versions_in
 from autotune.machine import RanOn, caller_environment, cuda_plugin, describe_machine, visible_gpus, would_run_on
-from autotune.model import Count, FloorResult, GpuState, Record, StudySpec
+from autotune.model import NOT_TOLD, Count, FloorResult, GpuState, Record, StudySpec, WorkerReport
 
 
 class Conditions(Record):
@@ -28,6 +29,7 @@ class Conditions(Record):
         cpu: The processor's name; compared only where the workload ran on it.
         cpus_usable: Processors that the process may use; likewise.
         workload: `StudySpec.workload_hash`.
+        packages: Folder of the jaxlib that a user's own program ran on; not compared, but its versions here are.
     """
 
     platform: str
@@ -50,6 +52,7 @@ class Conditions(Record):
     cpu: str | None = None
     cpus_usable: Count | None = None
     workload: str | None = None
+    packages: str | None = None
 
     @property
     def gpu(self) -> str:
@@ -70,11 +73,22 @@ class Difference(Record):
         return f"{self.field}: proven with {self.proven}, here {self.here}"
 
 
+def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's steps ran on: as the measured process says, and as the driver has it where that says nothing.
+
+    A program that has an interpreter of its own says all there is: none of the driver's packages was measured.
+    """
+    driver: Mapping[str, str] = facts.get("versions", {})
+    if report is None or report.packages is None:
+        return {**driver, **(report.versions if report else {})}
+    return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
+
+
 def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
     """The conditions of a run, from what its reference and its provenance say."""
     report = floor.reference if floor is not None else None
     # What the measured process says goes first: the driver may run on another machine, and see other libraries.
-    versions = {**facts.get("versions", {}), **(report.versions if report else {})}
+    versions = versions_of(report, facts)
     driver = versions.get("driver") or facts.get("driver")
     on_cpu = spec.device.platform == "cpu"
     asked = spec.device.count
@@ -90,6 +104,7 @@ def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, A
         cpu=facts.get("cpu") if on_cpu else None,
         cpus_usable=facts.get("cpus_usable") if on_cpu else None,
         workload=spec.workload_hash,
+        packages=report.packages if report else None,
         **({} if on_cpu else _told(versions, (report.gpus if report else None) or ())),
     )
 
@@ -111,7 +126,8 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
     gpus = [g.name for g in told.gpus if g.name is not None]
     if platform == "cuda" and not gpus:
         gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
-    versions = {**facts["versions"], **told.versions}
+    own = like.packages if like is not None else None
+    versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
     driver = versions.get("driver") or facts.get("driver") if platform == "cuda" else None
     return Conditions(
         platform=platform if platform == "cpu" or gpus else "cpu",
@@ -125,6 +141,7 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
         cpu=facts["cpu"],
         cpus_usable=facts["cpus_usable"],
         workload=workload,
+        packages=own,
         **_told({**versions, "driver": driver}, told.gpus),
     )
 
@@ -138,7 +155,7 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     found = []
     for field in Conditions.model_fields:
         wanted, got = getattr(proven, field), getattr(here, field)
-        if wanted is None or wanted == got or (field == "workload" and got is None) or field == "devices_asked":
+        if field in _NOT_COMPARED or wanted in (None, NOT_TOLD, got) or (field == "workload" and got is None):
             continue
         if field == "device_count" and proven.platform == "cpu":
             continue
@@ -149,6 +166,7 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     return found
 
 
+_NOT_COMPARED = ("devices_asked", "packages")
 _OF_NVML = ("vbios", "gsp", "clocks", "power_limit", "modes")
 _TOLD = ("driver", "cublas", "cudnn", "nccl", *_OF_NVML)
 _SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"

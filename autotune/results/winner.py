@@ -47,7 +47,7 @@ from autotune.model import (
 )
 from autotune.results.audit import disagreements, evidence_of, proof_digest
 from autotune.results.audit_proofs import LAST_PROOFS, Evidence
-from autotune.results.conditions import Conditions, conditions_of
+from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.losses import loss_of
 from autotune.results.soak_words import describe_soak
 from autotune.rundir import Store
@@ -358,7 +358,7 @@ def _make_winner(
         unit=spec.workload.unit if work is not None else None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
-        versions={**facts.get("versions", {}), **(report.versions if report else {})},
+        versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         is_predicted=spec.is_predicted,
         proof=proof,

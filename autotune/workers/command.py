@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
+from autotune.model import NOT_TOLD, DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
 from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
@@ -93,7 +93,8 @@ class HookWorker(LocalWorker):
                 "loss_dtype": message.get("loss_dtype"),
                 "norm_dtype": message.get("norm_dtype"),
                 "device_memory": tuple(memory),
-                "versions": {"jax": jax["version"], **ran_on.get("versions", {})} if jax else {},
+                "versions": _versions(jax),
+                "packages": jax.get("packages"),
                 "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
             }
         )
@@ -108,7 +109,26 @@ class ReadWorker(LocalWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         check = check_processes(self._settings, message["processes"])
         self._refuse_lost(check.lost)
-        return _report(self._spec, self._settings, message, check, begun=self._begun)
+        report = _report(self._spec, self._settings, message, check, begun=self._begun)
+        told = next((p for p in message["processes"] if p.get("versions")), {})
+        ran_on = message.get("ran_on", {})
+        gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
+        kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
+        return report.model_copy(
+            update={
+                "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
+                "versions": {**told.get("versions", {}), **ran_on.get("versions", {})},
+                "packages": told.get("packages"),
+                "gpus": gpus or None,
+            }
+        )
+
+
+def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
+    """What the hook tells of the libraries of its process; nothing where that has not imported JAX."""
+    if not jax:
+        return {}
+    return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
 
 
 def _report(
@@ -119,7 +139,7 @@ def _report(
         # The compiled program is out of reach: only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",
         platform=spec.device.platform,
-        device_kind="not told",
+        device_kind=NOT_TOLD,
         device_count=spec.device.count or 1,
         compile_s=None,
         start_s=time.monotonic() - begun,

@@ -50,6 +50,7 @@ def look_at(
     cwd: Path,
     limit_s: float,
     is_enough: Callable[[FirstLook], bool],
+    terminal: bool = False,
 ) -> FirstLook:
     """Runs a program once under a guard, until enough was seen, it ends, or the time is over; then nothing of it lives.
 
@@ -59,13 +60,16 @@ def look_at(
         cwd: Folder to run in.
         limit_s: Longest time, seconds.
         is_enough: Asked about twice a second.
+        terminal: Whether its output goes to a pseudo-terminal instead of a pipe.
 
     Raises:
         LaunchError: If it cannot be started.
     """
     folder = Path(tempfile.mkdtemp(prefix="autotune-look-"))
     try:
-        return _look(command, environment, cwd=cwd, limit_s=limit_s, is_enough=is_enough, folder=folder)
+        return _look(
+            command, environment, cwd=cwd, limit_s=limit_s, is_enough=is_enough, folder=folder, terminal=terminal
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -78,6 +82,7 @@ def _look(
     limit_s: float,
     is_enough: Callable[[FirstLook], bool],
     folder: Path,
+    terminal: bool,
 ) -> FirstLook:
     arguments = [filled(part, {"folder": str(folder)}) for part in command]
     reader = [driver_python(), "-I", "-S", "-c", _PROGRAM, str(_ROOT)]
@@ -85,7 +90,7 @@ def _look(
     found, began = FirstLook(), time.monotonic()
     asked = began
     try:
-        process.send({"type": "job", "command": arguments, "cwd": str(cwd)})
+        process.send({"type": "job", "command": arguments, "cwd": str(cwd), "terminal": terminal})
         while not process.is_over and (now := time.monotonic()) - began < limit_s:
             for message in process.messages(_ASK_EVERY_S):
                 if _take(found, message, arguments[0]):
