@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from autotune import __version__
 from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show, tune
+from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
     name="autotune",
     help="Finds, proves and exports the fastest XLA / NCCL / JAX settings for a training step.",
+    cls=Grouped,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -36,11 +37,12 @@ for _command in (
 for _command in (tune.tune, tune.init):
     app.command(context_settings={"allow_interspersed_args": False})(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
+add_examples(app)
 
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"autotune {importlib.metadata.version('xla-autotune')}")
+        print(f"autotune {__version__}")
         raise typer.Exit
 
 

@@ -73,8 +73,6 @@ def tune(
 
     Runs it once to see how it prints its steps and how long they take, says what it is going to do, writes the study
     file and runs that. The same command again goes on.
-
-    Example: autotune tune --time-budget 30m -- python train.py
     """
     from autotune.model import AutotuneError
 
@@ -126,8 +124,6 @@ def init(
     """Writes a commented study file for a program, a preset or a function of yours; never over another file.
 
     A program without the hook is run once, to see how its steps are printed.
-
-    Example: autotune init -- python train.py
     """
     from autotune.model import StudyFileError
     from autotune.study import plan_entry, plan_hook

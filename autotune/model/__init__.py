@@ -21,8 +21,8 @@ from autotune.model.kernels import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep, Record,
-    SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
+    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
+    Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,

@@ -11,7 +11,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
 from autotune.model.names import kind_of
 from autotune.model.options import option_sets, option_setting, option_text
-from autotune.model.sections import Seconds, Section
+from autotune.model.quantities import Seconds
+from autotune.model.sections import Section
 
 SAMPLERS = ("additive", "tpe", "gp", "cmaes", "grid", "random")
 """Samplers that have a name of their own."""

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -19,34 +18,15 @@ from pydantic import (
 )
 
 from autotune.child import PRESETS, StepReader
-from autotune.model.descriptions import Described, number_or_text
+from autotune.model.descriptions import Described
 from autotune.model.errors import close_matches
 from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
+from autotune.model.quantities import DurationOrNone, Seconds, SoakSeconds
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
-from autotune.model.units import parse_duration
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
-
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
-
-Seconds = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(lambda v: v, return_type=float),
-    number_or_text(_DURATION),
-]
-
-
-def _duration_or_none(value: str | float) -> float:
-    """Seconds of a duration that may be 0, for none."""
-    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
-
-
-DurationOrNone = Annotated[
-    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
-]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -375,7 +355,7 @@ class ConfirmSpec(Section):
     pairs: Annotated[int, Field(ge=4, le=1000)] | Literal["auto"] = "auto"
     minimise: bool = True
     alone: Annotated[int, Field(ge=0, le=1000)] = 12
-    soak: Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")] = 60.0
+    soak: SoakSeconds = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

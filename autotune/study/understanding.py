@@ -139,9 +139,23 @@ def understand(asked: Asked, *, tell: Callable[[str], None]) -> Understood:
         caller_environment(), FlagSet(), platform_name=asked.platform,
         virtual_devices=count if asked.platform == "cpu" else None,
     )  # fmt: skip
-    watch = _Watch(asked, tell)
-    look = look_at(asked.command, environment, cwd=asked.cwd, limit_s=asked.limit_s, is_enough=watch.is_enough)
+    terminal = bool(asked.rules and asked.rules.get("terminal"))
+
+    def run(*, terminal: bool) -> tuple[_Watch, FirstLook]:
+        watch = _Watch(asked, tell)
+        return watch, look_at(
+            asked.command, environment, cwd=asked.cwd, limit_s=asked.limit_s, is_enough=watch.is_enough,
+            terminal=terminal,
+        )  # fmt: skip
+
+    watch, look = run(terminal=terminal)
+    if not look.lines and not look.status and not terminal:
+        tell("it printed nothing into a pipe; once more, with a terminal of its own")
+        watch, look = run(terminal=True)
+        terminal = bool(look.lines)
     found = watch.reading(look)
+    if found is not None and terminal:
+        found = ({**found[0], "terminal": True}, found[1])
     return _understood(asked, look, found, watch.best, count)
 
 
