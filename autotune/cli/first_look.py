@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from autotune.cli import options
 from autotune.cli.printing import make_console, print_lines
 
@@ -194,12 +196,16 @@ def planned(asked: Asked, name: str, *, trials: int, budget: str | None) -> tupl
     console = make_console(stderr=True)
     what = f"running it once, to see how it prints its steps: {shlex.join(strike_command(asked.command))}"
     budget_s = seconds_of(budget, "--time-budget")
-    if console.is_terminal:
-        with console.status(what) as status:
-            understood = understand(asked, tell=lambda text: status.update(f"{what} ({text})"))
-    else:
-        print_lines([what], stderr=True)
-        understood = understand(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+    try:
+        if console.is_terminal:
+            with console.status(what) as status:
+                understood = understand(asked, tell=lambda text: status.update(f"{what} ({text})"))
+        else:
+            print_lines([what], stderr=True)
+            understood = understand(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+    except KeyboardInterrupt:
+        print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
+        raise typer.Exit(130) from None
     return plan_of(understood, name=name, trials=trials, budget_s=budget_s, said=said()), understood
 
 

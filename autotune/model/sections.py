@@ -38,8 +38,8 @@ WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 
-Section = Described
-"""One table of a study file: a key that it does not have is an error."""
+class Section(Described):
+    """One table of a study file: a key that it does not have is an error."""
 
 
 class ReadSpec(Section):

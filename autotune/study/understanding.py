@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -271,8 +272,12 @@ def told_symptoms(lines: Any) -> tuple[str, ...]:
 
 
 def is_named(understood: Understood) -> bool:
-    """Whether a study must name the interpreter: its command is none, and it is not autotune's own."""
-    return understood.python not in (None, driver_python())
+    """Whether a study must name the interpreter: it is neither its command nor, where that is none, autotune's own."""
+    if understood.python is None:
+        return False
+    first = understood.asked.command[0]
+    is_python = re.fullmatch(r"python[\d.]*", Path(first).name) is not None
+    return understood.python != ((shutil.which(first) if is_python else None) or driver_python())
 
 
 def refuse_one_word(command: Sequence[str]) -> None:

@@ -106,6 +106,16 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert not (tmp_path / "train.toml").exists()
 
 
+def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
+    silent = "import sys, time\nif not sys.stdout.isatty():\n    time.sleep(1)\n    sys.exit()\n"
+    done = look(tmp_path, silent + PLAIN.format(steps=300))
+    assert done.returncode == 0, done.stderr
+    assert "with a terminal of its own" in done.stderr
+    read = load_study(tmp_path / "train.toml").workload.read
+    assert read is not None
+    assert read.terminal
+
+
 def test_lines_that_were_seen_are_shown(tmp_path: Path) -> None:
     done = look(tmp_path, HOSTILE["never prints a step"][0])
     assert "apple pear" in done.stderr
