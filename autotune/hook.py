@@ -12,9 +12,11 @@ Outside a study `steps` gives the batches and nothing else happens. Under a stud
 it runs the warm-up, says that it is ready, and then runs a block of steps whenever it is this process's turn. Between
 the turns the loop waits inside `steps`, so nothing else of it runs.
 
-JAX returns before the device is done. Give ``sync``, a function that waits for your last result
-(``lambda: jax.block_until_ready(state)``), or block in the loop yourself: else a block would be timed before its end.
-`steps` calls ``sync`` at the beginning and the end of each block only, so steps overlap inside as they always do.
+JAX returns before the device is done. `steps` waits at the beginning and the end of each block, until every array of
+JAX that the program holds is there; ``sync``, a function of yours, takes the place of that
+(``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for the loss that was reported one step
+before: so steps overlap as they always do, the device is never idle, and still every step has its own time. Without
+`report` only the block's mean is true, and that is what counts.
 
 Standard library only, so that any program can import it.
 """
@@ -46,7 +48,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
     Args:
         batches: What the loop goes over. Under a study it is gone through as often as needed, if it can be.
-        sync: Waits until the device has done all that the loop asked for.
+        sync: Waits until the device has done all that the loop asked for; default: all arrays of JAX are waited for.
 
     Yields:
         The batches, in order.
@@ -108,7 +110,7 @@ class _Loop:
 
     def __init__(self, channel: Channel, sync: Callable[[], Any] | None) -> None:
         self._channel = channel
-        self._sync = sync or (lambda: None)
+        self._sync = sync or _wait_for_arrays
         self._job = channel.receive()
         self.stopped = self._job["type"] != "job"
         self.reported: tuple[Any, Any] = (None, None)
@@ -118,6 +120,7 @@ class _Loop:
         self._warmup: list[float] = []
         self._times: list[float] = []
         self._left = 0
+        self._pending: Any = None
         self._tells_memory = False
         self._step = -1
         self._last = time.perf_counter()
@@ -135,6 +138,9 @@ class _Loop:
         elif self._step <= check + warm:
             self._early(check)
         else:
+            pending, self._pending = self._pending, self.reported[0]
+            if hasattr(pending, "block_until_ready"):
+                pending.block_until_ready()
             self._times.append(time.perf_counter() - self._last)
             self._left -= 1
             if self._left == 0:
@@ -185,9 +191,18 @@ class _Loop:
         if message["type"] != "block":
             self.stopped = True
             return
-        self._left, self._times = int(message["steps"]), []
+        self._left, self._times, self._pending = int(message["steps"]), [], None
         self._tells_memory = bool(message.get("memory"))
         self._sync()
+
+
+def _wait_for_arrays() -> None:
+    """Waits until every array that this process holds is there, if it has imported JAX."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        for array in jax.live_arrays():
+            if not array.is_deleted():
+                array.block_until_ready()
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:

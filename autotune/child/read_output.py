@@ -26,7 +26,8 @@ from autotune.child.channel import Channel
 from autotune.child.memory import memory_in_use
 from autotune.child.process_env import environments
 from autotune.child.ran_on import is_on_gpus, ran_on
-from autotune.child.read_rules import Lines, StepReader, Tail
+from autotune.child.read_files import Follow, Told
+from autotune.child.read_rules import Lines, StepReader
 
 MATCH_LIMIT_S = 2.0
 """CPU seconds that patterns may take for one piece of output: to backtrack for ever is an error, not a hang."""
@@ -67,7 +68,7 @@ class Session:
         self._started = time.monotonic()
         self._ready = False
         path = job["rules"].get("file")
-        self._tail = Tail(Path(job["cwd"]) / path) if path else None
+        self._file = Follow(Path(job["cwd"]) / path) if path else None
 
     def run(self) -> int:
         """Runs the program to its end, or until told to stop; gives the status to end with."""
@@ -75,7 +76,7 @@ class Session:
         program, output = terminal.start(
             self._job["command"], self._job["cwd"], terminal=bool(self._job["rules"].get("terminal"))
         )
-        lines, more = Lines(), Lines()
+        lines = Lines()
         waiting = [output, self._channel.fileno()]
         signal.signal(signal.SIGVTALRM, _interrupt)
         while True:
@@ -88,15 +89,15 @@ class Session:
                 if not data:
                     waiting.remove(output)
                 _pass_on(data)
-                self._take(lines.feed(data), printed=True)
-            if self._tail is not None:
-                self._take(more.feed(self._tail.read()), printed=False)
+                self._take(((line, None) for line in lines.feed(data)), printed=True)
+            if self._file is not None:
+                self._take(self._file.read(), printed=False)
             self._answer(program.pid)
             if program.poll() is not None and output not in readable:
                 return self._ended(program)
             if not self._times and time.monotonic() - self._started > self._job["limit_s"]:
                 _end(program, output)
-                return self._no_result(self._nothing_read())
+                return self.no_result(self._nothing_read())
 
     def _take_orders(self) -> bool:
         """Waits for an order of the driver and takes all that are there; False to stop."""
@@ -107,21 +108,21 @@ class Session:
                 return True
         return False
 
-    def _take(self, lines: Iterable[str], *, printed: bool) -> None:
+    def _take(self, told: Iterable[Told], *, printed: bool) -> None:
         """Looks at some lines; those that are only printed are kept for messages if a file is what is read."""
         signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
         try:
-            for line in lines:
+            for line, made_s in told:
                 if printed:
                     self._last.append(line)
-                if not printed or self._tail is None:
+                if not printed or self._file is None:
                     self._line_count += 1
-                    self._read(line)
+                    self._read(line, made_s)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
-    def _read(self, line: str) -> None:
-        step = self._reader.read(line, time.perf_counter())
+    def _read(self, line: str, made_s: float | None) -> None:
+        step = self._reader.read(line, time.perf_counter() if made_s is None else made_s)
         if step is None:
             return
         if step.step_s is not None:
@@ -170,30 +171,31 @@ class Session:
                 self._channel.send_error(*error)
             return status
         if not self._times:
-            return self._no_result(self._nothing_read())
+            return self.no_result(self._nothing_read())
         while self._ready and not self._wanted and self._take_orders():
             self._answer(program.pid)
         return self._too_few() if self._wanted or not self._ready else 0
 
     def _too_few(self) -> int:
         least = self._job["warmup_steps"] + self._job["run_steps"] + 1
-        return self._no_result(
+        return self.no_result(
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
             "(measure.warmup_steps + measure.run_steps + 1); let it run longer"
         )
 
     def _nothing_read(self) -> str:
-        where = f"in {self._job['rules']['file']}" if self._tail is not None else "among its output"
+        where = f"in {self._job['rules']['file']}" if self._file is not None else "among its output"
         shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
-    def _no_result(self, message: str) -> int:
+    def no_result(self, message: str) -> int:
+        """Tells why there is no result; gives the status to end with."""
         self._channel.send_error("NoResult", message)
         return 1
 
     def pattern_too_slow(self) -> int:
         """The end of a session whose pattern backtracks for ever."""
-        return self._no_result(
+        return self.no_result(
             f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
         )
 
@@ -241,6 +243,8 @@ def main() -> int:
         return session.run()
     except TooSlow:
         return session.pattern_too_slow()
+    except ValueError as error:  # of a file that is none of its kind
+        return session.no_result(f"{job['rules'].get('file')}: {error}")
     except OSError as error:
         sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
         return 127

@@ -201,9 +201,10 @@ class Lines:
 class Tail:
     """Follows a file that the program appends to, from the size it had before; starts anew if it is cut or replaced."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = self._identity()
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
+        self.path = path
+        self.starts = 0  # how often it was read from its beginning
+        self._seen = None if whole else self._identity()
 
     def read(self) -> bytes:
         """What was appended since the last call."""
@@ -213,17 +214,18 @@ class Tail:
             return b""
         start = self._seen[1] if self._seen and self._seen[0] == now[0] and self._seen[1] <= now[1] else 0
         try:
-            with self._path.open("rb") as stream:
+            with self.path.open("rb") as stream:
                 stream.seek(start)
                 data = stream.read(1 << 22)
         except OSError:
             return b""
         self._seen = (now[0], start + len(data))
+        self.starts += start == 0 and bool(data)
         return data
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            found = self.path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_size

@@ -133,10 +133,10 @@ def recognise(
     if at is not None and len(at) != len(lines):
         raise ValueError(f"`at` must have one time for each of {len(lines)} lines but got {len(at)}")
     cut = [plain(line[:LONGEST_LINE]) for line in lines]
-    found = [fit for rank, rules in enumerate(_candidates(cut)) if (fit := _fit(rules, cut, at, tokens_per_step, rank))]
-    found.sort(key=lambda fit: fit[0])
+    found = [fit for rules in _candidates(cut) if (fit := _fit(rules, cut, at, tokens_per_step))]
+    most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
-    for _, recognised in found:
+    for recognised in sorted(found, key=lambda fit: _rank(fit, most)):  # stable: of equals the first candidate
         if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
             best.append(recognised)
     return best
@@ -191,9 +191,9 @@ def _flat(data: Any, before: str = "") -> Iterator[str]:
 
 
 def _fit(
-    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int
-) -> tuple[tuple[Any, ...], Recognised] | None:
-    """How some rules read the lines, with a key to sort by; None if they do not."""
+    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
+) -> Recognised | None:
+    """How some rules read the lines; None if they do not."""
     unit = _unit_seen(rules, lines)
     reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
     blind = reads_tokens and tokens is None
@@ -217,13 +217,19 @@ def _fit(
     agrees = typical / passed if passed and not (clock or blind or bursts) else None
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
         agrees = None  # perhaps not every step has a line: nothing counts them
-    recognised = Recognised(
+    return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
         None if blind or (clock and at is None) else typical, len(losses), losses[-1] if losses else None,
         examples[len(examples) // 2], clock, agrees, reads_tokens, bursts, len(lines),
     )  # fmt: skip
-    vague = clock and rules.get("preset", "absl") == "absl"
-    return (recognised.doubtful, blind, vague, -((len(times) + clock) // 4), rank), recognised
+
+
+def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
+    """What the readings are sorted by. A bar that is drawn twice a step has a rate in each line: its counter counts."""
+    known = fit.rules.get("preset", "absl") != "absl"
+    blind = fit.needs_tokens and fit.step_s is None
+    vague = fit.by_clock and not known
+    return fit.doubtful, blind, not (known and 4 * fit.steps >= most), vague, -((fit.steps + fit.by_clock) // 4)
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:

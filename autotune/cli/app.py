@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import cluster, compile, flags, fsck, pool, results, run, show, tune
+from autotune.cli import cluster, compile, flags, fsck, pool, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -34,7 +34,7 @@ for _command in (
     cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
-for _command in (tune.tune, tune.init):
+for _command in (tune.tune, tune.init, read.read):
     app.command(context_settings={"allow_interspersed_args": False})(_command)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 add_examples(app)

@@ -34,7 +34,7 @@ from autotune.model.objectives import (
 )  # fmt: skip
 from autotune.model.observer import View
 from autotune.model.options import (
-    PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
+    FOLDER, PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
 from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
@@ -52,7 +52,7 @@ from autotune.model.secrets import (
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import WITH_SECRETS, ScreenSpec
+from autotune.model.sections import WITH_SECRETS, ReadSpec, ScreenSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
 from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of

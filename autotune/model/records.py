@@ -260,11 +260,16 @@ class ProfileRecord(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended; ``predicted``: nothing was measured, whatever the model says."""
+    """How a study ended.
+
+    ``nothing_beats_the_default``: gains above the bound that its sentence tells are ruled out; ``inconclusive``: they
+    are not; ``predicted``: nothing was measured, whatever the model says.
+    """
 
     WINNER = "winner"
     FRONT = "front"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
+    INCONCLUSIVE = "inconclusive"
     NOTHING_RAN = "nothing_ran"
     PREDICTED = "predicted"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -9,6 +10,7 @@ from pydantic import (
     Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_serializer,
@@ -19,7 +21,7 @@ from pydantic import (
 
 from autotune.child import PRESETS, StepReader
 from autotune.model.descriptions import Described
-from autotune.model.errors import close_matches
+from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
@@ -53,7 +55,9 @@ class ReadSpec(Section):
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: What that key holds.
-        file: Read this file, below the study's folder, instead of the program's output.
+        file: Read this file instead of the output: lines, JSON lines, ``.csv``, TensorBoard's events or W&B's
+            ``.wandb``; below the study's folder, or ``{folder}/...`` for that of the trial; with ``*``, or of a
+            folder, the newest that the program writes.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
         tokens_per_step: Needed for ``tokens_per_s``.
         terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
@@ -76,6 +80,19 @@ class ReadSpec(Section):
             raise ValueError(f"`preset` one of {', '.join(PRESETS)}{close_matches(self.preset, PRESETS)}")
         StepReader(self.rules())
         return self
+
+    @classmethod
+    def refuse_bad(cls, rules: Mapping[str, Any]) -> None:
+        """Checks rules that are not of a study file.
+
+        Raises:
+            StudyFileError: If one of them is not legal.
+        """
+        try:
+            cls.model_validate(rules)
+        except ValidationError as error:
+            said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
+            raise StudyFileError(f"how steps are read must be legal but: {said}") from None
 
     def rules(self) -> dict[str, Any]:
         """What `autotune.child.read_rules.StepReader` takes."""

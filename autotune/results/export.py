@@ -258,9 +258,14 @@ def _python(winner: Winner, settings: FlagSet) -> str:
 
 
 def _maxtext(winner: Winner, settings: FlagSet) -> str:
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options."""
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options.
+
+    The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
+    src/maxtext/trainers/pre_train/train.py).
+    """
     own = "".join(f" {shlex.quote(override)}" for override in _overriding(winner))
-    return f'#!/bin/bash\n{_comments(winner)}{_exports(settings)}exec python3 -m MaxText.train "$@"{own}\n'
+    head = f"#!/bin/bash\n{_comments(winner)}{_exports(settings)}"
+    return f'{head}exec python3 -m maxtext.trainers.pre_train.train "$@"{own}\n'
 
 
 def _arguments(winner: Winner, settings: FlagSet) -> str:

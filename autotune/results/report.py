@@ -41,6 +41,7 @@ _TONES = {
     Outcome.WINNER: "winner",
     Outcome.FRONT: "winner",
     Outcome.NOTHING_RAN: "none",
+    Outcome.INCONCLUSIVE: "none",
 }
 
 

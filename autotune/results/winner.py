@@ -229,6 +229,11 @@ def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) ->
         raise AutotuneError(
             f"only a proven set is exported but trial {trial} of {store.path} is not one: {conclusion.sentence}"
         )
+    if conclusion.outcome is Outcome.INCONCLUSIVE:
+        raise AutotuneError(
+            f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; until a study settles that, "
+            "the default settings are what to use here"
+        )
     if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
         raise AutotuneError(
             f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; "

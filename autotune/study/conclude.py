@@ -14,6 +14,7 @@ from autotune.model import (
     Outcome,
     ScreenRecord,
     SoakRecord,
+    StudySpec,
     TrialResult,
     format_change,
     format_ratio,
@@ -33,6 +34,9 @@ from autotune.stats import Verdict
 from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
 
+RULED_OUT = 0.02
+"""Where larger gains are not ruled out, a study without a winner has found nothing out: it is inconclusive."""
+
 
 def record_conclusion(run: StudyRun) -> ConclusionRecord:
     """Makes the study's conclusion and records it, unless the newest one says the same."""
@@ -51,9 +55,10 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """What a measured study found."""
     spec, proven, once_more = run.spec, run.proven, run.once_more
+    where = _where(spec)
     soaks = run.store.of(SoakRecord)
     if run.members:
-        return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect)
+        return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect, where=where)
     if proven is not None and proven.estimate is not None:
         ratio = once_more.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
@@ -64,7 +69,7 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         loss = loss_addition([*proofs, *mine])
         return {
             "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
+            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "
             f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
@@ -73,19 +78,9 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
         }
     if all(r.failure is not None for r in results):
-        outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
+        outcome, sentence = Outcome.NOTHING_RAN, f"no setting tried ran to a result {where}"
     else:
-        wanted = spec.search.objectives
-        what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
-        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
-        beats = f"beats the default on this machine{what} by more than the smallest effect of interest"
-        sentence = f"no setting tried {beats} ({format_share(spec.measure.smallest_effect)})"
-        if left_over := run.time.unproven:
-            more = f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""
-            sentence = (
-                f"nothing is proven: the budget left no time for that. Worth a proof: {left_over[0]}{more}; with a "
-                "larger one the same command goes on from here"
-            )
+        outcome, sentence = _no_winner(run, results, where)
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
@@ -96,7 +91,50 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
     return {"outcome": outcome, "sentence": sentence}
 
 
-def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float) -> dict[str, object]:
+def _where(spec: StudySpec) -> str:
+    return "in this replay" if spec.replay is not None else "on this machine"
+
+
+def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
+    """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
+    wanted, sesoi = run.spec.search.objectives, run.spec.measure.smallest_effect
+    if left_over := run.time.unproven:
+        more = f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""
+        return Outcome.INCONCLUSIVE, (
+            "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
+            f"{left_over[0]}{more}; with a larger one the same command goes on from here"
+        )
+    open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
+    if open_gain > max(sesoi, RULED_OUT):
+        return Outcome.INCONCLUSIVE, (
+            f"inconclusive: no setting tried is proven to beat the default {where}, but gains up to "
+            f"{format_share(open_gain)} are not ruled out ({settings})"
+        )
+    what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
+    beats = f"no setting tried beats the default {where}{what} by more than"
+    if open_gain > sesoi:
+        return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
+    return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(sesoi)})"
+
+
+def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
+    """Of each set without a verdict the largest gain that its 95 % interval holds, with its settings as text."""
+    last = {f.settings: f for f in run.store.of(FinalistResult)}
+    judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed} | set(run.objections)
+    judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
+    found = []
+    for result in results:
+        if result.settings in judged or result.failure is not None or result.comparison is None:
+            continue
+        proof = last.get(result.settings)
+        estimate = proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
+        found.append((1.0 - estimate.low, str(result.settings)))
+    return found
+
+
+def _front(
+    members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float, where: str
+) -> dict[str, object]:
     """What a study by several objectives found; the fastest set stands for it if it beats the default's step time."""
     count = f"{len(members)} sets" if len(members) > 1 else "1 set"
     known = [(m.trial, figures) for m in members if (figures := front_estimates(m, wanted)) is not None]
@@ -109,7 +147,7 @@ def _front(members: Sequence[FinalistResult], wanted: Sequence[Objective], *, se
     names = ", ".join(o.words for o in wanted)
     found: dict[str, object] = {
         "outcome": Outcome.FRONT,
-        "sentence": f"a front of {count} by {names} is proven on this machine: {', '.join(ends)}",
+        "sentence": f"a front of {count} by {names} is proven {where}: {', '.join(ends)}",
         "front": tuple(m.trial for m in members),
     }
     fastest = members[0]

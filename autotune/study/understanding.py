@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import Recognised, StepReader, last_exception, recognise
+from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
 from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
 from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
 from autotune.workers import FirstLook, look_at
@@ -170,16 +170,22 @@ class _Watch:
         self._seen = -1
         self._found: Reading | None = None
         self._rules = asked.rules
+        path = (asked.rules or {}).get("file")
+        self._follow = Follow(asked.cwd / path) if path else None
+        self._written: list[tuple[float, str]] = []
         self.best: Recognised | None = None
 
     def reading(self, look: FirstLook) -> tuple[Mapping[str, Any], Reading] | None:
         """The steps among all lines so far, with the rules by which they are read; None if there are none."""
-        if self._seen != len(look.lines):
-            self._seen = len(look.lines)
+        lines = look.lines if self._follow is None else self._written
+        if self._follow is not None:
+            self._written += [(look.took_s, line) for line, _ in self._follow.read()]
+        if self._seen != len(lines):
+            self._seen = len(lines)
             if self._asked.rules is None:
-                self.best = _recognised(look.lines[-RECOGNISED_LINES:])
+                self.best = _recognised(lines[-RECOGNISED_LINES:])
                 self._rules = self.best.rules if self.best is not None else None
-            self._found = read_steps(look.lines, self._rules) if self._rules is not None else None
+            self._found = read_steps(lines, self._rules) if self._rules is not None else None
         return (self._rules, self._found) if self._rules is not None and self._found and self._found.took_s else None
 
     def is_enough(self, look: FirstLook) -> bool:
@@ -231,12 +237,18 @@ def _understood(
     return Understood(
         asked=asked, rules=rules, how=_in_words(rules, is_given=asked.rules is not None), example=reading.example,
         doubt=_doubt(best),
-        step_s=statistics.median(reading.took_s[WARMUP_STEPS:]),
+        step_s=_typical_s(reading),
         start_s=reading.at_s[min(WARMUP_STEPS, steps - 1)], steps=steps, ended=look.status is not None,
         device=device_words(asked.platform), device_count=count, python=python,
         jaxlib=look.pythons[python] if python else None,
         symptoms=told_symptoms(line for _, line in look.lines),
     )  # fmt: skip
+
+
+def _typical_s(reading: Reading) -> float:
+    """A typical step, seconds: the median, unless lines came at once; never 0."""
+    typical_s = statistics.median(reading.took_s[WARMUP_STEPS:])
+    return typical_s if typical_s > 1e-6 else max(1e-6, statistics.fmean(reading.took_s[WARMUP_STEPS:]))
 
 
 def device_count(platform: str) -> int:
@@ -321,6 +333,8 @@ _UNIT_WORDS = {
 
 
 def _doubt(best: Recognised | None) -> str:
+    if best is not None and best.by_clock and best.in_bursts:
+        return "most lines came at once, so the time between them says little: let the program flush what it prints"
     if best is None or not best.doubtful or best.agrees is None:
         return ""
     return (

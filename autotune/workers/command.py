@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine import driver_python, let_import_packages
-from autotune.model import NOT_TOLD, DeviceMemory, FailureKind, FlagSet, GpuState, StudySpec, WorkerReport
+from autotune.model import (
+    FOLDER,
+    NOT_TOLD,
+    DeviceMemory,
+    FailureKind,
+    FlagSet,
+    GpuState,
+    StudySpec,
+    WorkerReport,
+    filled,
+)
 from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
@@ -56,13 +66,20 @@ class CommandLauncher(LocalLauncher):
         tokens = self._spec.work_under(settings)
         return {} if tokens is None else {"tokens_per_step": tokens}
 
+    def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
+        """How steps are read; a file may lie in the folder of the trial."""
+        if (read := self._spec.workload.read) is None:
+            return {}
+        file = {} if read.file is None else {"file": filled(read.file, {FOLDER: str(folder)})}
+        return read.rules() | self._tokens(settings) | file
+
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        workload, measure = self._spec.workload, self._spec.measure
+        measure = self._spec.measure
         job = self._job(
             settings,
             command=self._command(settings, folder),
             cwd=self._study_dir,
-            rules=workload.read.rules() | self._tokens(settings) if workload.read else {},
+            rules=self._rules(settings, folder),
             run_steps=measure.run_steps,
             limit_s=READY_SHARE * self.limits.start_s,
         )
@@ -110,7 +127,7 @@ class ReadWorker(LocalWorker):
         check = check_processes(self._settings, message["processes"])
         self._refuse_lost(check.lost)
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        told = next((p for p in message["processes"] if p.get("versions")), {})
+        told: Mapping[str, Any] = next((p for p in message["processes"] if p.get("versions")), {})
         ran_on = message.get("ran_on", {})
         gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
         kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))

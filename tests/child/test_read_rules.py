@@ -195,3 +195,52 @@ def test_one_of_several_processes_without_the_setting_is_enough() -> None:
     assert unseen.lost == ()
     assert "could not be seen" in unseen.notes[0]
     assert "Permission denied" in unseen.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "line", "step_s"),
+    [
+        ({"pattern": r"(?P<tokens_per_s>[\d.]+) tok/s", "tokens_per_step": 2469}, "1,234.5 tok/s", 2.0),
+        ({"pattern": r"tps=(?P<tokens_per_s>\d+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
+        ({"pattern": r"^(?P<step>\d+),(?P<step_ms>\d+)$"}, "5,123", 0.123),
+        ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00it/s", 0.25),
+        ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00s/it", 4.0),
+        ({"pattern": r"(?P<value>[\d.]+)(?P<unit>\S+)"}, "250\u00b5s/step", 0.00025),
+        ({"pattern": r"(?P<value>[\d.]+) (?P<unit>\S+)", "tokens_per_step": 500}, "2 ktok/s", 0.25),
+        ({"pattern": r"(?P<step_us>[\d.]+) us"}, "250 us", 0.00025),
+        ({"pattern": r"t=(?P<step_s>\S+)"}, "t=12ms", 0.012),
+        ({"pattern": r"t=(?P<step_s>[\d.]+)"}, "\x1b[1;32mt=\x1b[0m0.5\x1b[K", 0.5),
+        ({"pattern": r"(?P<value>[\d.]+) (?P<unit>\S+)"}, "2 furlongs", None),
+    ],
+)
+def test_numbers_and_units_as_they_are_printed(rules: dict[str, Any], line: str, step_s: float | None) -> None:
+    found = StepReader(rules).read(line, 0.0)
+    assert found is not None
+    assert found.step_s == (pytest.approx(step_s) if step_s is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(?P<speed>x)", "must be named step_s, step_ms.*but got speed"),
+        ("(?P<value>x)", "`value` and `unit` .* must come together"),
+        ("(?P<unit>x)", "`value` and `unit` .* must come together"),
+    ],
+)
+def test_a_group_that_nobody_reads_is_an_error(pattern: str, words: str) -> None:
+    with pytest.raises(StudyFileError, match=words):
+        parse_study({"name": "s", "workload": {"command": ["true"], "read": {"pattern": pattern}}})
+
+
+def test_a_loss_in_the_pattern_itself_is_read() -> None:
+    reader = StepReader({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"})
+    assert reader.read("loss=2.5 20ms", 0.0) == Step(0.02, 2.5)
+
+
+def test_a_key_that_is_not_used_leaves_a_study_what_it_was() -> None:
+    read: dict[str, Any] = {"preset": "tqdm"}
+    spec = parse_study({"name": "s", "workload": {"command": ["true"], "read": read}})
+    later = parse_study({"name": "s", "workload": {"command": ["true"], "read": {**read, "terminal": True}}})
+    assert "terminal" not in spec.model_dump_json()
+    assert later.identity != spec.identity
+    assert parse_study(later.model_dump(mode="json")).workload.read == later.workload.read

@@ -106,6 +106,17 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert not (tmp_path / "train.toml").exists()
 
 
+def test_steps_that_are_written_to_a_file_are_read_there(tmp_path: Path) -> None:
+    text = "import json, time\nfor i in range(400):\n    time.sleep(0.02)\n    print('x', flush=True)\n"
+    text += "    with open('log.jsonl', 'a') as f: f.write(json.dumps({'perf': {'step_s': 0.02}}) + '\\n')\n"
+    done = look(tmp_path, text, "--step-json", "perf.step_s", "--step-file", "log.jsonl")
+    assert done.returncode == 0, done.stderr
+    read = load_study(tmp_path / "train.toml").workload.read
+    assert read is not None
+    assert (read.file, read.json_key) == ("log.jsonl", "perf.step_s")
+    assert "a step takes 20 ms" in done.stdout
+
+
 def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
     silent = "import sys, time\nif not sys.stdout.isatty():\n    time.sleep(1)\n    sys.exit()\n"
     done = look(tmp_path, silent + PLAIN.format(steps=300))

@@ -85,7 +85,7 @@ def test_both_ends_of_a_front_are_chosen_for_proof_then_what_lies_between() -> N
 def test_the_sentence_names_only_what_surely_goes_down() -> None:
     members = [finalist(1, estimate(1.2, 0.5), estimate(0.96, 0.2)), finalist(2, estimate(1.1), estimate(0.97, 0.01))]
     text = str(_front(members, [TIME, MEMORY], sesoi=0.005)["sentence"])
-    assert text.endswith("is proven on this machine: memory down to ratio 0.970 [0.960, 0.980] (trial 2)")
+    assert text.endswith("is proven in this replay: memory down to ratio 0.970 [0.960, 0.980] (trial 2)")
 
 
 def trial(number: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_the_front_is_found_and_proven(front_run: Store) -> None:
     assert conclusion.estimate.ratio == pytest.approx(0.90, rel=0.002)
     fastest, _, smallest = conclusion.front or ()
     assert conclusion.sentence.startswith(
-        "a front of 3 sets by step time, memory is proven on this machine: step time down to ratio "
+        "a front of 3 sets by step time, memory is proven in this replay: step time down to ratio "
         f"{conclusion.estimate.ratio:.3f} ["
     )
     assert conclusion.sentence.endswith(

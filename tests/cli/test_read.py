@@ -1,0 +1,89 @@
+"""`autotune read`: what would be read of real programs and saved logs, through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PRINTS = """
+import time
+for i in range(12):
+    time.sleep(0.02)
+    print(f"step {i} loss {3 - i / 10} took 1,234.5 us", flush=True)
+"""
+SILENT = """
+import sys, time
+if not sys.stdout.isatty():
+    sys.exit()
+for i in range(12):
+    time.sleep(0.02)
+    print(f"\\x1b[1mTraining\\x1b[0m \\u2501\\u2501\\u2578 {i}/100 0:00:03", end="\\r", flush=True)
+"""
+
+
+def read(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autotune", "read", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_a_command_is_read_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINTS)
+    done = read("--pattern", r"took (?P<value>[\d.]+) (?P<unit>\w+)", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sum("1.2345 ms" in line or "1.23 ms" in line for line in done.stdout.splitlines()) >= 12
+    assert "12 steps in 12 lines" in done.stdout
+
+
+def test_a_loop_that_does_not_wait_is_told_and_read_by_the_clock(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINTS)
+    done = read("--json", "--", sys.executable, "train.py", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["step_s"] > 0.015, "what is printed is a fifteenth of what passes between the lines"
+    assert (told["losses"], told["steps"]) == (12, 11)
+
+
+def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SILENT)
+    done = read("--limit", "30s", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "started once more on a pseudo-terminal" in done.stderr
+    assert "preset = 'rich'" in done.stdout
+    assert "terminal = true" in done.stdout
+
+
+def test_a_program_that_never_prints_gets_advice(tmp_path: Path) -> None:
+    done = read("--", "true", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "let it print each step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ((), 0, "6 steps in 7 lines, 35 ms"),
+        (("--pattern", r"dt=(?P<step_s>\S+)"), 0, "6 steps in 7 lines, 35 ms"),
+        (("--pattern", "(?P<speed>x)"), 2, "got speed"),
+        (("--pattern", "nothing like it"), 1, "0 steps in 7 lines"),
+        (("--preset", "maxtxt"), 2, "did you mean `maxtext`"),
+    ],
+)
+def test_a_saved_log(tmp_path: Path, arguments: tuple[str, ...], status: int, words: str) -> None:
+    (tmp_path / "log.txt").write_text("hello\n" + "".join(f"step {i} dt=0.0{i}\n" for i in range(1, 7)))
+    done = read(*arguments, "log.txt", cwd=tmp_path)
+    assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+
+
+def test_nothing_of_the_command_lives_on(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("sleep 987 & setsid sleep 988 & echo step; wait\n")
+    began = time.monotonic()
+    done = read("--limit", "3s", "--", "bash", "train.sh", cwd=tmp_path)
+    assert (done.returncode, time.monotonic() - began < 60) == (1, True)
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "987"] not in left
+    assert ["sleep", "988"] not in left

@@ -1,0 +1,33 @@
+"""A loop as the README shows it, whose step returns at once and takes long on the device; says how long, itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+
+import autotune.hook
+
+reports = "report" in sys.argv[1:]
+
+
+@jax.jit
+def train_step(state, batch):
+    state = jax.lax.fori_loop(0, 60, lambda _, w: jnp.tanh(w @ batch), state)
+    return state, state.mean()
+
+
+state, batch = jnp.ones((300, 300)), jnp.ones((300, 300)) / 300
+state, _ = jax.block_until_ready(train_step(state, batch))
+began = time.perf_counter()
+for _ in range(10):
+    state, loss = train_step(state, batch)
+dispatched = time.perf_counter() - began
+jax.block_until_ready(state)
+print(f"truth {(time.perf_counter() - began) / 10} dispatch {dispatched / 10}", flush=True)
+for x in autotune.hook.steps([batch]):
+    state, loss = train_step(state, x)
+    if reports:
+        autotune.hook.report(loss=loss)
