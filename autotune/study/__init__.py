@@ -10,7 +10,7 @@ from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
 from autotune.study.priors import Prior
 from autotune.study.proof import prove, unsettled
-from autotune.study.read_lines import Seen, Shown, read_command, read_log, show_reading
+from autotune.study.read_lines import read_command, read_log, show_reading
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
 from autotune.study.run import Evaluator, StudyRun
