@@ -34,8 +34,10 @@ for _command in (
     cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
-for _command in (tune.tune, tune.init, read.read):
-    app.command(context_settings={"allow_interspersed_args": False})(_command)
+_OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
+app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
+app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.init)
+app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 add_examples(app)
 
