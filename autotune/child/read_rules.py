@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.read_presets import PRESETS
-from autotune.child.read_units import factor, number, plain, split, whole
+from autotune.child.read_units import factor, number, plain, search, split, whole
 
 LONGEST_LINE = 4_000
 """Characters of a line that are looked at; a longer line is cut, not an error."""
@@ -104,8 +104,8 @@ class StepReader:
             line = plain(line)
         if self._pattern is None:
             return self._read_json(line, now_s)
-        found = self._pattern.search(line)
-        lost = _number(self._loss.search(line), "loss") if self._loss is not None else _number(found, "loss")
+        found = search(self._pattern, line)
+        lost = _number(search(self._loss, line), "loss") if self._loss is not None else _number(found, "loss")
         if not found:
             return Step(None, lost) if lost is not None else None
         if not self.uses_clock:

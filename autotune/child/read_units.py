@@ -49,6 +49,14 @@ def split(text: str) -> tuple[float | None, str]:
         return None, text
 
 
+def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Where a pattern matches a line, as it is or else without the separators of thousands."""
+    found = pattern.search(line)
+    if found is None and "," in line:
+        found = pattern.search(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), line))
+    return found
+
+
 def whole(found: re.Match[str], group: str) -> str | None:
     """What a group of a match holds, with what its pattern cut off: of 1,234.5 digits and dots are only 1, or 234.5.
 

@@ -202,6 +202,7 @@ def test_one_of_several_processes_without_the_setting_is_enough() -> None:
     [
         ({"pattern": r"(?P<tokens_per_s>[\d.]+) tok/s", "tokens_per_step": 2469}, "1,234.5 tok/s", 2.0),
         ({"pattern": r"tps=(?P<tokens_per_s>\d+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
+        ({"pattern": r"took (?P<value>[\d.]+) (?P<unit>\w+)"}, "took 1,234.5 us", 0.0012345),
         ({"pattern": r"^(?P<step>\d+),(?P<step_ms>\d+)$"}, "5,123", 0.123),
         ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00it/s", 0.25),
         ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00s/it", 4.0),
