@@ -35,6 +35,7 @@ lint: $(VENV)/.linted
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_architecture.py --check
+	$(BIN)/python docs/write_study_file.py --check
 
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited

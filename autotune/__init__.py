@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from autotune.results import compare as compare
     from autotune.results import load as load
 
+__version__ = "0.1.0"
+
 _OFFERED = ("NotComparableError", "Study", "compare", "load")
 
 

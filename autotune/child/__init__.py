@@ -6,7 +6,8 @@ from autotune.child.nvml import VISIBLE, NvmlDevice, ask, first_of, load_nvml, n
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
 from autotune.child.process_packages import versions_in
 from autotune.child.profile import pack
-from autotune.child.read_files import find, records_of
+from autotune.child.read_files import Follow, find, records_of
+from autotune.child.read_output import last_exception
 from autotune.child.read_presets import PRESETS
 from autotune.child.read_rules import LONGEST_LINE, StepReader
 from autotune.child.recognise import Recognised, recognise

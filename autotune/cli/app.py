@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.cli import cluster, compile, flags, fsck, pool, read, results, run, show, watch
+from autotune import __version__
+from autotune.cli import cluster, compile, flags, fsck, pool, read, results, run, show, tune, watch
+from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
     name="autotune",
     help="Finds, proves and exports the fastest XLA / NCCL / JAX settings for a training step.",
+    cls=Grouped,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -33,13 +34,17 @@ for _command in (
     cluster.submit, fsck.fsck, show.schema,
 ):  # fmt: skip
     app.command()(_command)
-app.command("read", context_settings={"allow_interspersed_args": False})(read.read)
+_OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
+app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
+app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.init)
+app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
+add_examples(app)
 
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"autotune {importlib.metadata.version('xla-autotune')}")
+        print(f"autotune {__version__}")
         raise typer.Exit
 
 

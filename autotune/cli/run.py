@@ -60,13 +60,15 @@ def run(
     spec = study_with(study, given, effort=effort, seed=seed)
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
-    _run_and_print(
+    run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
         make_engine=choose_engine(spec, groups, listen=listen, tls=tls),
     )  # fmt: skip
 
 
-def _run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> None:
+def run_and_print(
+    spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
+) -> tuple[ConclusionRecord, Store]:
     """Runs a study to its conclusion and prints that, or says how to go on; `session` as `new_run` takes it."""
     from autotune.model import STOPPED
     from autotune.study import Stopped, stoppable
@@ -83,6 +85,7 @@ def _run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, *
         print_json(plain(conclusion, run=str(path)))
     else:
         _print_results(store, conclusion, path, study)
+    return conclusion, store
 
 
 def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
@@ -148,7 +151,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT) and conclusion.trial is not None:
         steps += [
             f"{me} export {path} --format env -o winner.env",
-            f"{me} exec {path} -- python train.py",
+            f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
             f"{me} repro {path} {conclusion.trial}",
         ]
     if conclusion.outcome is Outcome.FRONT and conclusion.front:

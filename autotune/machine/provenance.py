@@ -33,7 +33,7 @@ def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, 
         "python": platform.python_version(),
         "versions": measured_versions(),
         **({"driver": gpus[0].driver} if gpus else {}),
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "cpu_count": os.cpu_count(),
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
@@ -66,7 +66,8 @@ def utc_now() -> str:
     return datetime.now(UTC).replace(microsecond=0).isoformat()
 
 
-def _cpu_name() -> str:
+def processor_name() -> str:
+    """Model of this machine's processor, as it says itself."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

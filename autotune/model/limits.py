@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, PlainSerializer
-
+from autotune.model.quantities import Bytes
 from autotune.model.sections import Section
-from autotune.model.units import parse_bytes
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(lambda v: v, return_type=int)]
 
 
 class LimitsSpec(Section):

@@ -55,7 +55,9 @@ Settings = Annotated[
     InstanceOf[FlagSet],
     BeforeValidator(_settings),
     PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+    WithJsonSchema(
+        {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}}, mode="validation"
+    ),
 ]
 
 

@@ -11,7 +11,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
 from autotune.model.names import kind_of
 from autotune.model.options import option_sets, option_setting, option_text
-from autotune.model.sections import Seconds, Section
+from autotune.model.quantities import Seconds
+from autotune.model.sections import Section
 
 SAMPLERS = ("additive", "tpe", "gp", "cmaes", "grid", "random")
 """Samplers that have a name of their own."""
@@ -23,7 +24,13 @@ Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 
 
 class NamedSet(Section):
-    """A flag set with a name, tried before the sampler proposes; `options` are those of the workload."""
+    """A flag set with a name, tried before the sampler proposes.
+
+    Attributes:
+        name: Shown in tables, as ``set NAME``.
+        settings: Setting to value, of what is tried beside the baseline.
+        options: Options of the workload to values, likewise.
+    """
 
     name: str
     settings: Settings = Field(default_factory=FlagSet)
@@ -49,6 +56,7 @@ class SearchSpec(Section):
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
+        first: Sets with names that are tried before the sampler proposes.
         known_failures: Leave out combinations that crashed or hung with this workload in earlier studies on this build
             and device, tell those that did with others, and keep what is found for later ones.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_serializer,
     field_validator,
     model_serializer,
@@ -22,24 +20,15 @@ from pydantic import (
 )
 
 from autotune.child import PRESETS, StepReader
+from autotune.model.descriptions import Described
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
+from autotune.model.quantities import DurationOrNone, Seconds, SoakSeconds
 from autotune.model.secrets import is_secret_name, strike_command, strike_data
 from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
-from autotune.model.units import parse_duration
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
-
-Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda v: v, return_type=float)]
-
-
-def _duration_or_none(value: str | float) -> float:
-    """Seconds of a duration that may be 0, for none."""
-    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
-
-
-DurationOrNone = Annotated[float, BeforeValidator(_duration_or_none), Field(ge=0)]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -51,10 +40,8 @@ WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 
-class Section(BaseModel):
+class Section(Described):
     """One table of a study file: a key that it does not have is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ReadSpec(Section):
@@ -137,6 +124,8 @@ class WorkloadSpec(Section):
         tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
             not tell it themselves, where options are searched that change it.
         unit: What that counts, as shown to users: tables then say ``time per image``.
+        python: Interpreter of the `command`, whose packages are asked which settings they have; default: the command
+            itself if that is one, else the interpreter of autotune.
     """
 
     entry: str | None = None
@@ -157,8 +146,16 @@ class WorkloadSpec(Section):
                 raise ValueError(f"of {', '.join(legal)} but got {word!r}{close_matches(word, legal)}")
         return declared
 
-    tokens_per_step: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
+    tokens_per_step: (
+        Annotated[
+            str,
+            BeforeValidator(lambda v: str(v) if type(v) is int else v),
+            WithJsonSchema({"type": ["string", "integer"]}, mode="validation"),
+        ]
+        | None
+    ) = None
     unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
+    python: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("tokens_per_step")
     @classmethod
@@ -173,6 +170,8 @@ class WorkloadSpec(Section):
             raise ValueError("exactly one of `entry` and `command` must be given")
         if self.entry is not None and (self.hook or self.read is not None):
             raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.entry is not None and self.python is not None:
+            raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
         if self.entry is not None and self.environment:
             raise ValueError("`environment` belongs to a `command`; an `entry` takes its `options` as they are")
         if self.command is not None:
@@ -300,6 +299,7 @@ class MeasureSpec(Section):
         pairs_cap: Pairs of blocks after which a trial ends in any case.
         block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
             on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
+        block_steps: Fewest counted steps of a block.
         settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
             none, and on GPUs those of 3 s.
         steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
@@ -372,7 +372,7 @@ class ConfirmSpec(Section):
     pairs: Annotated[int, Field(ge=4, le=1000)] | Literal["auto"] = "auto"
     minimise: bool = True
     alone: Annotated[int, Field(ge=0, le=1000)] = 12
-    soak: Annotated[float, BeforeValidator(_duration_or_none)] = 60.0
+    soak: SoakSeconds = 60.0
     soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

@@ -14,9 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.explain import explain
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet
 from autotune.model.limits import LimitsSpec
@@ -26,7 +27,6 @@ from autotune.model.options import PROCESS_COUNT, option_sets, options_in
 from autotune.model.replay import ReplaySpec
 from autotune.model.rules import broken_rule, check_rules, combinations
 from autotune.model.search_sections import SearchSpec
-from autotune.model.secrets import strike_data
 from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
 from autotune.model.turn_sizes import TurnSizes
 
@@ -43,7 +43,23 @@ class Effort(StrEnum):
 
 
 class StudySpec(Section):
-    """A whole study, checked. Equal `identity` means results may share a run directory."""
+    """A whole study, checked. Equal `identity` means results may share a run directory.
+
+    Attributes:
+        name: Of the study; its run directory is ``runs/NAME`` unless a command says otherwise.
+        description: Shown in reports.
+        seed: Of proposals, data and order: the same seed proposes the same.
+        workload: What runs.
+        device: Where it runs.
+        baseline: Settings of the reference, and so of every candidate: setting to value.
+        search: What is searched, how long, and what is tried first.
+        screen: What is compiled before anything is measured.
+        measure: How a comparison is measured.
+        confirm: How finalists prove themselves.
+        limits: What a candidate must keep, whatever its speed.
+        pgle: Whether the winner is compiled again with what its instructions took.
+        replay: A formula instead of a machine: for tests, and to try a search.
+    """
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
     description: str = ""
@@ -221,7 +237,7 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses"}))  # declared: changes nothing
+        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses", "python"}))  # change nothing
         return _digest({"workload": workload, "device": self.device.model_dump()})
 
     @property
@@ -332,44 +348,13 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(e, data) for e in error.errors()]
+        lines = [explain(e, StudySpec) for e in error.errors()]
         raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
 
 
-def _explain(error: Any, data: dict[str, Any]) -> str:
-    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
-    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
-    key = ".".join(str(p) for p in location)
-    if error["type"] == "extra_forbidden":
-        legal = _legal_keys(location[:-1])
-        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
-    if error["type"] == "missing":
-        return f"`{key}` must be given; see studies/quickstart.toml for an example"
-    got = error.get("input")
-    struck = strike_data(got, str(location[-1]) if location else "")
-    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {struck!r}"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if not location:  # of the study as a whole; such a message names its keys itself
-        return str(message)
-    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
-
-
-def _legal_keys(location: list[Any]) -> list[str]:
-    """Names of the keys that the section at a location may have."""
-    model: Any = StudySpec
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = (annotation, *getattr(annotation, "__args__", ()))
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if model is None:
-            return []
-    return sorted(model.model_fields)
-
-
 _YOUNG: dict[str, dict[str, Any]] = {
-    "workload": {"environment": {}, "mesh": None, "uses": None, "tokens_per_step": None, "unit": "token"},
+    "workload": {"environment": {}, "tokens_per_step": None, "unit": "token", "mesh": None, "uses": None}
+    | {"python": None},
     "replay": {
         "memory_effects": {},
         "compile_effects": {},

@@ -1,6 +1,7 @@
 """The stages of a study, in order."""
 
 from autotune.study.comparer import Compared, fixed, sequential
+from autotune.study.draft import SPREADS, WHY, Plan, checked, plan_entry, plan_hook, plan_of
 from autotune.study.engines import choose_engine, parse_groups
 from autotune.study.foretell import foretell_space
 from autotune.study.here import Here
@@ -17,4 +18,7 @@ from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run, study_with
 from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, study_status
+from autotune.study.understanding import (
+    Asked, Understood, default_platform, device_count, device_words, refuse_one_word, understand,
+)  # fmt: skip
 from autotune.study.verify import Verification, verify_winner

@@ -7,12 +7,20 @@ import shutil
 from pathlib import Path
 
 from autotune.machine import caller_environment, driver_python
-from autotune.model import StudySpec
+from autotune.model import StudyFileError, StudySpec
 from autotune.settings import gpu_findings
 
 
 def program_python(spec: StudySpec) -> str:
-    """The interpreter whose packages the workload uses: that of the user's program, if it names one."""
+    """The interpreter whose packages the workload uses: the one that the study names, or its command is.
+
+    Raises:
+        StudyFileError: If the study names one that is not there.
+    """
+    if (named := spec.workload.python) is not None:
+        if (found := shutil.which(named)) is None:
+            raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
+        return found
     first = spec.workload.command[0] if spec.workload.command else ""
     if re.fullmatch(r"python[\d.]*", Path(first).name) and (found := shutil.which(first)):
         return found

@@ -95,8 +95,6 @@ def _look(
             for message in process.messages(_ASK_EVERY_S):
                 if _take(found, message, arguments[0]):
                     return found
-                if time.monotonic() - now >= _ASK_EVERY_S:
-                    break
             if now - asked >= _ASK_EVERY_S:
                 asked, found.took_s = now, now - began
                 if is_enough(found):

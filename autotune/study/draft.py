@@ -1,0 +1,289 @@
+"""A study for a program: its sizes from what one run of it took, and the commented file that says so."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotune.model import StudyFileError, StudySpec, format_seconds, parse_study, strike_command
+from autotune.stats import proof_pairs, smallest_gain, study_power
+from autotune.study.understanding import LEAST_STEPS, WARMUP_STEPS, Understood, is_named
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("cpu",),
+    "one GPU": ("gemm", "fusion", "command_buffer", "scheduling", "loops"),
+    "several GPUs": (
+        "combining", "pipelining", "scheduling", "async", "collective_kernels", "command_buffer", "loops",
+    ),
+}  # fmt: skip
+"""Groups of the catalogue that are searched, by what there is; the example studies have the same."""
+
+SYMPTOMS: Mapping[str, tuple[str, ...]] = {
+    "cpu": (),
+    "one GPU": ("slow_matmul", "launch_overhead"),
+    "several GPUs": ("overlap",),
+}
+
+WHY: Mapping[str, str] = {
+    "cpu": "all settings of XLA's CPU compiler that are known to change a program",
+    "one GPU": "matrix products, fusions, launches: with one device no setting of collectives acts",
+    "several GPUs": "how collectives are combined, overlapped and pipelined comes before single kernels",
+}
+
+SPREADS = (0.005, 0.01, 0.02)
+"""Differences between equal runs (standard deviation) for which it is told what can be proven."""
+
+RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
+"""Counted part of a run: this share of what it takes to start, within bounds in seconds."""
+
+MOST_STEPS = 1000
+FINALISTS, PROCESSES, SANDWICHES = 2, 20, 3
+SOAK_S = 30.0
+WORTH_TRIALS = 8
+"""Trials for which the default budget has time."""
+
+LEAST_BUDGET_S = 600.0
+
+SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
+"""What editors complete keys by; made by `docs/write_study_file.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a study of a program is going to do, and the file that asks for it.
+
+    Attributes:
+        spec: The study.
+        text: Its file, with comments.
+        kind: What is searched for: a key of `GROUPS`.
+        run_s: Seconds of one run of the program.
+        trial_s: Seconds of a trial.
+        budget_s: Seconds of the whole study.
+        gains: For each of `SPREADS`: smallest gain that is proven 9 times in 10, and the seconds of proofs; None where
+            no gain below 50 % is.
+    """
+
+    spec: StudySpec
+    text: str
+    kind: str
+    run_s: float
+    trial_s: float
+    budget_s: float
+    gains: tuple[tuple[float, float] | None, ...]
+
+
+def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
+    """A study of a program, from what one run showed.
+
+    Args:
+        found: What was understood.
+        name: Of the study.
+        trials: Most trials.
+        budget_s: Seconds for the whole study; None for a proposal.
+        said: The command that asked for it, for the file.
+
+    Raises:
+        StudyFileError: If no study can be of it.
+    """
+    steps, soak_s, soak_steps = _sizes(found)
+    run_s = found.start_s + steps * found.step_s
+    trial_s = SANDWICHES * 3 * run_s
+    pairs = proof_pairs(FINALISTS, most=PROCESSES)
+    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.step_s)
+    budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
+    kind = kind_of_devices(found.asked.platform, found.device_count)
+    read = {k: v for k, v in found.rules.items() if v is not None}
+    workload: dict[str, Any] = {"command": list(found.asked.command)}
+    if is_named(found):
+        workload["python"] = found.python
+    symptoms = dict.fromkeys((*SYMPTOMS[kind], *(found.symptoms if kind != "cpu" else ())))
+    sections: list[tuple[str, str, dict[str, Any]]] = [
+        ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
+        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", read),
+        *_devices(found.asked.platform, found.device_count, found.device),
+        _search(kind, trials, budget_s, list(symptoms)),
+        (
+            "measure",
+            f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
+            f"{format_seconds(found.start_s)}.",
+            {"run_steps": steps, "sandwiches": SANDWICHES},
+        ),
+        (
+            "confirm",
+            "A winner must prove itself in fresh processes, then run for a while by itself.",
+            {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s, "soak_steps": soak_steps},
+        ),
+    ]
+    text = study_text(
+        name, f"Settings for {_one_line(' '.join(strike_command(found.asked.command)))}", sections, said=said
+    )
+    return Plan(
+        spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
+        gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
+    )  # fmt: skip
+
+
+def plan_entry(
+    entry: str, *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None, said: str
+) -> str:
+    """The file of a study of a preset or of ``package.module:function``.
+
+    Args:
+        entry: It.
+        name: Of the study.
+        platform: ``cpu`` or ``cuda``.
+        count: Devices.
+        device: What they are, in words.
+        trials: Most trials.
+        budget_s: Seconds for the whole study; None for a proposal.
+        said: The command that asked for it, for the file.
+
+    Raises:
+        StudyFileError: If no study can be of it.
+    """
+    kind = kind_of_devices(platform, count)
+    where = "a function of yours, found beside this file" if ":" in entry else "a preset of `python -m workloads`"
+    sections = [
+        ("workload", f"What runs: {where}. Options go into `options = {{ ... }}`.", {"entry": entry}),
+        *_devices(platform, count, device),
+        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
+    ]
+    return study_text(name, f"Settings for {entry}", sections, said=said)
+
+
+def plan_hook(
+    command: Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None,
+    said: str,
+) -> str:  # fmt: skip
+    """Likewise of a program that has ``autotune.hook.steps`` in its loop.
+
+    Raises:
+        StudyFileError: If no study can be of it.
+    """
+    kind = kind_of_devices(platform, count)
+    what = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
+    sections = [
+        ("workload", what, {"command": list(command), "hook": True}),
+        *_devices(platform, count, device),
+        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
+    ]
+    return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
+
+
+def kind_of_devices(platform: str, count: int) -> str:
+    """What there is: a key of `GROUPS`."""
+    return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"
+
+
+def checked(text: str) -> StudySpec:
+    """The study of a text, checked as a file is.
+
+    Raises:
+        StudyFileError: If it is not legal.
+    """
+    return parse_study(tomllib.loads(text), source="the study that was drawn up")
+
+
+def _sizes(found: Understood) -> tuple[int, float, int]:
+    """Counted steps of a run, seconds and fewest steps of the soak: no more than the program makes, if it ended."""
+    run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
+    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.step_s)))
+    soak_s, soak_steps = SOAK_S, min(200, max(2 * LEAST_STEPS, int(SOAK_S / found.step_s)))
+    if found.ended:
+        left = found.steps - WARMUP_STEPS - 1
+        steps, soak_steps = min(steps, left), min(soak_steps, left)
+        soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.step_s) / 10)
+    return steps, soak_s, soak_steps
+
+
+def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
+    """The smallest gain that is proven where equal runs differ so, and the seconds of proofs that it takes."""
+    pair_sd = math.sqrt(2.0) * spread
+    gain = smallest_gain(pair_sd, most=PROCESSES, finalists=FINALISTS)
+    if gain is None:
+        return None
+    return gain, study_power(gain, pair_sd, most=PROCESSES, finalists=FINALISTS).pairs * pair_s
+
+
+def _devices(platform: str, count: int, device: str) -> list[tuple[str, str, dict[str, Any]]]:
+    return [("device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count})]
+
+
+def _search(kind: str, trials: int, budget_s: float, symptoms: list[str]) -> tuple[str, str, dict[str, Any]]:
+    remark = (
+        f"{WHY[kind]}.\n# The time is for all of it; proofs are reserved first (docs/budgets.md). More to search: "
+        '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`), `symptoms = ["..."]` '
+        "(`autotune symptoms`); what comes of it: `autotune space FILE`."
+    )
+    keys: dict[str, Any] = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
+    return "search", remark[0].upper() + remark[1:], keys | ({"symptoms": symptoms} if symptoms else {})
+
+
+# ---------------------------------------------------------------------- TOML
+
+
+def study_text(
+    name: str, description: str, sections: Sequence[tuple[str, str, Mapping[str, Any]]], *, said: str
+) -> str:
+    """The file of a study.
+
+    Args:
+        name: Of the study.
+        description: Of it, for reports.
+        sections: Each with its name, a remark (lines after the first begin with ``#``) and its keys.
+        said: The command that asked for it.
+
+    Raises:
+        StudyFileError: If a text is nothing that TOML can say.
+    """
+    lines = [
+        f"#:schema {SCHEMA.as_uri()}",
+        f"# Written by `{_one_line(said)}`.",
+        "# Edit it as you like; `autotune run` with this file goes on with it. All keys: docs/study-file.md.",
+        f"name = {_toml(name)}",
+        f"description = {_toml(description)}",
+    ]
+    for title, remark, keys in sections:
+        lines += ["", f"# {remark}", f"[{title}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Text for a comment: what could end one, or steer a terminal, is spelled out."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown if len(shown) <= 160 else shown[:159] + "…"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it within one line.
+
+    Raises:
+        StudyFileError: If it is text that is not Unicode.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if not isinstance(value, str):
+        return repr(value)
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise StudyFileError(f"an argument of the command must be UTF-8 text but got {value!r:.100}; rename it")
+    if "\\" in value and "'" not in value and value.isprintable():
+        return f"'{value}'"  # patterns are read more easily so
+    return '"' + "".join(_escaped(c) for c in value) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    return char if char.isprintable() else f"\\U{ord(char):08x}"
+
+
+def _duration(seconds: float) -> str:
+    """Such as ``25m``, as `search.time_budget` takes it."""
+    return f"{seconds / 60:g}m" if seconds % 60 == 0 else f"{seconds:g}s"

@@ -1,0 +1,68 @@
+"""`init` writes study files that pass the checks of every study, and never over another file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.model import load_study
+from autotune.study import checked, plan_hook
+from tests.cli.test_tune import PLAIN, autotune
+
+
+def test_a_preset_is_written_for_the_devices_here(tmp_path: Path) -> None:
+    done = autotune("init", "--entry", "llama", "--platform", "cpu", "--trials", "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    spec = load_study(tmp_path / "llama.toml")
+    assert (spec.workload.entry, spec.device.platform, spec.search.trials) == ("llama", "cpu", 9)
+    assert "autotune run llama.toml" in done.stdout
+
+
+def test_no_file_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "llama.toml").write_text("mine")
+    done = autotune("init", "--entry", "llama", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "give --output or --name" in done.stderr
+    assert (tmp_path / "llama.toml").read_text() == "mine"
+
+
+def test_an_entry_that_is_not_there_is_told_and_nothing_written(tmp_path: Path) -> None:
+    done = autotune("init", "--entry", "no.such:thing", "--platform", "cpu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--entry must be a preset or package.module:function" in done.stderr
+    assert not list(tmp_path.glob("*.toml"))
+
+
+def test_a_function_beside_the_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from workloads.example import build as build\n")
+    done = autotune("init", "--entry", "mine:build", "--platform", "cpu", "-o", "own.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_study(tmp_path / "own.toml").workload.entry == "mine:build"
+
+
+def test_a_program_is_looked_at_and_one_with_the_hook_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN.format(steps=2000))
+    done = autotune("init", "-o", "a.toml", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_study(tmp_path / "a.toml").workload.read is not None
+    done = autotune("init", "--hook", "--name", "b", "--", "no-such-program", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_study(tmp_path / "b.toml").workload.hook
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "q'uote", 'd"ouble', "back\\slash", "line\nend", "{braces}"])
+def test_any_argument_comes_back_from_the_file_as_it_was(name: str, tmp_path: Path) -> None:
+    command = ["python", name]
+    text = plan_hook(
+        command, name="x", platform="cpu", count=1, device="some\nCPU", trials=3, budget_s=90.5, said=f"x {name}"
+    )
+    spec = checked(text)
+    assert spec.workload.command == tuple(command)
+    assert spec.search.time_budget == 90.5
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be UTF-8 text"):
+        plan_hook(["\udc80"], name="x", platform="cpu", count=1, device="", trials=1, budget_s=None, said="x")

@@ -1,0 +1,284 @@
+"""`tune` as a newcomer types it: small real programs, good and hostile, started through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.cli.first_look import name_of
+from autotune.model import load_study
+
+ROOT = Path(__file__).parents[2]
+
+PLAIN = """
+import sys, time
+print("setting up")
+for step in range({steps}):
+    time.sleep(0.02)
+    print(f"step {{step}}: loss {{1 / (step + 1):.5f}}, step_time_ms={{20.0 + step % 3:.2f}}")
+"""
+CHILDREN = """
+import subprocess, sys
+print("hello")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
+import time
+time.sleep(600)
+"""
+
+
+def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(cwd / "data"), **env},
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+
+
+def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What `tune --dry-run` says of a program with this text."""
+    (folder / "train.py").write_text(text)
+    return autotune("tune", "--dry-run", *arguments, "--", sys.executable, "train.py", cwd=folder)
+
+
+def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path: Path) -> None:
+    done = look(tmp_path, PLAIN.format(steps=2000), "--trials", "7", "--time-budget", "20m")
+    assert done.returncode == 0, done.stderr
+    assert "such as: step " in done.stdout
+    assert "milliseconds of a step" in done.stdout
+    assert "gains from" in done.stdout
+    spec = load_study(tmp_path / "train.toml")
+    assert spec.workload.command == (sys.executable, "train.py")
+    assert (spec.search.trials, spec.search.time_budget, spec.search.groups) == (7, 1200.0, ("cpu",))
+    assert spec.measure.run_steps >= 10
+    assert spec.workload.read is not None
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_said_of_steps_is_taken_and_not_looked_for(tmp_path: Path) -> None:
+    done = look(
+        tmp_path, PLAIN.format(steps=400), "--step-pattern", r"^step (?P<step>\d+)", "--loss", r"loss (?P<loss>\S+),"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(as you say)" in done.stdout
+    read = load_study(tmp_path / "train.toml").workload.read
+    assert read is not None
+    assert (read.pattern, read.loss) == (r"^step (?P<step>\d+)", r"loss (?P<loss>\S+),")
+
+
+def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: Path) -> None:
+    done = look(tmp_path, PLAIN.format(steps=40))
+    assert done.returncode == 0, done.stderr
+    assert "then it ended by itself" in done.stdout
+    spec = load_study(tmp_path / "train.toml")
+    assert spec.measure.run_steps <= 40 - spec.measure.warmup_steps - 1
+    assert spec.confirm.soak_steps <= 40 - spec.measure.warmup_steps - 1
+
+
+HOSTILE = {
+    "prints nothing": ("import time; time.sleep(1)", "printed nothing"),
+    "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
+    "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
+    "never prints a step": ("for i in range(3): print('apple', 'pear')", "--step-pattern"),
+    "wants standard input": ("name = input('your name? ')", "It reads standard input"),
+    "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: Path) -> None:
+    text, wanted = HOSTILE[kind]
+    done = look(tmp_path, text)
+    assert done.returncode == 2
+    assert wanted in done.stderr
+    assert "autotune/cli/app.py" not in done.stderr  # no traceback of ours
+    assert not (tmp_path / "train.toml").exists()
+
+
+def test_steps_that_are_written_to_a_file_are_read_there(tmp_path: Path) -> None:
+    text = "import json, time\nfor i in range(400):\n    time.sleep(0.02)\n    print('x', flush=True)\n"
+    text += "    with open('log.jsonl', 'a') as f: f.write(json.dumps({'perf': {'step_s': 0.02}}) + '\\n')\n"
+    done = look(tmp_path, text, "--step-json", "perf.step_s", "--step-file", "log.jsonl")
+    assert done.returncode == 0, done.stderr
+    read = load_study(tmp_path / "train.toml").workload.read
+    assert read is not None
+    assert (read.file, read.json_key) == ("log.jsonl", "perf.step_s")
+    assert "a step takes 20 ms" in done.stdout
+
+
+def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
+    silent = "import sys, time\nif not sys.stdout.isatty():\n    time.sleep(1)\n    sys.exit()\n"
+    done = look(tmp_path, silent + PLAIN.format(steps=300))
+    assert done.returncode == 0, done.stderr
+    assert "with a terminal of its own" in done.stderr
+    read = load_study(tmp_path / "train.toml").workload.read
+    assert read is not None
+    assert read.terminal
+
+
+def test_lines_that_were_seen_are_shown(tmp_path: Path) -> None:
+    done = look(tmp_path, HOSTILE["never prints a step"][0])
+    assert "apple pear" in done.stderr
+
+
+def test_a_look_that_takes_too_long_ends_with_everything_that_it_started(tmp_path: Path) -> None:
+    mark = f"look-{os.getpid()}-{time.time_ns()}"
+    done = look(tmp_path, CHILDREN.format(mark=mark), "--look-limit", "3s")
+    assert done.returncode == 2
+    assert "--look-limit" in done.stderr
+    assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
+
+
+def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
+    late = "import time\nprint('compiling', flush=True)\ntime.sleep(6)\n" + PLAIN.format(steps=300)
+    done = look(tmp_path, late)
+    assert done.returncode == 0, done.stderr
+    assert "ready after 6" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("tune", "--", "python", "train.py"), "add --yes"),
+        (("tune", "--yes"), "a command must follow, after --"),
+        (("tune", "--yes", "--", "no-such-program"), "No such file"),
+        (("tune", "--yes", "--", "python train.py --lr 3"), "without the quotes"),
+        (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
+        (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
+        (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
+        (("tune", "--yes", "--time-budget", "soon", "--", "python", "train.py"), "--time-budget must look like"),
+        (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
+        (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
+        (("tune", "--yes", "--loss", "a", "--", "python", "x.py"), "exactly one of"),
+        (("init",), "exactly one of --entry"),
+        (("init", "--entry", "llama", "--", "python", "train.py"), "exactly one of --entry"),
+    ],
+)
+def test_a_bad_call_says_what_must_hold_and_leaves_nothing(
+    arguments: tuple[str, ...], wanted: str, tmp_path: Path
+) -> None:
+    done = autotune(*arguments, cwd=tmp_path, TERMINAL_WIDTH="200")
+    assert done.returncode == 2
+    assert wanted in done.stderr
+    assert [p.name for p in tmp_path.iterdir() if p.name != "data"] == []
+
+
+HYDRA = ["model.lr=1e-3", "+trainer={a: 1, steps: 400}", "note=it's {here}", "x=\\d 'q' \"p\""]
+
+
+def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    saved = "import json, sys\nopen('seen.json', 'w').write(json.dumps(sys.argv[1:]))\nimport jaxlib\n"
+    (tmp_path / "pack" / "main.py").write_text(saved + "import jaxlib.xla_client\n" + PLAIN.format(steps=2000))
+    (tmp_path / "run.sh").write_text(f'exec {sys.executable} -m pack.main "$@"\n')
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    spec = load_study(tmp_path / "run.toml")
+    assert spec.workload.command == ("bash", "run.sh", *HYDRA)
+    assert [*spec.workload.arguments("f")][2:] == HYDRA
+    assert json.loads((tmp_path / "seen.json").read_text()) == HYDRA
+    assert f"{sys.executable}, jaxlib " in done.stdout
+
+
+def test_names_follow_the_program() -> None:
+    assert name_of(["python", "src/train.py", "lr=3"]) == "train"
+    assert name_of(["/opt/x/bin/python3.12", "-m", "pack.main"]) == "pack.main"
+    assert name_of(["bash", "./run me.sh"]) == "bash"
+    assert name_of(["uv", "run", "train_it.py"]) == "train_it"
+    assert name_of(["./go"]) == "go"
+    assert name_of(["..."]) == "program"
+
+
+def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    look(tmp_path, PLAIN.format(steps=2000))
+    before = (tmp_path / "train.toml").read_text()
+    again = autotune("tune", "--dry-run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert "going on with the study train.toml" in again.stdout
+    assert (tmp_path / "train.toml").read_text() == before
+    other = autotune("tune", "--dry-run", "--", sys.executable, "train.py", "--fast", cwd=tmp_path)
+    assert "written to train-2.toml" in other.stdout
+    named = autotune("tune", "--dry-run", "--name", "train", "--", sys.executable, "train.py", "--slow", cwd=tmp_path)
+    assert named.returncode == 2
+    assert "of something else" in named.stderr
+    read = autotune("tune", "--dry-run", "--step-pattern", "x", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert read.returncode == 2
+    assert "edit it" in read.stderr
+
+
+def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN.format(steps=2000))
+    token = "hf_" + "a1" * 12
+    done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", f"--token={token}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert token not in done.stdout + done.stderr
+    assert (tmp_path / "train.toml").read_text().count(token) == 1  # the command itself, and no remark
+    assert (tmp_path / "train.toml").stat().st_mode & 0o077 == 0
+
+
+def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> None:
+    """A formula takes the place of the measuring, so that there is a winner; all else is real."""
+    look(tmp_path, PLAIN.format(steps=2000))
+    study = (tmp_path / "train.toml").read_text()
+    study = study.replace(
+        'groups = ["cpu"]', "use_environment = false\nsettings = { xla_backend_optimization_level = [1, 2] }"
+    )
+    effects = '{ "xla_backend_optimization_level=1" = 0.9 }'
+    (tmp_path / "train.toml").write_text(f'{study}\n[replay]\nnoise = "quiet"\neffects = {effects}\n')
+    done = autotune("tune", "--yes", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "going on with the study train.toml" in done.stdout
+    use = next(line.strip() for line in done.stdout.splitlines() if "winner.env &&" in line)
+    assert use == f"(. ./runs/train/winner.env && {sys.executable} train.py)"
+    shown = subprocess.run(
+        ["sh", "-c", ". ./runs/train/winner.env && env"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert "XLA_FLAGS=--xla_backend_optimization_level=1" in shown
+    assert f"autotune exec runs/train -- {sys.executable} train.py" in done.stdout
+
+
+JAX = """
+import time
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(w, x):
+    return w - 1e-3 * jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - 1) ** 2))(w)
+
+w, x = jnp.ones((128, 128)) / 128, jnp.ones((64, 128))
+for i in range(100_000):
+    start = time.perf_counter()
+    w = jax.block_until_ready(step(w, x))
+    time.sleep(0.005)
+    print(f"step {i} took {1e3 * (time.perf_counter() - start):.3f} ms", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_program_is_tuned_from_one_line_to_an_honest_end(tmp_path: Path) -> None:
+    assert look(tmp_path, JAX).returncode == 0
+    study = (tmp_path / "train.toml").read_text()
+    smaller = {"sandwiches = 3": "sandwiches = 2", "processes = 20": "processes = 4", "finalists = 2": "finalists = 1"}
+    for before, after in smaller.items():
+        assert before in study
+        study = study.replace(before, after)
+    (tmp_path / "train.toml").write_text(study)
+    command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=550)
+    assert done.returncode == 0, done.stdout + done.stderr
+    env_file = tmp_path / "runs" / "train" / "winner.env"
+    assert env_file.exists() == ("the winner is in" in done.stdout)
+    assert env_file.exists() or "no winner was proven, so no env file is written" in done.stdout

@@ -1,0 +1,96 @@
+"""Every key of a study says what it is for, in the schema, in the page made from it, and for editors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from autotune.model import StudySpec
+from autotune.model.descriptions import read_docstring
+from autotune.model.sections import ReadSpec
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = StudySpec.model_json_schema()
+STUDIES = sorted(ROOT.glob("studies/*.toml"))
+
+
+def tables() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "StudySpec", SCHEMA
+    yield from ((name, table) for name, table in SCHEMA["$defs"].items() if "properties" in table)
+
+
+def test_no_key_is_without_a_description() -> None:
+    keys = [(name, key, told) for name, table in tables() for key, told in table["properties"].items()]
+    assert len(keys) > 90
+    assert [(name, key) for name, key, told in keys if len(told.get("description", "")) < 5] == []
+
+
+def test_descriptions_are_those_of_the_docstring_and_no_docstring_tells_of_what_is_not_there() -> None:
+    head, told = read_docstring(ReadSpec.__doc__ or "")
+    assert SCHEMA["$defs"]["ReadSpec"]["description"] == head
+    assert SCHEMA["$defs"]["ReadSpec"]["properties"]["file"]["description"] == told["file"]
+    assert set(told) == set(ReadSpec.model_fields)
+
+
+def test_a_docstring_is_read_with_its_folded_lines() -> None:
+    text = """Head,
+    of two lines.
+
+    And more.
+
+    Attributes:
+        one: First,
+            folded.
+        two: Second: with a colon.
+    """
+    assert read_docstring(text) == (
+        "Head, of two lines.\n\nAnd more.", {"one": "First, folded.", "two": "Second: with a colon."}
+    )  # fmt: skip
+    assert read_docstring("") == ("", {})
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda p: p.stem)
+def test_the_example_studies_are_legal_by_the_schema_that_editors_read(file: Path) -> None:
+    schema = json.loads((ROOT / "autotune" / "data" / "study.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(tomllib.loads(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("search", "time_budget", "soon"),
+        ("search", "trails", 3),
+        ("limits", "memory", "72 elephants"),
+        ("confirm", "soak", -1),
+        ("device", "platform", "abacus"),
+    ],
+)
+def test_what_is_refused_is_refused_by_the_schema_too(section: str, key: str, value: Any) -> None:
+    study: dict[str, Any] = {"name": "x", "workload": {"entry": "llama"}, section: {key: value}}
+    with pytest.raises(ValueError, match=key):
+        StudySpec.model_validate(study)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(SCHEMA).validate(study)
+
+
+def test_the_page_and_the_schema_for_editors_are_of_todays_keys() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "write_study_file.py"), "--check"],
+        capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_key_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8")
+    for _, table in tables():
+        for key in table["properties"]:
+            assert f"| `{key}` |" in page
