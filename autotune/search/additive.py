@@ -27,7 +27,13 @@ SMALLEST_SCALE = 0.03
 SPREAD = 0.005
 """Spread of trials beyond their own intervals, as a log ratio, before there are enough to tell."""
 
-_GREEDY = 12  # effects that are taken before the spread is told from what is left
+LEAST_SPREAD = 1e-3
+"""Least spread as a share of the usual effect: what is measured to more digits than that is known well enough, and
+worlds of many orders of magnitude would need more digits than there are."""
+
+GREEDY = 12
+"""Effects that are taken, at most, before the spread is told from what is left."""
+
 _ENOUGH = 8  # trials that tell a spread
 _SWEEPS = 4
 _RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
@@ -104,7 +110,8 @@ class AdditiveModel:
         )
         self.origin = 0.0
         log_odds = _log_odds(design)
-        self.spread = SPREAD
+        self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
+        self.spread = max(SPREAD, self._least_spread)
         inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
@@ -118,9 +125,8 @@ class AdditiveModel:
             self.origin = float(weights @ values / weights.sum())
             rows, values = rows - centre, values - self.origin
             self.origin_at = centre
-        scaled = rows * self.scale
-        weighted = scaled * weights[:, None]
-        return Chain(scaled.T @ weighted, weighted.T @ values, self.design.starts, log_odds)
+        by = np.sqrt(weights)
+        return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
     def _greedy(
         self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
@@ -130,7 +136,7 @@ class AdditiveModel:
         for _ in range(2):
             chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
             inside = {}
-            for _ in range(min(_GREEDY, len(values) // 2)):
+            for _ in range(min(GREEDY, len(values) // 2)):
                 state = chain.look(inside)
                 chance = state.chance.copy()
                 chance[list(inside)] = 0.0
@@ -148,7 +154,7 @@ class AdditiveModel:
             )
             # A few trials tell a spread badly: what was thought before counts for as many as are enough.
             share = len(values) / (len(values) + _ENOUGH)
-            self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, (0.2 * SPREAD) ** 2)))
+            self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, self._least_spread**2)))
         return inside
 
     def weigh_rivals(self) -> None:
