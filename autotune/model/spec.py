@@ -250,7 +250,7 @@ class StudySpec(Section):
         data = self.model_dump(mode="json")
         for key in ("name", "description", "confirm", "pgle"):
             data.pop(key)
-        for key in ("trials", "time_budget", "gpu_hours"):
+        for key in ("trials", "time_budget", "gpu_hours", "stop", "remaining_gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
         for key, before_s in (("start_limit_s", 600.0), ("block_limit_s", 120.0)):

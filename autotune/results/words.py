@@ -18,6 +18,7 @@ from autotune.model import (
     BlameRecord,
     ConclusionRecord,
     ConfirmRun,
+    EffectsRecord,
     Failure,
     FinalistResult,
     FlagSet,
@@ -378,3 +379,19 @@ def evidence(winner: Winner) -> list[str]:
 def one_line(text: str) -> str:
     """Text that cannot end a comment line."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def why_stopped(found: EffectsRecord) -> str:
+    """Why a search ended by itself, as a clause; empty where it did not."""
+    if (stopped := found.stopped) is None:
+        return ""
+    left = f"{1 - found.left:.2%}".replace("%", " %")
+    text = f"stopped after {found.trials} of {stopped.asked} trials: what is left to gain is at most {left} (95 %)"
+    if stopped.remaining_hours is None or stopped.trial_hours is None:
+        worth = f"{stopped.least:.1%}".replace("%", " %")
+        return f"{text}, and the chance that it is more than {worth}, the least worth proving, is {stopped.chance:.1%}"
+    saved = stopped.expected * stopped.remaining_hours
+    return (
+        f"{text}; of the {stopped.remaining_hours:g} GPU-hours that remain another trial would save "
+        f"{saved:.2g} at most and take {stopped.trial_hours:.2g}"
+    )

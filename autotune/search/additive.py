@@ -27,7 +27,14 @@ SMALLEST_SCALE = 0.03
 SPREAD = 0.005
 """Spread of trials beyond their own intervals, as a log ratio, before there are enough to tell."""
 
-_GREEDY = 12  # effects that are taken before the spread is told from what is left
+LEAST_SPREAD = 1e-3
+"""Least spread as a share of the usual effect: what is measured to more digits than that is known well enough, and
+worlds of many orders of magnitude would need more digits than there are."""
+
+GREEDY = 12
+"""Effects that are taken, at most, before the spread is told from what is left."""
+
+_SPREADS, _FALLS = 8, 0.9  # rounds in which the spread is told, at most; the share of it that is no fall any more
 _ENOUGH = 8  # trials that tell a spread
 _SWEEPS = 4
 _RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
@@ -103,8 +110,10 @@ class AdditiveModel:
             else SMALLEST_SCALE
         )
         self.origin = 0.0
-        log_odds = _log_odds(design)
-        self.spread = SPREAD
+        before = chances_before(design)
+        log_odds = np.log(before / (1 - before))
+        self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
+        self.spread = max(SPREAD, self._least_spread)
         inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
@@ -118,19 +127,27 @@ class AdditiveModel:
             self.origin = float(weights @ values / weights.sum())
             rows, values = rows - centre, values - self.origin
             self.origin_at = centre
-        scaled = rows * self.scale
-        weighted = scaled * weights[:, None]
-        return Chain(scaled.T @ weighted, weighted.T @ values, self.design.starts, log_odds)
+        by = np.sqrt(weights)
+        return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
     def _greedy(
         self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
     ) -> dict[int, int]:
-        """Takes the likeliest effects one by one; sets the spread to what they leave."""
+        """Takes the likeliest effects one by one; sets the spread to what they leave.
+
+        What hides below that spread is looked for again, until it no longer falls: beside a setting that takes twice
+        the time, or several that harm a lot, effects of a few percent are seen only once those are accounted for.
+        """
         inside: dict[int, int] = {}
-        for _ in range(2):
+        most = min(GREEDY, len(values) // 2)
+        for at in range(_SPREADS):
             chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
-            inside = {}
-            for _ in range(min(_GREEDY, len(values) // 2)):
+            if at >= 2:  # the first spread was a guess: what it let in must come in again
+                chance = chain.look(inside).chance
+                inside = {b: size for b, size in inside.items() if chance[b] >= 0.5}
+            else:
+                inside = {}
+            while len(inside) < most:
                 state = chain.look(inside)
                 chance = state.chance.copy()
                 chance[list(inside)] = 0.0
@@ -138,18 +155,22 @@ class AdditiveModel:
                 if chance[best] < 0.5:
                     break
                 inside[best] = int(state.likelier[best])
-            state = chain.look(inside)
-            columns = state.columns
-            left = values - rows[:, columns] @ state.mean * self.scale
-            if not has_origin:
-                left = left - left.mean()
-            excess = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3) - float(
-                np.median(variances)
-            )
-            # A few trials tell a spread badly: what was thought before counts for as many as are enough.
-            share = len(values) / (len(values) + _ENOUGH)
-            self.spread = float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, (0.2 * SPREAD) ** 2)))
+            before, self.spread = self.spread, self._left_over(chain.look(inside), rows, values, variances, has_origin)
+            if at > 0 and self.spread > _FALLS * before:
+                break
         return inside
+
+    def _left_over(self, state: State, rows: Floats, values: Floats, variances: Floats, has_origin: bool) -> float:
+        """The spread of trials beyond their own intervals that a state leaves."""
+        columns = state.columns
+        left = values - rows[:, columns] @ state.mean * self.scale
+        if not has_origin:
+            left = left - left.mean()
+        told = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3)
+        excess = told - float(np.median(variances))
+        # A few trials tell a spread badly: what was thought before counts for as many as are enough.
+        share = len(values) / (len(values) + _ENOUGH)
+        return float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, self._least_spread**2)))
 
     def weigh_rivals(self) -> None:
         """Looks at states in which another block stands for one that is in, and weighs all by their posterior chance.
@@ -326,14 +347,13 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
     return features, values, variances
 
 
-def _log_odds(design: Design) -> Floats:
-    """Log odds of each block to act."""
+def chances_before(design: Design) -> Floats:
+    """Chance of each block to act before anything is measured."""
     mains, pairs = len(design.factors), len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
     pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
     chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
-    clipped = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
-    return np.asarray(np.log(clipped / (1 - clipped)))
+    return np.clip(np.array(chances), 1e-12, 1 - 1e-6)
 
 
 def smallest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class CodedSpace:
         self._at = {n: i for i, n in enumerate(self.names)}
         self.choices = [_values_of(space[n], flags.get(n, Flag()).default) for n in self.names]
         self._is_range = [not isinstance(space[n], CategoricalDistribution) for n in self.names]
+        self._known: list[dict[Any, int]] = [{} for _ in self.names]  # values that were coded: trials repeat them
         self._flags = [flags.get(n, Flag()) for n in self.names]
         self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
         self._plain = Design(self.factors, [])
@@ -95,6 +97,12 @@ class CodedSpace:
         return self._plain.settle(found)
 
     def _code(self, i: int, value: Any) -> int | None:
+        known = self._known[i]
+        if (code := known.get(value)) is None and (code := self._find(i, value)) is not None:
+            known[value] = code
+        return code
+
+    def _find(self, i: int, value: Any) -> int | None:
         values = self.choices[i]
         if not self._is_range[i]:
             return values.index(value) if value in values else None
@@ -206,7 +214,19 @@ def _scale(
     others = [n for k, n in enumerate(numbers) if k != default]
     if len(values) < 3 or any(n is None or n < 0 for n in others) or len(set(others)) < len(others):
         return None
-    return tuple(math.nan if n is None or n < 0 else math.log2(1 + n) for n in numbers)
+    return _places([math.nan if n is None or n < 0 else n for n in numbers])
+
+
+def _places(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Places of numbers of at least 0 on a scale of their logs; nan stays.
+
+    Zero (no threshold at all) has no log: it is as far below the least of the others as these usually are apart, and at
+    least one doubling. Counted in bytes it would be twenty doublings below 1 MiB, whose own 64-fold is six.
+    """
+    logs = sorted({math.log2(n) for n in numbers if n > 0})
+    steps = sorted(b - a for a, b in itertools.pairwise(logs)) or [1.0]
+    none = (logs[0] if logs else 0.0) - max(1.0, steps[len(steps) // 2])
+    return tuple(math.log2(n) if n > 0 else none if n == 0 else math.nan for n in numbers)
 
 
 def _number(value: Any) -> float | None:

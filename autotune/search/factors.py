@@ -9,6 +9,7 @@ common. The effect of the default is zero.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,14 +95,15 @@ class Design:
     def __init__(self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None) -> None:
         self.factors = tuple(factors)
         self.sizes = [f.size for f in factors]
-        mains = [_main_table(f) for f in factors]
-        self.pairs = list(pairs) if pairs is not None else _likely_pairs(self.factors)
+        mains = [_main_table(f.size, f.default, f.scale) for f in factors]
+        self.pairs = list(pairs) if pairs is not None else likely_pairs(self.factors)
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
         self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
         self.rank = max((b.table.shape[1] for b in self.blocks), default=1)
         """Features of the block that has the most."""
         self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
         """Where the features of each block begin."""
+        self._conditional = [i for i, f in enumerate(factors) if f.needs]
         self.neutral = np.array([f.size if f.default is None else f.default for f in factors], dtype=np.int64)
         """The codes of the default."""
 
@@ -114,13 +116,13 @@ class Design:
     def settle(self, codes: Codes) -> Codes:
         """A set as it acts: what another setting switches off is left alone."""
         settled = codes.copy()
-        for i, factor in enumerate(self.factors):
-            if any(settled[other] not in values for other, values in factor.needs.items()):
+        for i in self._conditional:
+            if any(settled[other] not in values for other, values in self.factors[i].needs.items()):
                 settled[i] = self.neutral[i]
         return settled
 
 
-def _likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
+def likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
     """Pairs of one group; all pairs where no setting has a group."""
     every = itertools.combinations(range(len(factors)), 2)
     if not any(f.group for f in factors):
@@ -128,22 +130,23 @@ def _likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
     return [(i, j) for i, j in every if factors[i].group and factors[i].group == factors[j].group]
 
 
-def _main_table(factor: Factor) -> Floats:
-    """Features of each value, and of being left alone, shape (values + 1, features)."""
-    kept = [v for v in range(factor.size) if v != factor.default]
+@functools.lru_cache(maxsize=1024)
+def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None) -> Floats:
+    """Features of each value, and of being left alone, shape (values + 1, features); see `Factor`."""
+    kept = [v for v in range(size) if v != default]
     if not kept:
-        return np.zeros((factor.size + 1, 0))
-    if factor.scale is None:
-        table = np.zeros((factor.size + 1, len(kept)))
+        return np.zeros((size + 1, 0))
+    if scale is None:
+        table = np.zeros((size + 1, len(kept)))
         kernel = np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept))
         table[kept] = np.linalg.cholesky(kernel)
         return table
-    places = np.array(factor.scale)
+    places = np.array(scale)
     grid = places[kept]
     length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
     if len(grid) > GRID:
         grid = np.quantile(grid, np.linspace(0, 1, GRID))
-    zero = None if factor.default is None or np.isnan(places[factor.default]) else places[factor.default]
+    zero = None if default is None or np.isnan(places[default]) else places[default]
 
     def kernel_of(a: Floats, b: Floats) -> Floats:
         near: Floats = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
@@ -156,7 +159,7 @@ def _main_table(factor: Factor) -> Floats:
     best = best[values[best] > 1e-6]
     found = kernel_of(places[kept], grid) @ vectors[:, best] / np.sqrt(values[best])
     found /= max(float(np.sqrt((found**2).sum(axis=1).mean())), _TINY)
-    table = np.zeros((factor.size + 1, found.shape[1]))
+    table = np.zeros((size + 1, found.shape[1]))
     table[kept] = found
     return table
 

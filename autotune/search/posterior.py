@@ -62,24 +62,39 @@ class Chain:
     """The chain over which blocks are in.
 
     Args:
-        gram: Features' weighted products, shape (features, features); coefficients are in units of `SIZES`.
-        moment: Features' weighted products with what was measured, shape (features,).
+        features: Of each trial, over the standard error of its value, shape (trials, features); coefficients are in
+            units of `SIZES`.
+        values: What was measured, likewise over its standard error, shape (trials,).
         starts: Where each block's features begin, and where the last ends, shape (blocks + 1,).
         log_odds: Of each block to be in, before anything is measured, shape (blocks,).
     """
 
-    def __init__(self, gram: Floats, moment: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
-        self._moment, self._starts, self._log_odds = moment, starts, log_odds
+    def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
+        self._starts, self._log_odds = starts, log_odds
         sizes = np.diff(starts)
-        rank, total = int(sizes.max(initial=1)), len(moment)
+        rank, total = int(sizes.max(initial=1)), features.shape[1]
         # Every block has `rank` features: those that it lacks are one that is always zero.
         self._index = np.full((len(sizes), rank), total)
         for block, (start, size) in enumerate(zip(starts[:-1], sizes, strict=True)):
             self._index[block, :size] = np.arange(start, start + size)
-        self._gram = np.zeros((total + 1, total + 1))
-        self._gram[:total, :total] = gram
-        self._padded_moment = np.append(moment, 0.0)[self._index]
-        self._own = self._gram[self._index[:, :, None], self._index[:, None, :]]
+        self._features = np.zeros((len(features), total + 1))
+        self._features[:, :total] = features
+        self._moment = values @ self._features
+        self._padded_moment = self._moment[self._index]
+        blocks = self._features.T[self._index]  # (blocks, rank, trials)
+        self._own = blocks @ blocks.transpose(0, 2, 1)
+        self._products: dict[int, Floats] = {}
+
+    def _with(self, block: int) -> Floats:
+        """All blocks' products with one, shape (blocks times rank, features of that one).
+
+        They are taken when a state first holds it: few of many blocks are ever in, and all products of a space with
+        hundreds of pairs would take seconds.
+        """
+        if (found := self._products.get(block)) is None:
+            own = self._features[:, self._starts[block] : self._starts[block + 1]]
+            found = self._products[block] = (self._features.T @ own)[self._index.ravel()]
+        return found
 
     def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
         """States that walks go through, and their chances, which sum to 1.
@@ -137,11 +152,14 @@ class Chain:
             SIZES[size] for size, (start, end) in zip(inside.values(), spans, strict=True) for _ in range(start, end)
         ]
         prior = np.array(widths) ** -2.0
-        cov = np.linalg.inv(np.diag(prior) + self._gram[np.ix_(columns, columns)])
+        held = self._features[:, columns]
+        cov = np.linalg.inv(np.diag(prior) + held.T @ held)
         mean = cov @ self._moment[columns]
-        cross = self._gram[:, columns][self._index]  # (blocks, rank, columns)
-        told = self._own - (cross @ cov) @ cross.transpose(0, 2, 1)
-        pull = self._padded_moment - cross @ mean
+        none = np.zeros((self._index.size, 0))
+        cross = np.concatenate([none, *map(self._with, inside)], axis=1)  # (blocks times rank, columns)
+        white = (cross @ np.linalg.cholesky(cov)).reshape(*self._index.shape, len(columns))
+        told = self._own - white @ white.transpose(0, 2, 1)
+        pull = self._padded_moment - (cross @ mean).reshape(self._index.shape)
         at = 0
         for block, (start, end) in zip(inside, spans, strict=True):
             # What the data say of a block that is in: its posterior without its prior.
@@ -169,14 +187,26 @@ class Chain:
 
 
 def _alone(told: Floats, pull: Floats, size: float) -> tuple[Floats, Floats, Floats]:
-    """Log odds of blocks of one size by the data, and mean and precision of their coefficients, each were it in."""
+    """Log odds of blocks of one size by the data, and mean and precision of their coefficients, each were it in.
+
+    Gauss's elimination goes over all blocks at once: there are hundreds of matrices of six rows, for each of which a
+    call of LAPACK takes longer than the arithmetic does.
+    """
     rank = pull.shape[1]
     precision = told + np.eye(rank) / size**2
-    lower = np.linalg.cholesky(precision)
-    white = np.linalg.solve(lower, pull[:, :, None])
-    odds = 0.5 * (white[:, :, 0] ** 2).sum(axis=1) - np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+    rows = np.concatenate([precision, pull[:, :, None]], axis=2)
+    pivots = np.empty_like(pull)
+    for k in range(rank):
+        # No pivot is less than the least eigenvalue, which the prior bounds; rounding could make one so.
+        pivots[:, k] = np.maximum(rows[:, k, k], 1 / size**2)
+        over = rows[:, k + 1 :, k, None] / pivots[:, k, None, None]
+        rows[:, k + 1 :, k + 1 :] -= over * rows[:, None, k, k + 1 :]
+    odds = 0.5 * ((rows[:, :, -1] ** 2 / pivots) - np.log(pivots)).sum(axis=1)
     # Features that a block lacks have the prior's precision, and cancel.
-    mean = np.linalg.solve(lower.transpose(0, 2, 1), white)[:, :, 0]
+    mean = np.empty_like(pull)
+    for k in reversed(range(rank)):
+        known = (rows[:, k, k + 1 : -1] * mean[:, k + 1 :]).sum(axis=1)
+        mean[:, k] = (rows[:, k, -1] - known) / pivots[:, k]
     return odds - rank * np.log(size), mean, precision
 
 

@@ -10,7 +10,6 @@ What autotune adds is what it knows of settings (`Flag`): defaults, groups, cond
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from optuna.trial import FrozenTrial
 
 from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.coded import FINISHED, CodedSpace, Flag
-from autotune.search.factors import Codes, Design, Floats
+from autotune.search.factors import Codes, Design, Floats, likely_pairs
 from autotune.search.hazards import Hazards
 from autotune.search.policy import key, propose
 
@@ -36,8 +35,11 @@ TWIN_KEY = "autotune:twin_of"
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial that was added under another number than Optuna's."""
 
-FEW = 16
-"""Settings of which all pairs may act; of more, where they have no groups, those that act by themselves likeliest."""
+MOST_PAIRS = 240
+"""Pairs that may act, at most; of more those of settings that likeliest act by themselves.
+
+So a proposal takes no longer however many settings have a group in common. Twenty-two settings have that many pairs.
+"""
 
 USUAL_SD = 0.01
 """Standard error of a trial that does not tell its own."""
@@ -60,7 +62,7 @@ class AdditiveFlagSampler(BaseSampler):
         flags: What is known of its settings; each is searched after those that it needs.
         seed: Of the draws; None for any.
         is_log_ratio: Whether values are logs of ratios to the default's, as autotune tells them. Else logs of the
-            values are modelled, or the values themselves where some are not positive.
+            values are modelled, or, where some are not positive, their distances from the middle, large ones as logs.
         with_pairs: Whether two settings may act together.
     """
 
@@ -108,8 +110,10 @@ class AdditiveFlagSampler(BaseSampler):
         self._asked = {(n := (trial.number, len(trials))): self._asked.get(n, -1) + 1}
         rng = np.random.default_rng([self._seed, trial.number + 1, len(trials), self._asked[n]])
         signs = [1.0 if d is StudyDirection.MINIMIZE else -1.0 for d in study.directions]
-        models, hazards = self._learn(coded, trials, signs, rng)
-        known = {key(c) for t in trials if t.params and (c := coded.codes(t.params)) is not None}
+        kept, failed = coded.split(trials)
+        models, hazards = self._learn(coded, kept, failed, signs, rng)
+        now_tried = (coded.codes(t.params) for t in trials if t.state not in FINISHED and t.params)
+        known = {key(c) for c in (*(c for c, _ in kept), *failed, *now_tried) if c is not None}
         if self._is_log_ratio:  # the default's value is known
             known.add(key(hazards.design.neutral))
         codes = propose(models, hazards, rng, known)
@@ -140,7 +144,7 @@ class AdditiveFlagSampler(BaseSampler):
         """
         coded = CodedSpace(search_space, self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
-        models, hazards = self._learn(coded, trials, [sign], rng)
+        models, hazards = self._learn(coded, *coded.split(trials), [sign], rng)
         return coded, models[0], hazards
 
     def sample_independent(
@@ -150,10 +154,14 @@ class AdditiveFlagSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def _learn(
-        self, coded: CodedSpace, trials: Sequence[FrozenTrial], signs: Sequence[float], rng: np.random.Generator
+        self,
+        coded: CodedSpace,
+        kept: Sequence[tuple[Codes, FrozenTrial]],
+        failed: Sequence[Codes],
+        signs: Sequence[float],
+        rng: np.random.Generator,
     ) -> tuple[list[AdditiveModel], Hazards]:
         """Models of what was measured, one for each objective, and of what failed."""
-        kept, failed = coded.split(trials)
         rows = coded.table([codes for codes, _ in kept])
         bad = coded.table(failed)
         seen = [
@@ -164,25 +172,14 @@ class AdditiveFlagSampler(BaseSampler):
             seed = int(rng.integers(1 << 31))
             return AdditiveModel(design, observations, seed=seed, has_origin=self._is_log_ratio)
 
-        pairs = self._pairs(
-            coded, [fit(Design(coded.factors, []), s) for s in seen] if self._looks_twice(coded) else []
-        )
+        pairs = likely_pairs(coded.factors) if self._with_pairs else []
+        if len(pairs) > MOST_PAIRS:
+            alone = Design(coded.factors, [])
+            acts = np.max([fit(alone, s).acts() for s in seen], axis=0)
+            pairs = sorted(sorted(pairs, key=lambda p: -min(acts[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
         return [fit(design, s) for s in seen], Hazards(design, rows, bad, known)
-
-    def _looks_twice(self, coded: CodedSpace) -> bool:
-        """Whether there are too many settings without groups for all pairs of them to be told apart."""
-        return self._with_pairs and not any(f.group for f in coded.factors) and len(coded.factors) > FEW
-
-    def _pairs(self, coded: CodedSpace, alone: Sequence[AdditiveModel]) -> list[tuple[int, int]] | None:
-        """Pairs that may act together; None for those that the factors tell."""
-        if not self._with_pairs:
-            return []
-        if not alone:
-            return None
-        likely = np.argsort(-np.max([m.acts() for m in alone], axis=0), kind="stable")[:FEW]
-        return list(itertools.combinations(sorted(likely.tolist()), 2))
 
     def _observe(
         self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float
@@ -207,9 +204,20 @@ class AdditiveFlagSampler(BaseSampler):
     def _as_logs(self, values: Floats) -> Floats:
         if self._is_log_ratio or not len(values):
             return values
-        if (values <= 0).any():  # in units in which they spread as logs of times may
-            return np.asarray(USUAL_SPREAD * values / (float(np.std(values)) or 1.0))
+        if (values <= 0).any():
+            return _squeezed(values)
         return np.asarray(np.log(values))
+
+
+def _squeezed(values: Floats) -> Floats:
+    """Values that have no logs, in units in which they spread as logs of times may; what is far off counts as its log.
+
+    Median and usual distance from it move little with one trial more, whatever its value, and no value outdoes all.
+    """
+    middle = float(np.median(values))
+    away = values / 2 - middle / 2  # halves, lest the largest numbers have no difference
+    usual = float(np.median(np.abs(away))) or float(np.abs(away).max()) or 1.0
+    return np.asarray(USUAL_SPREAD * np.arcsinh(away / usual))
 
 
 def _sd(trial: FrozenTrial) -> float:

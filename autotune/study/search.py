@@ -11,15 +11,19 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
+    FloorResult,
     RunDirectoryError,
+    Stopped,
     TrialConfig,
     TrialResult,
 )
+from autotune.results import why_stopped
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.finalists import worth_proving
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
+from autotune.study.stopping import why_stop
 from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
 from autotune.study.units import Job, TrialUnit
@@ -49,13 +53,16 @@ class Search:
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
+        self._weighed: tuple[int, Stopped | None] = (-1, None)  # whether so many trials are enough, and why
+        self._stopped: Stopped | None = None  # why they were, if the search ended by that
 
     def work(self) -> None:
         """Tries sets until there is nothing left to try."""
         self._recall_failures()
         left = self._asked - len(self._results())
         self._tell_news()
-        if left > 0:
+        self._is_over = self._has_stopped_before()
+        if left > 0 and not self._is_over:
             if self._table is not None:
                 self._run.view.note(describe_timetable(self._table, asked=self._asked))
             self._run.view.stage("search", f"{left} of {self._asked} trials to go")
@@ -71,6 +78,7 @@ class Search:
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
+        self._stopped = None
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.view.stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
@@ -112,9 +120,14 @@ class Search:
     def _tell_effects(self) -> None:
         """Records what the trials taught, unless that is recorded of just these."""
         self._read_causes()
-        known = self._store.last(EffectsRecord)
-        if (known is None or known.trials != len(self._results())) and (found := self._proposer.effects()) is not None:
-            self._store.append(found)
+        known, stopped = self._store.last(EffectsRecord), self._stopped
+        is_news = known is None or known.trials != len(self._results()) or (stopped is not None and not known.stopped)
+        if not is_news or (found := self._proposer.effects()) is None:
+            return
+        found = found.model_copy(update={"stopped": stopped})
+        self._store.append(found)
+        if stopped is not None:
+            self._run.view.note(f"the search {why_stopped(found)}")
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
@@ -125,6 +138,38 @@ class Search:
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
+
+    # ------------------------------------------------------------------ when enough is known
+
+    def _has_stopped_before(self) -> bool:
+        """Whether an earlier session ended the search by these very trials, under the same terms."""
+        search, known = self._run.spec.search, self._store.last(EffectsRecord)
+        if search.stop != "auto" or known is None or known.stopped is None or known.trials != len(self._results()):
+            return False
+        if known.stopped.remaining_hours != search.remaining_gpu_hours:
+            return False
+        self._stopped = known.stopped
+        self._run.view.note(f"the search {why_stopped(known)}")
+        return True
+
+    def _is_enough(self, results: Sequence[TrialResult]) -> bool:
+        """Whether another trial is not worth it, by the model of those that have ended."""
+        if self._run.spec.search.stop != "auto" or len(results) < ENOUGH_TO_TELL:
+            return False
+        if self._weighed[0] != len(results):
+            self._weighed = (len(results), self._weigh(results))
+        return self._weighed[1] is not None
+
+    def _weigh(self, results: Sequence[TrialResult]) -> Stopped | None:
+        """Why the search ends now; None if it does not."""
+        spec, floor = self._run.spec, self._store.last(FloorResult)
+        promise = floor.promise if floor is not None else None
+        least = max(spec.measure.smallest_effect, (promise.smallest or 0.0) if promise is not None else 0.0)
+        if (rest := self._proposer.rest(least)) is None:
+            return None
+        devices = floor.reference.device_count if floor is not None and floor.reference is not None else 1
+        found = why_stop(spec.search, rest, results, least=least, devices=max(1, devices or 1))
+        return found if found.is_over else None
 
     # ------------------------------------------------------------------ what is next
 
@@ -171,8 +216,12 @@ class Search:
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
         number, config = self._known.free_number(self._tried), None
-        if self._is_last(results):
+        is_enough = self._is_enough(results)
+        if is_enough or self._is_last(results):
             config = self._proposer.ask_best(number, taken=self._tried.values())
+        if config is None and is_enough:
+            self._is_over, self._stopped = True, self._weighed[1]
+            return None
         config = config or self._proposer.ask(number, taken=self._tried.values())
         if config is None and not self._tried:
             self._run.view.note(

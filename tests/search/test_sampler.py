@@ -13,6 +13,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+from autotune.search.additive import GREEDY
+from autotune.search.posterior import BURN_IN, JUMPS
+from autotune.search.sampler import MOST_PAIRS
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
 SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(["false", "true"]) for n in SETTINGS}
@@ -216,6 +219,44 @@ def test_a_study_of_any_parameters_in_any_direction(direction: Literal["minimize
     assert best["steps"] <= 20
 
 
+@pytest.mark.parametrize("value", [lambda x: math.exp(100 * x), lambda x: math.exp(100 * x) - 1, lambda x: 1e-300 * x])
+def test_values_over_any_number_of_orders_of_magnitude_are_searched(value: Callable[[int], float]) -> None:
+    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=0))
+    study.optimize(lambda t: value(min(7, t.suggest_int("x", 0, 9))), n_trials=25)
+    assert study.best_params == {"x": 0}
+
+
+def test_one_value_that_is_not_positive_does_not_turn_what_was_learned_around() -> None:
+    chances = []
+    for odd in (90.0, -1e3, 0.0):
+        made, study = AdditiveFlagSampler(SPACE, FLAGS, seed=0), optuna.create_study()
+        rng = np.random.default_rng(0)
+        for at in range(40):
+            params = {n: str(v).lower() for n, v in zip(SETTINGS, rng.random(30) < 0.5, strict=True)}
+            study.add_trial(told(params, odd if at == 0 else 100 * math.exp(effect(params))))
+        coded, model, _ = made.learn(study)
+        chances.append([model.acts()[coded.names.index(n)] for n in ("flag_03", "flag_07")])
+    assert np.array(chances).min() > 0.9
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_values_that_take_twice_the_time_do_not_hide_those_that_save_a_little(seed: int) -> None:
+    study = search(
+        sampler(seed), lambda p: effect(p) + 0.7 * ((p["flag_01"] == "true") + (p["flag_22"] == "true")), 50, seed
+    )
+    assert best_true(study) <= 0.9 * OPTIMUM
+    slow = [t.params["flag_01"] == "true" or t.params["flag_22"] == "true" for t in study.trials]
+    assert sum(slow[25:]) <= 8
+
+
+def test_no_threshold_at_all_is_a_step_below_the_least_threshold() -> None:
+    choices = [0, 1 << 20, 64 << 20]
+    space: dict[str, BaseDistribution] = {"x": CategoricalDistribution(choices)}
+    made = AdditiveFlagSampler(space, {"x": Flag(default=0)})
+    coded, _, _ = made.learn(optuna.create_study())
+    assert coded.factors[0].scale == (14.0, 20.0, 26.0)
+
+
 def test_values_that_are_not_positive_are_taken_as_they_are() -> None:
     study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3), direction="maximize")
     study.optimize(lambda t: sum(t.suggest_categorical(f"p{i}", [-10.0, 0.0, 10.0]) for i in range(6)), n_trials=40)
@@ -242,7 +283,27 @@ def test_more_settings_than_all_pairs_of_can_be_told_apart() -> None:
         both = (trial.params["p1"] > 3) and (trial.params["p2"] > 3)
         study.tell(trial, math.exp(-0.3 * both - 0.1 * (trial.params["p1"] > 3)))
     _, model, _ = made.learn(study)
-    assert len(model.design.pairs) <= 16 * 15 // 2
+    assert len(model.design.pairs) == MOST_PAIRS
+    assert (1, 2) in model.design.pairs
+
+
+def test_a_proposal_takes_no_longer_for_more_settings_in_a_group() -> None:
+    looks, products = [], []
+    for in_group in (4, 60):
+        flags = {f"p{i}": Flag(default=0, group=f"group {i // in_group}") for i in range(60)}
+        space: dict[str, BaseDistribution] = {n: IntDistribution(0, 10) for n in flags}
+        made = AdditiveFlagSampler(space, flags, seed=0, is_log_ratio=True)
+        study, rng = optuna.create_study(), np.random.default_rng(0)
+        for _ in range(100):
+            params = {n: int(rng.integers(11)) for n in space}
+            value = -0.05 * (params["p3"] > 0) - 0.03 * (params["p7"] > 4) + 0.01 * float(rng.standard_normal())
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
+        _, model, _ = made.learn(study)
+        looks.append(len(model.design.blocks))
+        # Products of all features with those of a block are taken for the few blocks that were ever in.
+        products.append(len(model._last_chain._products))
+    assert looks == [60 + 15 * 6, 60 + MOST_PAIRS]
+    assert max(products) <= GREEDY + 2 * (BURN_IN + JUMPS)
 
 
 def test_a_conditional_setting_is_searched_where_it_acts() -> None:
