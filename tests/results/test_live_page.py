@@ -10,9 +10,9 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from autotune.model import AutotuneError, RunDirectoryError
 from autotune.results import LivePage
 from autotune.results import live_page as module
+from autotune.results import report
 from autotune.rundir import Store
 
 
@@ -114,9 +115,14 @@ def test_damaged_records_are_told_and_the_page_comes_back(served: tuple[LivePage
 
 
 def test_what_is_built_often_is_built_seldom(finished: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[float] = []
-    real = module.build
-    monkeypatch.setattr(module, "build", lambda store: built.append(time.monotonic()) or real(store))
+    built = []
+    real = report.build
+
+    def build(store: Store) -> dict[str, Any]:
+        built.append(store)
+        return real(store)
+
+    monkeypatch.setattr(module, "build", build)
     page = LivePage(finished.path)
     host, path = f"127.0.0.1:{urlsplit(page.address).port}", urlsplit(page.address).path
     for _ in range(20):

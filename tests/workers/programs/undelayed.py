@@ -14,7 +14,7 @@ reports = "report" in sys.argv[1:]
 
 
 @jax.jit
-def train_step(state, batch):
+def train_step(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     state = jax.lax.fori_loop(0, 60, lambda _, w: jnp.tanh(w @ batch), state)
     return state, state.mean()
 
