@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from autotune.model import AutotuneError, RunDirectoryError
-from autotune.results import LivePage
+from autotune.results import LivePage, report
 from autotune.results import live_page as module
-from autotune.results import report
 from autotune.rundir import Store
 
 
