@@ -353,7 +353,7 @@ def chances_before(design: Design) -> Floats:
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
     pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
     chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
-    return np.clip(np.array(chances), 1e-12, 1 - 1e-6)
+    return np.asarray(np.clip(np.array(chances), 1e-12, 1 - 1e-6))
 
 
 def smallest(
