@@ -53,6 +53,32 @@ class _Space(_Shape):
     priors: dict[str, Prior]
 
 
+class _ReadLine(_Shape):
+    line: str
+    step_s: float | None
+    loss: float | None
+    is_step: bool
+
+
+class _ReadBy(_Shape):
+    rules: dict[str, Any]
+    steps: int
+    step_s: float | None
+
+
+class _Reading(_Shape):
+    steps: int
+    step_s: float | None
+    losses: int
+    loss: float | None
+    rules: dict[str, Any]
+    terminal: bool
+    status: int | None
+    notes: list[str]
+    lines: list[_ReadLine]
+    others: list[_ReadBy]
+
+
 class _Comparison(_Shape):
     by: list[str]
     same: dict[str, Any]
@@ -94,6 +120,7 @@ SHAPES: dict[str, Any] = {
     "fsck": RunCheck,
     "library list": _list_of(_Winner),
     "predict": _list_of(_Predicted | _Failed),
+    "read": _Reading,
     "recheck": _Conclusion,
     "recipes check": dict[str, list[SettingCheck]],
     "recipes check NAME": _Checks,

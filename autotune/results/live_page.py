@@ -65,6 +65,7 @@ class LivePage:
                 f"--port must be free on {HOST} but {port} is not ({error.strerror}); 0 takes one that is"
             ) from error
         self._server.daemon_threads = True
+        self._is_serving = False
 
     @property
     def address(self) -> str:
@@ -73,11 +74,13 @@ class LivePage:
 
     def serve(self) -> None:
         """Answers until `close`."""
+        self._is_serving = True
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
-        """Ends `serve`, from another thread."""
-        self._server.shutdown()
+        """Ends `serve`, from another thread, and listens no more."""
+        if self._is_serving:
+            self._server.shutdown()
         self._server.server_close()
 
     def answer(self, host: str, path: str) -> tuple[HTTPStatus, str, str]:

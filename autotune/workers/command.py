@@ -81,6 +81,7 @@ class CommandLauncher(LocalLauncher):
             cwd=self._study_dir,
             rules=self._rules(settings, folder),
             run_steps=measure.run_steps,
+            device_count=self._spec.device.count,
             limit_s=READY_SHARE * self.limits.start_s,
         )
         return [job]

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,7 @@ from autotune.cli.shapes import all_schemas
 from autotune.model.clock import Stopwatch
 from autotune.model.records import AblationResult, FinalistResult
 from autotune.model.trial import TrialConfig, TrialResult
+from autotune.results import LivePage
 from autotune.results.api import compare, load
 from autotune.results.rows import trial_rows
 from autotune.results.tables import study_tables
@@ -87,7 +89,17 @@ CALLS: dict[str, list[list[str]]] = {
 
 
 def test_every_command_that_reads_a_run_is_called() -> None:
-    assert set(reading_a_run()) == {*CALLS, "predict"}  # that one takes a run's times to calibrate a model
+    # `predict` takes a run's times to calibrate a model; `watch` serves a page, which is read below.
+    assert set(reading_a_run()) == {*CALLS, "predict", "watch"}
+
+
+def test_the_page_that_moves_says_no_more_of_a_trial(runs: Path) -> None:
+    page = LivePage(runs / "a")
+    address = urlsplit(page.address)
+    status, _, text = page.answer(address.netloc, address.path)
+    page.close()
+    assert status == 200
+    refuse_words_of_proofs(text)
 
 
 @pytest.mark.parametrize("command", CALLS)

@@ -79,6 +79,13 @@ def test_a_saved_log(tmp_path: Path, arguments: tuple[str, ...], status: int, wo
     assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
 
 
+def test_options_after_a_file_are_told_to_come_first(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("step 1: 5 ms\n")
+    done = read("train.log", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "type: autotune read --json train.log" in done.stderr
+
+
 def test_nothing_of_the_command_lives_on(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("sleep 987 & setsid sleep 988 & echo step; wait\n")
     began = time.monotonic()

@@ -58,6 +58,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "fsck": ("fsck", "runs/shapes"),
     "library list": ("library", "list"),
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
+    "read": ("read", "train.log"),
     "recheck": ("recheck", "runs/shapes"),
     "recipes check": ("recipes", "check", "--plugin", "cpu"),
     "recipes check NAME": ("recipes", "check", "jax_toolbox_perf_doc_head_all", "--plugin", "cpu"),
@@ -90,6 +91,12 @@ def with_json() -> set[str]:
     return {name for name, command in tree if any("--json" in p.opts for p in command.params)}
 
 
+def call(shape: str) -> list[str]:
+    """What is typed, the option before the rest: what follows a program belongs to the program."""
+    words = len(command_of(shape).split())
+    return [*CALLS[shape][:words], "--json", *CALLS[shape][words:]]
+
+
 def command_of(shape: str) -> str:
     """A shape's command: its name without the argument in capitals."""
     return " ".join(word for word in shape.split() if not word.isupper())
@@ -106,6 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, a run that cannot be read, a library and an exported file."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "shapes.toml").write_text(STUDY, encoding="utf-8")
+    (folder / "train.log").write_text("".join(f"step {i}: {9 + i % 2} ms loss=0.5\n" for i in range(20)))
     study, runs = str(folder / "shapes.toml"), folder / "runs"
     assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0
     shutil.copytree(runs / "shapes", runs / "again")
@@ -140,7 +148,7 @@ def test_what_is_printed_has_the_printed_schema(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app, [*CALLS[shape], "--json"])
+    result = CliRunner().invoke(app, call(shape))
     assert isinstance(result.exception, SystemExit | None), result.exception
     shown = json.loads(result.stdout)
     assert shown
@@ -153,7 +161,7 @@ def test_a_field_that_the_schema_lacks_is_seen(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
     monkeypatch.chdir(folder)
-    shown = json.loads(CliRunner().invoke(app, [*CALLS[shape], "--json"]).stdout)
+    shown = json.loads(CliRunner().invoke(app, call(shape)).stdout)
     for spoilt in ({**shown, "more": 1}, dict(list(shown.items())[1:])):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.Draft202012Validator(schemas[shape]).validate(spoilt)

@@ -128,7 +128,7 @@ def test_what_is_built_often_is_built_seldom(finished: Store, monkeypatch: pytes
         assert page.answer(host, path)[0] == 200
         assert page.answer(host, f"{path}state")[0] == 200
     assert len(built) == 1
-    page._server.server_close()
+    page.close()
 
 
 def test_what_cannot_be_served_is_told(tmp_path: Path, finished: Store) -> None:

@@ -245,7 +245,7 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
     conclusion, store, _ = run_replay(
         spec, trials=20, launcher=Faulty(spec.replay, seed=0, platform="cpu", fail_start=fail)
     )
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     failed = [f for f in store.of(FinalistResult) if f.failure is not None]
     assert failed
     assert all(f.verdict is Verdict.UNRESOLVED for f in failed)
