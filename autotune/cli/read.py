@@ -56,7 +56,7 @@ def read(
     path = Path(what[0])
     if len(what) > 1 and path.is_file() and not os.access(path, os.X_OK):
         raise AutotuneError(
-            f"options must come before the file but {what[1]} comes after {what[0]}, which is none that can be started; "
+            f"options must come before the file but {what[1]} comes after {what[0]}, which cannot be started; "
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):

@@ -238,7 +238,7 @@ def test_a_compiler_that_breaks_in_mid_study_costs_a_note(run: Run) -> None:
     rules = FailingLater()
     spec = study()
     conclusion, store, diary, launcher = run(spec, rules, trials=3, first=first)
-    assert conclusion.outcome in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT)
+    assert conclusion.outcome in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.INCONCLUSIVE)
     assert store.of(TrialResult)[0].status is TrialStatus.FAILED or len(launcher.started) > 2
     assert any("broken pipe" in note for note in diary.notes)
 

@@ -61,7 +61,7 @@ def run(
 def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, mesh: dict[str, int]) -> None:
     device = {"count": 8}
     conclusion, store, _ = run(tmp_path, {"entry": entry, "options": {"mesh": mesh}}, device=device)
-    assert conclusion.outcome in (Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.WINNER)
+    assert conclusion.outcome in (Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.INCONCLUSIVE, Outcome.WINNER)
     results = store.of(TrialResult)
     assert [r.failure for r in results] == [None] * len(results)
     floor = store.last(FloorResult)
