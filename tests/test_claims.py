@@ -114,8 +114,8 @@ def test_what_is_told_of_searches_that_end_by_themselves_is_what_was_recorded() 
     left = sorted(row["regret"] for row in ended if row["regret"] > 0.01)
     text = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
     figures = told(
-        r"of (\d+) made-up spaces .*? (\d+) ended before their 60 trials, the middle one after (\d+), and (\d+) of these left "
-        r"more than the least gain of 1 %: ([\d.]+) % and ([\d.]+) %",
+        r"of (\d+) made-up spaces .*? (\d+) ended before their 60 trials, the middle one after (\d+), "
+        r"and (\d+) of these left more than the least gain of 1 %: ([\d.]+) % and ([\d.]+) %",
         text,
     )
     middle = ended[len(ended) // 2]["trials"]
