@@ -12,10 +12,10 @@ test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
 
 # The rest: whole studies on real workers, kills, power cuts and failing disks (root on Debian installs FUSE for them),
-# compilations for described GPUs (those skip where no plugin is). Three at once: half of their time they wait for something.
+# compilations for described GPUs (those skip where no plugin is).
 test-slow: $(VENV)/.tested
 	sh .ci/disk_packages.sh
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "slow and not gpu and not cluster" --timeout 900
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not cluster" --timeout 900
 
 # Wheels that compile for GPUs on a machine without one (about 2.9 GB), and the tests that need them.
 test-screen: $(VENV)/.screen

@@ -122,6 +122,13 @@ class Hour:
         took = [row["took_s"] for row in self.rows if row.get("kind") == kind and "error" not in row]
         return ROOM * max(took) if took else otherwise_s
 
+    @property
+    def pace(self) -> float:
+        """By how much the last two units were dearer than expected, and a little more; 1 where they were not."""
+        last = [row for row in self.rows if row.get("expected_s") and "error" not in row][-2:]
+        slower = max((row["took_s"] / row["expected_s"] for row in last), default=1.0)
+        return ROOM * slower if slower > 1.0 else 1.0
+
     def do(self, unit: str, cost_s: float, work: Callable[[], Row], *, kind: str = "") -> Row | None:
         """The result of a unit: of an earlier session, or done now if so much time is left.
 
@@ -133,7 +140,7 @@ class Hour:
         """
         if (found := self.find(unit)) is not None:
             return found
-        if cost_s > self.left_s:
+        if cost_s * self.pace > self.left_s:
             self.skipped[unit] = cost_s
             self.say(f"{unit} is left out: it takes about {cost_s:.0f} s")
             return None
@@ -145,7 +152,14 @@ class Hour:
             result = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
             self.say(f"{unit} broke: {result['error'][:200]}")
         took_s = self._clock.spent_s - began
-        row = {"unit": unit, "kind": kind or unit, "at_s": round(began, 3), "took_s": round(took_s, 3), **result}
+        row = {
+            "unit": unit,
+            "kind": kind or unit,
+            "at_s": round(began, 3),
+            "expected_s": cost_s,
+            "took_s": round(took_s, 3),
+        }
+        row |= result
         self.keep(row)
         return row if "error" not in row else None
 
