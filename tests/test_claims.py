@@ -77,6 +77,18 @@ def test_what_is_found_beside_the_fixed_proof_is_the_recorded_share() -> None:
     assert figures == [round(100 * row[key]["0.02"]) for key in ("found", "fixed") for row in rows]
 
 
+def test_how_often_the_announced_time_is_kept_is_the_recorded_share() -> None:
+    quiet, loud = (next(r for r in TRUTH["announced"] if r["machine"] == f"pair sd {sd} %") for sd in (0.7, 1.8))
+    figures = told(
+        r"Of (\d+) where a pair of processes spreads by 0.7 % all are told what it takes, and (\d+) of 100 .*? "
+        r"by 1.8 %, (\d+) are told, and of these (\d+) of 100 .*? may lose the right one, (\d+) and (\d+)\)"
+    )
+    assert quiet["announced"]["3"] == 1.0
+    told_at_all = round(loud["announced"]["3"] * loud["studies"])
+    kept = [round(100 * row["in_time"][count]) for count in ("3", "12") for row in (quiet, loud)]
+    assert figures == [quiet["studies"], kept[0], told_at_all, *kept[1:]]
+
+
 def test_every_machine_of_the_page_was_measured() -> None:
     page = (ROOT / "docs" / "truth.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
