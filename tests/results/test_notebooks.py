@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,14 @@ def test_recorded_studies_are_whole_and_name_no_machine(path: Path) -> None:
     text = "".join(f.read_text() for f in path.rglob("*.json*"))
     for place in ("/home/", "/root/", "/tmp/", "/work/"):
         assert place not in text
+
+
+def test_the_lines_of_the_tutorial_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (STUDIES.parent / "docs" / "tutorials" / "notebook.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(STUDIES.parent)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert len(found["s"].trials)
+    assert len(found["s"].steps)
+    assert "<svg" in found["s"].plot.forest().picture
