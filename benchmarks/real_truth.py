@@ -41,7 +41,7 @@ from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
 VARIABLE = "JAX_PLANTED_ITERATIONS"
-LABEL = "PLANTED_LABEL"  # read by nobody: makes sets that differ and programs that do not
+LABEL = "JAX_PLANTED_LABEL"  # read by nobody: makes sets that differ and programs that do not
 
 
 def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, Any]) -> StudySpec:

@@ -1,0 +1,200 @@
+"""The atlas: what each setting does to each kind of model on each GPU, compiled beforehand; data, and how to ask it.
+
+The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
+``autotune atlas build``. ``kinds.toml`` beside it says which workload stands for each kind of model. A verdict is of one *cell*: a jaxlib, a kind
+of model, a GPU and how many of them. What no cell decides (a build that lacks a setting) has rows of its own, without a kind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from autotune.model import Record, SettingError
+from autotune.settings.catalog import older, read_entries
+
+SCHEMA_VERSION = 1
+
+
+class AtlasVerdict(StrEnum):
+    """What a value of a setting does.
+
+    ``rejected``: the build does not take the name or the value. ``default``: the value in force anyway. ``same``: the compiled program is
+    the default's. ``changes``: it is another one. ``fails``: it does not compile here. ``unseen``: read at run time or by the autotuner on the device, which no
+    compilation shows. ``elsewhere``: a setting of another platform. ``unsettled``: not compiled.
+    """
+
+    REJECTED = "rejected"
+    DEFAULT = "default"
+    SAME = "same"
+    CHANGES = "changes"
+    FAILS = "fails"
+    UNSEEN = "unseen"
+    ELSEWHERE = "elsewhere"
+    UNSETTLED = "unsettled"
+
+
+class AtlasRow(Record):
+    """One line of the table.
+
+    Attributes:
+        jaxlib: The release; of its CUDA plugin too.
+        workload: Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release.
+        target: GPU, a name of `autotune targets list`; empty likewise.
+        gpus: How many of them; 0 likewise.
+        kind: ``setting``, ``recipe`` (a published set), or ``cell``: the default's own program.
+        name: Of the setting or recipe; empty for the cell.
+        value: Of the setting as in a `FlagSet`; the whole set of a recipe; empty for the cell.
+        verdict: What it does.
+        tried: How ``same`` was found: ``alone``, or ``together`` with others that change nothing (in rows that hold every two of their values).
+        changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
+        needs: Settings among which it acts, if it does nothing alone.
+        program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled for it alone.
+        peak_bytes: Device memory that the step needs.
+        predicted_change: Predicted step time over the default's, minus one; None where no model can say.
+        step_s: Predicted seconds of a step; of a cell only.
+        compiled: Programs that were compiled for a cell; of a cell only.
+        seconds: Processor seconds of that.
+        message: Why it is rejected or fails; what cannot be seen.
+    """
+
+    jaxlib: str
+    workload: str = ""
+    target: str = ""
+    gpus: int = 0
+    kind: str = "setting"
+    name: str = ""
+    value: str = ""
+    verdict: AtlasVerdict
+    tried: str = ""
+    changes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    program: str = ""
+    peak_bytes: int | None = None
+    predicted_change: float | None = None
+    step_s: float | None = None
+    compiled: int | None = None
+    seconds: float | None = None
+    message: str = ""
+
+    @property
+    def cell(self) -> tuple[str, str, str, int]:
+        """Release, kind of model, GPU, how many: names the cell."""
+        return self.jaxlib, self.workload, self.target, self.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """A kind of model, and the workload that stands for it.
+
+    Attributes:
+        name: As in the table.
+        title: For people.
+        entry: The preset that is compiled.
+        options: Its options.
+        sequences_per_gpu: Sequences of a step for each GPU; the batch is that times the GPUs.
+        gpus: How many GPUs it is compiled for.
+        nodes_of: GPUs of one machine; more are several machines.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    title: str
+    entry: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sequences_per_gpu: float = 1.0
+    gpus: tuple[int, ...] = (8, 64)
+
+    def options_for(self, gpus: int) -> dict[str, Any]:
+        """The workload's options on so many GPUs."""
+        return {**self.options, "batch": max(1, round(self.sequences_per_gpu * gpus))}
+
+
+class Atlas:
+    """The table, to be asked.
+
+    Args:
+        rows: All lines.
+
+    Attributes:
+        rows: The same.
+    """
+
+    def __init__(self, rows: Iterable[AtlasRow]) -> None:
+        self.rows = tuple(rows)
+        self._by_name: dict[tuple[str, str], list[AtlasRow]] = defaultdict(list)
+        for row in self.rows:
+            self._by_name[row.kind, row.name].append(row)
+
+    def __iter__(self) -> Iterator[AtlasRow]:
+        return iter(self.rows)
+
+    @property
+    def jaxlibs(self) -> tuple[str, ...]:
+        """Releases that the table has cells of, oldest first."""
+        found = {r.jaxlib for r in self.rows}
+        return tuple(sorted(found, key=functools.cmp_to_key(lambda a, b: -1 if older(a, b) else int(a != b))))
+
+    @property
+    def cells(self) -> tuple[AtlasRow, ...]:
+        """The row of each cell that was compiled."""
+        return tuple(self._by_name["cell", ""])
+
+    def of(self, name: str, *, kind: str = "setting") -> tuple[AtlasRow, ...]:
+        """All rows of a setting, or of a recipe."""
+        return tuple(self._by_name.get((kind, name), ()))
+
+
+def load_kinds() -> dict[str, ModelKind]:
+    """The kinds of models of the table, by name."""
+    return read_entries(_folder() / "kinds.toml", ModelKind)
+
+
+@functools.cache
+def load_atlas() -> Atlas:
+    """The table that comes with this package; without a row where none was built."""
+    files = sorted((p for p in _folder().iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
+    return Atlas(row for path in files for row in read_rows(path))
+
+
+def read_rows(path: Traversable) -> list[AtlasRow]:
+    """The rows of one file of the table.
+
+    Args:
+        path: A file of JSON lines; the first holds the schema's version.
+
+    Raises:
+        SettingError: If a line is not one of this schema; it is named.
+    """
+    adapter = TypeAdapter(AtlasRow)
+    head, *lines = path.read_text("utf-8").splitlines() or [""]
+    if head != header():
+        raise SettingError(f"{path.name}: the first line of a table of the atlas must be {header()} but got {head!r}")
+    rows = []
+    for number, line in enumerate(lines, 2):
+        try:
+            rows.append(adapter.validate_json(line))
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise SettingError(
+                f"{path.name}: line {number} must be a row of the atlas (schema {SCHEMA_VERSION}) but {wrong['msg']}"
+            ) from error
+    return rows
+
+
+def header() -> str:
+    """The first line of each file."""
+    return f'{{"atlas": {SCHEMA_VERSION}}}'
+
+
+def _folder() -> Traversable:
+    return resources.files("autotune") / "data" / "atlas"
