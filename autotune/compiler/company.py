@@ -36,6 +36,10 @@ PAIRS_ALONE = 64
 """Up to so many pairs of values, one of them dead, each is tried alone in the end."""
 
 
+HALVES = 4
+"""Rows of half of the dead settings, where not every company is asked for."""
+
+
 class TimeUp(Exception):
     """Nothing more may be compiled."""
 
@@ -66,6 +70,7 @@ def look_in_company(
     progress: Callable[[int, int], None] = lambda done, of: None,
     seed: int = 0,
     pairs_alone: int = PAIRS_ALONE,
+    is_thorough: bool = True,
 ) -> Company:
     """Looks for company in which settings that change nothing alone change the program.
 
@@ -78,8 +83,10 @@ def look_in_company(
         progress: Told how many rows are done, of how many that are planned so far.
         seed: Equal seeds give equal rows.
         pairs_alone: See `PAIRS_ALONE`.
+        is_thorough: Whether rows must hold all that the module promises; else each value of a dead setting with all
+            other dead ones, conditions, and `HALVES` rows of half of them.
     """
-    search = _Search(program, dead, live, seed, pairs_alone)
+    search = _Search(program, dead, live, seed, pairs_alone, is_thorough)
     try:
         search.work(failing, chains or {}, progress)
     except TimeUp:
@@ -95,13 +102,16 @@ class _Search:
         live: Mapping[str, Sequence[str]],
         seed: int,
         pairs_alone: int,
+        is_thorough: bool,
     ) -> None:
+        self._is_thorough = is_thorough
         self.dead = {n: list(v) for n, v in dead.items() if v}
         self.found = Company()
         self._program = program
         self._domains = {n: list(v) for n, v in sorted([*self.dead.items(), *live.items()]) if v}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
+        self._halves = HALVES
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
@@ -119,6 +129,8 @@ class _Search:
         """
         for name, values in self.dead.items():
             self._queue += [chain.merge({name: v}) for chain in chains.get(name, ()) for v in values]
+        if not self._is_thorough:
+            self._queue = list(_joined(self._queue))
         for alone in failing:
             for i in range(max(map(len, self.dead.values()), default=0)):
                 self._queue.append(FlagSet({n: v[i % len(v)] for n, v in self.dead.items()}).merge(alone))
@@ -183,7 +195,17 @@ class _Search:
         return bool(self._queue)
 
     def _plan_pairs(self) -> bool:
-        """Queues every pair of values alone, once, if they are few; whether there is any."""
+        """Queues every pair of values alone, once, if they are few; whether there is any.
+
+        Where not all is asked for it queues rows of half of the dead instead: others may have hidden what one does.
+        """
+        if not self._is_thorough:
+            left, self._halves = self._halves, 0
+            values = {n: self._random.choice(v) for n, v in self.dead.items()}
+            self._queue += [
+                FlagSet({n: v for n, v in values.items() if self._random.random() < 0.5}) for _ in range(left)
+            ]
+            return bool(self._queue)
         values = [(n, v) for n, of in self._domains.items() for v in of]
         found = [
             FlagSet(pair)
@@ -200,6 +222,8 @@ class _Search:
         live = [n for n in self._domains if n not in self.dead]
         for name, values in self.dead.items():
             yield from ((name, v) for v in values)
+        if not self._is_thorough:
+            return
         together = [tuple(sorted(p)) for p in itertools.combinations(self.dead, 2)]
         mixed = [tuple(sorted(p)) for p in itertools.product(self.dead, live)]
         for pairs, thirds in ((together, list(self.dead)), (mixed, list(self._domains))):
@@ -213,6 +237,8 @@ class _Search:
         """The company that a row holds; see `_wanted`."""
         out = [n for n in self._domains if n not in row]
         yield from row.items()
+        if not self._is_thorough:
+            return
         for (one, v), (other, w) in itertools.combinations(row.items(), 2):
             if one in self.dead or other in self.dead:
                 yield one, v, other, w
@@ -232,6 +258,18 @@ class _Search:
             if name not in fixed and name != out and draw.random() < share:
                 fixed[name] = draw.choice(values)
         return FlagSet(fixed)
+
+
+def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
+    """Few rows that hold all of some: each is taken into the first with which it agrees on every setting."""
+    joined: list[dict[str, str]] = []
+    for row in rows:
+        fitting = next((j for j in joined if all(j.get(n, v) == v for n, v in row.items())), None)
+        if fitting is None:
+            joined.append(dict(row))
+        else:
+            fitting |= row
+    yield from map(FlagSet, joined)
 
 
 def _parts(company: tuple[str, ...]) -> tuple[dict[str, str | None], str | None]:

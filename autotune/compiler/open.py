@@ -192,11 +192,11 @@ def domains(space: SearchSpace) -> Mapping[str, list[str]]:
     return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
 
 
-def spread(values: list[str]) -> list[str]:
-    """At most `MOST_VALUES` of some values, the first and the last among them."""
-    if len(values) <= MOST_VALUES:
+def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
+    """At most so many of some values, two or more, the first and the last among them."""
+    if len(values) <= most:
         return values
-    return [values[round(i * (len(values) - 1) / (MOST_VALUES - 1))] for i in range(MOST_VALUES)]
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:

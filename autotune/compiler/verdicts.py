@@ -66,7 +66,7 @@ class Screener:
         company = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
         self.compile_all(wanted, is_over=is_over, progress=progress)
-        skipped = {n for n, values in judged.items() if not all(self._is_known(FlagSet({n: v})) for v in values)}
+        skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
 
         def row_done(done: int, of: int) -> None:
@@ -80,12 +80,12 @@ class Screener:
             versions=reference.versions,
             reference=self._set_report("reference", FlagSet(), reference, {}),
             settings=tuple(found),
-            sets=tuple(self._sets({n: s for n, s in named.items() if self._is_known(s)}, reference)),
+            sets=tuple(self._sets({n: s for n, s in named.items() if self.is_known(s)}, reference)),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=sum(not r.from_cache for r in self._results.values()),
             cached_count=sum(r.from_cache for r in self._results.values()),
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
-            skipped=(*sorted(skipped), *(n for n, s in named.items() if not self._is_known(s))),
+            skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
             canary=canary,
             choices=tuple(filter(None, self.choices)),
             company_rows=rows,
@@ -181,15 +181,16 @@ class Screener:
         if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
             return None
         choices = list(self.choices.values())[: None if on_device else 1]
-        programs = [self._fingerprint(settings.merge(forced)) for forced in choices]
+        programs = [self.fingerprint(settings.merge(forced)) for forced in choices]
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
     def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
         """Whether two sets have one program under every kernel choice; each further one is compiled only if need be."""
         forced = self.choices.values()
-        return all(self._fingerprint(one.merge(f)) == self._fingerprint(other.merge(f)) for f in forced)
+        return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
 
-    def _fingerprint(self, settings: FlagSet) -> str | None:
+    def fingerprint(self, settings: FlagSet) -> str | None:
+        """Names a set's program (without the baseline); None if it does not compile."""
         program = self.result(settings).program
         return program.fingerprint if program is not None else None
 
@@ -218,7 +219,8 @@ class Screener:
         found = self._results.get(self._as_compiled(settings))
         return found.program.memory.peak_bytes if found and found.program and found.program.memory else None
 
-    def _is_known(self, settings: FlagSet) -> bool:
+    def is_known(self, settings: FlagSet) -> bool:
+        """Whether a set (without the baseline) was compiled already."""
         return self._as_compiled(settings) in self._results
 
     def _as_compiled(self, settings: FlagSet) -> FlagSet:
@@ -291,9 +293,9 @@ class Screener:
         """
 
         def program(candidate: FlagSet) -> str | None:
-            if not self._is_known(candidate) and is_over():
+            if not self.is_known(candidate) and is_over():
                 raise TimeUp
-            return self._fingerprint(candidate)
+            return self.fingerprint(candidate)
 
         dead = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.DEAD}
         live = {s.name: [v.value for v in s.values] for s in settings if s.name not in dead} | dict(others)

@@ -1,8 +1,18 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
-from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, ModelKind, load_atlas, load_kinds, read_rows
+from autotune.settings.atlas import (
+    Atlas,
+    AtlasRow,
+    AtlasVerdict,
+    ModelKind,
+    atlas_folder,
+    atlas_text,
+    load_atlas,
+    load_kinds,
+    read_rows,
+)
 from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
-from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, read_data
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Stage, Tier, load_catalog, read_data
 from autotune.settings.check import (
     SettingCheck, SettingVerdict, check_settings, for_build, would_start,
 )  # fmt: skip
@@ -15,5 +25,5 @@ from autotune.settings.migrate import Migration, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms
-from autotune.settings.space import build_space
+from autotune.settings.space import build_space, space_of_all
 from autotune.settings.words import describe_check, describe_diagnosis, describe_setting

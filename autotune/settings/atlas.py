@@ -1,8 +1,9 @@
 """The atlas: what each setting does to each kind of model on each GPU, compiled beforehand; data, and how to ask it.
 
 The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
-``autotune atlas build``. ``kinds.toml`` beside it says which workload stands for each kind of model. A verdict is of one *cell*: a jaxlib, a kind
-of model, a GPU and how many of them. What no cell decides (a build that lacks a setting) has rows of its own, without a kind.
+``autotune atlas build``. ``kinds.toml`` beside it says which workload stands for each kind of model. A verdict is of
+one *cell*: a jaxlib, a kind of model, a GPU and how many of them. What no cell decides (a build that lacks a
+setting) has rows of its own, without a kind.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.model import Record, SettingError
-from autotune.settings.catalog import older, read_entries
+from autotune.settings.catalog import read_entries, release_of
 
 SCHEMA_VERSION = 1
+_HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
 
 
 class AtlasVerdict(StrEnum):
     """What a value of a setting does.
 
-    ``rejected``: the build does not take the name or the value. ``default``: the value in force anyway. ``same``: the compiled program is
-    the default's. ``changes``: it is another one. ``fails``: it does not compile here. ``unseen``: read at run time or by the autotuner on the device, which no
-    compilation shows. ``elsewhere``: a setting of another platform. ``unsettled``: not compiled.
+    ``rejected``: the build does not take the name or the value. ``default``: the value in force anyway. ``same``: the
+    compiled program is the default's. ``changes``: it is another one. ``fails``: it does not compile here. ``unseen``:
+    read at run time or by the autotuner on the device, which no compilation shows. ``elsewhere``: a setting of another
+    platform. ``unsettled``: not compiled.
     """
 
     REJECTED = "rejected"
@@ -54,15 +57,18 @@ class AtlasRow(Record):
         name: Of the setting or recipe; empty for the cell.
         value: Of the setting as in a `FlagSet`; the whole set of a recipe; empty for the cell.
         verdict: What it does.
-        tried: How ``same`` was found: ``alone``, or ``together`` with others that change nothing (in rows that hold every two of their values).
+        tried: How ``same`` was found: ``alone``; ``together``, in sets of all that change nothing; or ``company``, with
+            every two values in some set, as a screen does (docs/screening.md).
         changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
-        needs: Settings among which it acts, if it does nothing alone.
-        program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled for it alone.
+        needs: Settings among which it acts, if it does nothing alone. Where some value of a setting acts alone, its
+            others are not looked at in company: they are ``same`` as ``tried`` says, alone.
+        program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled
+            for it alone.
         peak_bytes: Device memory that the step needs.
         predicted_change: Predicted step time over the default's, minus one; None where no model can say.
         step_s: Predicted seconds of a step; of a cell only.
-        compiled: Programs that were compiled for a cell; of a cell only.
-        seconds: Processor seconds of that.
+        compiled: Sets that were compiled for a cell; of a cell only.
+        seconds: What compiling them took, one after the other; of a cell only.
         message: Why it is rejected or fails; what cannot be seen.
     """
 
@@ -142,7 +148,7 @@ class Atlas:
     def jaxlibs(self) -> tuple[str, ...]:
         """Releases that the table has cells of, oldest first."""
         found = {r.jaxlib for r in self.rows}
-        return tuple(sorted(found, key=functools.cmp_to_key(lambda a, b: -1 if older(a, b) else int(a != b))))
+        return tuple(sorted(found, key=release_of))
 
     @property
     def cells(self) -> tuple[AtlasRow, ...]:
@@ -156,13 +162,13 @@ class Atlas:
 
 def load_kinds() -> dict[str, ModelKind]:
     """The kinds of models of the table, by name."""
-    return read_entries(_folder() / "kinds.toml", ModelKind)
+    return read_entries(atlas_folder() / "kinds.toml", ModelKind)
 
 
 @functools.cache
 def load_atlas() -> Atlas:
     """The table that comes with this package; without a row where none was built."""
-    files = sorted((p for p in _folder().iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
+    files = sorted((p for p in atlas_folder().iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
     return Atlas(row for path in files for row in read_rows(path))
 
 
@@ -177,8 +183,8 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
     """
     adapter = TypeAdapter(AtlasRow)
     head, *lines = path.read_text("utf-8").splitlines() or [""]
-    if head != header():
-        raise SettingError(f"{path.name}: the first line of a table of the atlas must be {header()} but got {head!r}")
+    if head != _HEADER:
+        raise SettingError(f"{path.name}: the first line of a table of the atlas must be {_HEADER} but got {head!r}")
     rows = []
     for number, line in enumerate(lines, 2):
         try:
@@ -191,10 +197,12 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
     return rows
 
 
-def header() -> str:
-    """The first line of each file."""
-    return f'{{"atlas": {SCHEMA_VERSION}}}'
+def atlas_text(rows: Iterable[AtlasRow]) -> str:
+    """The text of a file with some rows, in one order whatever theirs is; what is as by default is left out."""
+    ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
+    return "\n".join([_HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
 
 
-def _folder() -> Traversable:
+def atlas_folder() -> Traversable:
+    """Where the table lies in this package."""
     return resources.files("autotune") / "data" / "atlas"

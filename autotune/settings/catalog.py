@@ -192,7 +192,7 @@ class Setting:
     def default_in(self, version: str) -> str | None:
         """Default that the catalogue gives for this jaxlib; None if it does not say."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
-        return self.defaults[max(fitting, key=_release)] if fitting else None
+        return self.defaults[max(fitting, key=release_of)] if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +240,11 @@ class Catalog(dict[str, Setting]):
 
 def older(version: str, other: str) -> bool:
     """Whether one release comes before another: ``0.10.2`` before ``0.12.0.1``."""
-    return _release(version) < _release(other)
+    return release_of(version) < release_of(other)
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[int, ...]:
+    """What releases are ordered by: ``0.12.0.1`` as (0, 12, 0, 1)."""
     parts = []
     for part in version.split("."):
         digits = "".join(c for c in part if c.isdigit())

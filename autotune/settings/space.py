@@ -28,6 +28,7 @@ _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice i
 _NO_LAYER = "in powers of two, for the workload does not tell the bytes of a layer (`layer_bytes`)"
 _NO_LAYER_YET = "a run searches 0.25 to 8 times the bytes of one layer once its reference has told them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
+_COMPILED_TIERS = (*_SEARCHED_TIERS, Tier.EXPERT, Tier.AVOID, Tier.LEGACY)
 _REASONS = {
     Tier.EXPERT: "for experts: name it in `search.settings` to search it",
     Tier.AVOID: "rarely of use, or known trouble: name it in `search.settings` to search it",
@@ -75,6 +76,22 @@ def build_space(
     for parameter in option_parameters(spec):
         builder.found[parameter.name] = parameter
     return builder.space(own_conditions(spec, builder.named))
+
+
+def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None) -> SearchSpace:
+    """Every setting that a compilation can judge, with the values worth a try: what the atlas compiles.
+
+    Whether the program has what a setting acts on is not asked, for that is what compiling shows.
+
+    Args:
+        spec: Names the platform and the workload.
+        known: What is known of settings on the installed build.
+        reference: What the program told when it was compiled.
+    """
+    builder = _Builder(spec, known, reference, 1)
+    for entry in known.catalog.values():
+        builder.add_to_compile(entry)
+    return builder.space({}, is_dropping=False)
 
 
 class _Builder:
@@ -140,6 +157,16 @@ class _Builder:
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
         self._left_out.setdefault(entry.name, reason or no_values)  # what the study says of it comes first
 
+    def add_to_compile(self, entry: Setting) -> None:
+        """Adds a setting of the platform, if the program alone says what it does and the catalogue has values."""
+        setting = self._known[entry.name]
+        is_fit = entry.stage is Stage.PROGRAM and entry.tier in _COMPILED_TIERS and setting.exists
+        if not is_fit or entry.platform not in ("any", self._platform):
+            return
+        parameter = self._catalog_parameter(entry, setting)
+        if parameter is not None:
+            self.found[entry.name] = parameter
+
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched though its group is; empty if it is."""
         if entry.name == "process_layout":
@@ -200,16 +227,20 @@ class _Builder:
         """Every name that was looked at, whether it is searched or left out."""
         return {*self.found, *self._left_out}
 
-    def space(self, own: Conditions) -> SearchSpace:
+    def space(self, own: Conditions, *, is_dropping: bool = True) -> SearchSpace:
         """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on.
 
         Args:
             own: What the study says besides the catalogue.
+            is_dropping: Whether what can never act goes; else it stays, as if it could always.
         """
         while True:
             conditions = {name: self._conditions(name, own.get(name, {})) for name in self.found}
             never = {name: c for name, c in conditions.items() if isinstance(c, str)}
             if not never:
+                break
+            if not is_dropping:
+                conditions |= {name: {} for name in never}
                 break
             # What is dropped stays at its default, which may switch others off: look again.
             self._left_out.update(never)

@@ -1,0 +1,81 @@
+"""Spot checks of the atlas: random rows, compiled one by one and anew.
+
+    python -m benchmarks.atlas_spot [--each 30] [--seed 0] [--into benchmarks/results]
+
+Draws as many rows that say ``same`` as rows that say ``changes``, of the release that is installed, and compiles each
+value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where it
+is the very program that the table names. Rows that act only in company (``needs``) are not drawn: alone they do nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler import compiler_versions, open_screener
+from autotune.model.flags import FlagSet
+from autotune.settings import AtlasRow, AtlasVerdict, load_atlas
+from autotune.survey import planned_cells
+
+HERE = Path(__file__).parent
+
+
+def drawn(rows: list[AtlasRow], each: int, seed: int) -> list[AtlasRow]:
+    """So many random rows of either verdict, in the order of their cells."""
+    draw = random.Random(seed)
+    found: list[AtlasRow] = []
+    for verdict in (AtlasVerdict.SAME, AtlasVerdict.CHANGES):
+        fitting = [r for r in rows if r.kind == "setting" and r.workload and r.verdict is verdict and not r.needs]
+        found += draw.sample(fitting, min(each, len(fitting)))
+    return sorted(found, key=lambda r: (*r.cell, r.name, r.value))
+
+
+def checked(rows: list[AtlasRow]) -> list[dict[str, Any]]:
+    """Each row with what compiling it alone gave; rows of one cell share the default's program."""
+    found = []
+    for (_, kind, target, gpus), of_cell in groupby(rows, key=lambda r: r.cell):
+        cell = planned_cells([kind], [target], [gpus])[0]
+        with open_screener(cell.study, study_dir=HERE, target=cell.target, topology=cell.topology) as (_, screener):
+            reference = screener.reference().fingerprint
+            for row in of_cell:
+                program = screener.fingerprint(FlagSet({row.name: row.value}))
+                if row.verdict is AtlasVerdict.SAME:
+                    is_right = program == reference
+                else:
+                    is_right = program != reference and (program or "").startswith(row.program)
+                found.append({"row": row.model_dump(mode="json", exclude_defaults=True), "is_right": is_right})
+                print(f"{'right' if is_right else 'WRONG'}: {cell}: {row.name}={row.value} {row.verdict}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Entry point; writes what was found as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--into", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    jaxlib = compiler_versions()["jaxlib"]
+    started = time.monotonic()
+    found = checked(drawn([r for r in load_atlas() if r.jaxlib == jaxlib], arguments.each, arguments.seed))
+    wrong = sum(not f["is_right"] for f in found)
+    result = {
+        "jaxlib": jaxlib,
+        "seed": arguments.seed,
+        "checked": len(found),
+        "wrong": wrong,
+        "wall_s": round(time.monotonic() - started),
+        "rows": found,
+    }
+    path = arguments.into / f"atlas_spot_{jaxlib}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} rows, {wrong} wrong: {path}")
+
+
+if __name__ == "__main__":
+    main()
