@@ -3,8 +3,9 @@
     python -m benchmarks.atlas_spot [--each 30] [--seed 0] [--into benchmarks/results]
 
 Draws as many rows that say ``same`` as rows that say ``changes``, of the release that is installed, and compiles each
-value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where it
-is the very program that the table names. Rows that act only in company (``needs``) are not drawn: alone they do nothing.
+value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where
+it is the very program that the table names. Rows that act only in company (``needs``) are not drawn: alone they do
+nothing.
 """
 
 from __future__ import annotations

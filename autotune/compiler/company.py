@@ -201,10 +201,8 @@ class _Search:
         """
         if not self._is_thorough:
             left, self._halves = self._halves, 0
-            values = {n: self._random.choice(v) for n, v in self.dead.items()}
-            self._queue += [
-                FlagSet({n: v for n, v in values.items() if self._random.random() < 0.5}) for _ in range(left)
-            ]
+            row = {n: self._random.choice(v) for n, v in self.dead.items()}
+            self._queue += [FlagSet({n: v for n, v in row.items() if self._random.random() < 0.5}) for _ in range(left)]
             return bool(self._queue)
         values = [(n, v) for n, of in self._domains.items() for v in of]
         found = [
