@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.first_look import seconds_of
+
 
 class _Lines:
     """A line for each cell, and now and then how far it is and what is left."""
@@ -64,11 +66,13 @@ def build(
     recipes: Annotated[bool, typer.Option(help="Judge the published sets, too.")] = True,
     again: Annotated[bool, typer.Option(help="Judge cells anew that are in the table.")] = False,
 ) -> None:
-    """Compiles every setting for every kind of model and GPU, by the jaxlib that is installed; needs no GPU."""
+    """Compiles every setting for every kind of model and GPU, by the jaxlib that is installed; needs no GPU.
+
+    The table of that release is written cell by cell; the same command goes on where it was stopped.
+    """
     from importlib.resources import as_file
 
     from autotune.machine import caller_environment, default_cache_dir
-    from autotune.model import parse_duration
     from autotune.settings import atlas_folder
     from autotune.survey import Plan, build_atlas, planned_cells
 
@@ -78,7 +82,7 @@ def build(
             cells=cells,
             folder=into or packaged,
             cache_dir=default_cache_dir(caller_environment()) / "screen",
-            limit_s=parse_duration(time_budget) if time_budget else None,
+            limit_s=seconds_of(time_budget, "--time-budget"),
             processors=jobs or len(os.sched_getaffinity(0)),
             is_thorough=thorough,
             has_recipes=recipes,
