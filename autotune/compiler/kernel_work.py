@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.compiler.hlo import Array, Computation, Instruction, Module
 
@@ -24,6 +24,9 @@ _FREE = frozenset({
 _VIEWS = frozenset({"bitcast", "reshape", "copy", "convert", "transpose"})
 _SLICERS = frozenset({"dynamic-slice", "slice", "gather"})
 
+Product = tuple[int, int, int, int]
+"""Batch, rows, columns and depth of a matrix product: b x m x n x k."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -34,60 +37,74 @@ class Work:
         matrix_flops: FLOPs of matrix products.
         matrix_dtype: Type of what is multiplied, None without a product.
         bytes: Bytes read and written in device memory.
+        product: Batch, rows, columns and depth of its (largest) matrix product; None without one, and of attention.
     """
 
     flops: float = 0.0
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
     bytes: float = 0.0
+    product: Product | None = None
 
 
 def count(module: Module, computation: Computation, instruction: Instruction) -> Work:
     """The work of one instruction outside of fusions."""
     if instruction.opcode == "fusion":
         fused = module.computations[instruction.called["calls"]]
-        flops, matrix, dtype = _flops(module, fused)
-        return Work(flops, matrix, dtype, _fusion_bytes(fused, instruction))
+        done = _of_computation(module, fused)
+        return replace(done, bytes=_fusion_bytes(fused, instruction))
     operands = module.operand_arrays(computation, instruction)
     touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
     if instruction.opcode == "custom-call":
-        matrix, dtype = _custom_call_flops(instruction, [arrays[0] for arrays in operands if arrays])
-        return Work(0.0, matrix, dtype, touched)
-    return Work(*_one(module, computation, instruction), touched)
+        return replace(_of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]), bytes=touched)
+    return replace(_of_one(module, computation, instruction), bytes=touched)
 
 
-def _flops(module: Module, computation: Computation) -> tuple[float, float, str | None]:
-    """Scalar and matrix FLOPs of a computation, and the type of its dots."""
-    scalar = matrix = 0.0
-    dtype: str | None = None
+def _of_computation(module: Module, computation: Computation) -> Work:
+    """FLOPs of a computation; of its products the type of the last and the shape of the largest."""
+    total = Work()
     for instruction in computation.instructions.values():
-        one = _one(module, computation, instruction)
-        scalar, matrix, dtype = scalar + one[0], matrix + one[1], one[2] or dtype
-    return scalar, matrix, dtype
+        one = _of_one(module, computation, instruction)
+        total = Work(
+            flops=total.flops + one.flops,
+            matrix_flops=total.matrix_flops + one.matrix_flops,
+            matrix_dtype=one.matrix_dtype or total.matrix_dtype,
+            product=max((total.product, one.product), key=lambda p: math.prod(p or (0,))),
+        )
+    return total
 
 
-def _one(module: Module, computation: Computation, instruction: Instruction) -> tuple[float, float, str | None]:
-    """Scalar and matrix FLOPs of one instruction, and the type that its dot multiplies."""
+def _of_one(module: Module, computation: Computation, instruction: Instruction) -> Work:
+    """FLOPs of one instruction."""
     if instruction.opcode in ("dot", "scaled-dot"):
-        return 0.0, *dot_flops(module, computation, instruction)
+        return _of_dot(module, computation, instruction)
     if instruction.opcode in ("reduce", "reduce-window"):
         arrays = module.operand_arrays(computation, instruction)
-        return float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0, 0.0, None
+        return Work(float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
     if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
-        return _flops(module, module.computations[instruction.called["calls"]])
+        return _of_computation(module, module.computations[instruction.called["calls"]])
     if instruction.opcode in _FREE or not instruction.shape:
-        return 0.0, 0.0, None
-    return float(instruction.shape[0].elements), 0.0, None
+        return Work()
+    return Work(float(instruction.shape[0].elements))
 
 
-def dot_flops(module: Module, computation: Computation, dot: Instruction) -> tuple[float, str | None]:
-    """FLOPs of a matrix product, and the type of what it multiplies."""
+def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
+    """A matrix product of HLO."""
     left = next(iter(module.operand_arrays(computation, dot)), ())
-    dims = dot.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
     if not left or not dot.shape:
-        return 0.0, None
-    depth = math.prod(left[0].dims[int(d)] for d in (dims or "").split(",") if d)
-    return 2.0 * dot.shape[0].elements * depth, left[0].dtype
+        return Work()
+    depth, batch = (
+        math.prod(left[0].dims[int(d)] for d in (dot.attribute(rf"{name}=\{{([\d,]*)\}}") or "").split(",") if d)
+        for name in ("lhs_contracting_dims", "lhs_batch_dims")
+    )
+    return _product(left[0], dot.shape[0], depth, batch)
+
+
+def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
+    """A matrix product of what is on its left with something of the same depth."""
+    rows = max(1, left.elements // max(1, depth * batch))
+    shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
+    return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
 
 
 def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
@@ -135,27 +152,32 @@ def _written_bytes(fused: Computation, root: Instruction) -> float:
     return float(root.bytes)
 
 
-def _custom_call_flops(call: Instruction, operands: list[Array]) -> tuple[float, str | None]:
-    """FLOPs of the library calls that XLA writes matrix products and attention as."""
+def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
+    """The library calls that XLA writes matrix products and attention as."""
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
     if target.startswith("__cublas") and operands:
-        return _gemm_flops(call, operands[0]), operands[0].dtype
+        left = operands[0]
+        depth, batch = (_dims(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
+        return _product(left, call.shape[0], depth or left.dims[-1], batch or 1)
     if target.startswith("__cudnn$fmha") and len(operands) >= 2:
-        return _attention_flops(target, operands[0], operands[1]), operands[0].dtype
-    return 0.0, None
+        flops = _attention_flops(call, target, operands[0], operands[1])
+        return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
+    return Work()
 
 
-def _gemm_flops(call: Instruction, left: Array) -> float:
-    found = re.search(r'"lhs_contracting_dimensions":\s*(\[[^\]]*\])', call.attributes)
-    dims = [int(d) for d in json.loads(found[1])] if found else [len(left.dims) - 1]
-    return 2.0 * call.shape[0].elements * math.prod(left.dims[d] for d in dims)
+def _dims(call: Instruction, name: str, left: Array) -> int | None:
+    """Product of the sizes along the left operand's dimensions of that name; None if the call does not say."""
+    found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
+    return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
 
 
-def _attention_flops(target: str, query: Array, key: Array) -> float:
+def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:
     """Two products forward, five backward (FlashAttention-2, arXiv:2307.08691, section 3).
 
-    All pairs count: a causal mask is not seen here. Both operands are [batch, length, heads, size].
+    Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section 3.1.1 there). Both
+    operands are [batch, length, heads, size].
     """
     if len(query.dims) != 4 or len(key.dims) != 4:
         return 0.0
-    return (5 if "Backward" in target else 2) * 2.0 * query.elements * key.dims[1]
+    pairs = 0.5 if '"mask_type":"CAUSAL"' in call.attributes else 1.0
+    return (5 if "Backward" in target else 2) * 2.0 * query.elements * key.dims[1] * pairs

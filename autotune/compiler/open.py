@@ -55,6 +55,7 @@ def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None,
     """
     asked, nodes = spec.screen, spec.device.node_count
     target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
+    target = target and target.on_network(spec.network.nic_bytes_per_s)
     if asked.topology:
         return target, parse_topology(asked.topology)
     return target, Topology(nodes, max(1, ran.device_count // nodes))
@@ -97,7 +98,7 @@ def open_screener(
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,
-        target=target,
+        target=target and target.on_network(spec.network.nic_bytes_per_s),
         topology=cluster,
         paths=(str(study_dir),),
         base=caller_environment(),

@@ -5,8 +5,8 @@ uses the network. It is for ranking programs and for seeing where time goes.
 
 Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
-    Kernels: xla/service/gpu/model/gpu_performance_model.cc and the cost model of Triton products, as XLA writes them
-        into `reification_cost`.
+    Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
+    Matrix products: `autotune.compiler.product_time`.
     Reachable shares: `Calibration`; measured trials may replace them.
     Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us
         between
@@ -17,10 +17,12 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.compiler.collective_time import collective_time
+from autotune.compiler.product_time import product_time
 from autotune.compiler.program import CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model import LaunchError, StudyFileError
@@ -30,7 +32,7 @@ _EXACT_TRIPS = 3
 """Iterations of a loop that are simulated; the rest take as long as the last of them."""
 
 SANE = 4.0
-"""Largest factor between a roofline and XLA's own estimate of a kernel at which that one is believed."""
+"""Largest factor between a roofline and XLA's own estimate of a kernel without products at which that is believed."""
 
 _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
@@ -40,8 +42,12 @@ class Calibration:
     """Shares of the peaks that real kernels reach, and the cost of launches; defaults are published figures.
 
     Attributes:
-        matrix_share: Of the matrix units' peak: large bf16 products of cuBLAS on H100 reach 0.7 to 0.8
-            (github.com/NVIDIA/cutlass, media/docs/profiler).
+        matrix_share: Of the matrix units' peak, what large products reach while a GPU trains. XLA's measured table has
+            0.87 on an H100 and 0.76 on a B200 that were idle before (see `autotune.compiler.product_time`); under
+            load clocks fall.
+        attention_share: Likewise of cuDNN's attention, forward; FlashAttention-3 (arXiv:2407.08608, figure 5) has 0.5
+            to 0.6 for heads of 128 under a causal mask on H100.
+        attention_backward_share: Likewise, backward; 0.4 to 0.5 there (figure 6).
         memory_share: Of the memory's rate: BabelStream reaches 0.9 to 0.93 on A100 and H100
             (github.com/UoB-HPC/BabelStream).
         kernel_gap_s: Between kernels of a stream.
@@ -54,6 +60,8 @@ class Calibration:
     """
 
     matrix_share: float = 0.72
+    attention_share: float = 0.57
+    attention_backward_share: float = 0.45
     memory_share: float = 0.90
     kernel_gap_s: float = 0.9e-6
     graph_gap_s: float = 0.5e-6
@@ -163,18 +171,34 @@ def predict_step(
 
 
 def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
-    """Seconds of one kernel or copy: XLA's own estimate, if it is near a roofline's, else that.
+    """Seconds of one kernel or copy.
 
-    The roofline is the slowest of matrix units, scalar units and memory. XLA knows more of a fusion (which reads
-    repeat, how many threads there are), but its models give absurd figures for some: those are not taken.
+    The slowest of matrix units, scalar units and memory; of other kernels than matrix products XLA's own estimate, if
+    it is near that. XLA knows more of a fusion (which reads repeat, how many threads there are), but its models give
+    absurd figures for some: those are not taken. Of a product it estimates a tiling that no autotuner has chosen.
     """
-    kind = op.matrix_dtype or ""
-    rates = target.flops_per_s
+    rates, matrix_s = target.flops_per_s, _matrix_time(op, target, shares)
+    other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
+    if matrix_s:
+        return max(matrix_s, other_s)
+    is_sane = op.xla_s is not None and other_s / SANE <= op.xla_s <= other_s * SANE
+    return op.xla_s if is_sane and op.xla_s is not None else other_s
+
+
+def _matrix_time(op: Op, target: Target, shares: Calibration) -> float:
+    """Seconds of what a kernel multiplies; 0 for one that multiplies nothing."""
+    kind, rates = op.matrix_dtype or "", target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
-    matrix = op.matrix_flops / (rates.get(name, rates["scalar"]) * shares.matrix_share)
-    roof_s = max(matrix, op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
-    is_sane = op.xla_s is not None and roof_s / SANE <= op.xla_s <= roof_s * SANE
-    return op.xla_s if is_sane and op.xla_s is not None else roof_s
+    peak = rates.get(name, rates["scalar"])
+    if op.detail.startswith("__cudnn$fmha"):
+        is_backward = "Backward" in op.detail
+        share = shares.attention_backward_share if is_backward else shares.attention_share
+        return op.matrix_flops / (peak * share)
+    reached = peak * shares.matrix_share
+    if op.product is None:
+        return op.matrix_flops / reached
+    alone = product_time(op.product, reached, target.core_count)
+    return alone * op.matrix_flops / (2.0 * math.prod(op.product))  # several in one kernel
 
 
 class _Simulation:

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from autotune.model import Failure, Record, Settings, format_bytes
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
 # 3: flags are proven to have arrived; results of before are not.
+# 4: cuDNN's kernels are kernels, a causal mask counts; the shape of each product.
 
 
 class OpKind(StrEnum):
@@ -63,7 +64,7 @@ class Op(Record):
         content: What runs inside: of a start, a graph (command buffer), a loop's body, all branches.
         condition: Of a loop, what decides whether to go on.
         trip_count: Of a loop; None if the compiler does not know it.
-        flops, matrix_flops, matrix_dtype, bytes: Work of a kernel; see `autotune.compiler.kernel_work.Work`.
+        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.kernel_work.Work`.
         xla_s: Seconds of a kernel by XLA's own cost model, if it says so.
     """
 
@@ -78,6 +79,7 @@ class Op(Record):
     flops: float = 0.0
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
+    product: tuple[int, int, int, int] | None = None
     bytes: float = 0.0
     xla_s: float | None = None
     collective: Collective | None = None

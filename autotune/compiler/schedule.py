@@ -31,7 +31,7 @@ _KINDS = {
     "Kernel": OpKind.KERNEL,
     "Gemm": OpKind.KERNEL,
     "CublasLtMatmul": OpKind.KERNEL,
-    "Cudnn": OpKind.KERNEL,
+    "CuDnn": OpKind.KERNEL,
     "CustomCall": OpKind.KERNEL,
     "Memset32BitValue": OpKind.KERNEL,
     "MemzeroThunk": OpKind.KERNEL,
@@ -178,7 +178,8 @@ class Reader:
         fields["detail"] = _what(self._module, instruction)
         return Op(
             kind=kind, flops=done.flops, matrix_flops=done.matrix_flops, matrix_dtype=done.matrix_dtype,
-            bytes=done.bytes, xla_s=_estimate(instruction, is_matrix=done.matrix_flops > 0), **fields,
+            product=done.product, bytes=done.bytes,
+            xla_s=_estimate(instruction, is_matrix=done.matrix_flops > 0), **fields,
         )  # fmt: skip
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:

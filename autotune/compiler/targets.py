@@ -112,6 +112,12 @@ class Target:
         """Names what the compiler is told of this GPU."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
+    def on_network(self, nic_bytes_per_s: float | None) -> Target:
+        """The same GPU in a cluster whose network has this rate for each GPU; None leaves the table's."""
+        if nic_bytes_per_s is None or self.network is None:
+            return self
+        return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
+
 
 @dataclass(frozen=True)
 class Topology:

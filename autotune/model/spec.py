@@ -23,6 +23,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.limits import LimitsSpec
 from autotune.model.measurement import Objective, Settings
 from autotune.model.names import OPTION
+from autotune.model.network import NetworkSpec
 from autotune.model.options import PROCESS_COUNT, option_sets, options_in
 from autotune.model.replay import ReplaySpec
 from autotune.model.rules import broken_rule, check_rules, combinations
@@ -51,6 +52,7 @@ class StudySpec(Section):
         seed: Of proposals, data and order: the same seed proposes the same.
         workload: What runs.
         device: Where it runs.
+        network: What connects its machines.
         baseline: Settings of the reference, and so of every candidate: setting to value.
         search: What is searched, how long, and what is tried first.
         screen: What is compiled before anything is measured.
@@ -66,6 +68,7 @@ class StudySpec(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
+    network: NetworkSpec = NetworkSpec()
     baseline: Settings = Field(default_factory=FlagSet)
     search: SearchSpec = SearchSpec()
     screen: ScreenSpec = ScreenSpec()
@@ -271,7 +274,9 @@ class StudySpec(Section):
             data["search"].pop("known_failures")
         if data["limits"] == LimitsSpec().model_dump(mode="json"):
             data.pop("limits")
-        screen = data.pop("screen")
+        screen, network = data.pop("screen"), data.pop("network")
+        if self.is_predicted and network["nic_bytes_per_s"] is not None:
+            data["network"] = network
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {key: screen[key] for key in ("target", "topology")}
         else:

@@ -93,7 +93,7 @@ def cluster_of(spec: StudySpec) -> tuple[Target, Topology]:
             "to predict, the GPU must be named: add --target, such as --target h100-sxm "
             "(see `autotune targets list`), or `screen.target` to the study"
         )
-    target = load_target(spec.screen.target)
+    target = load_target(spec.screen.target).on_network(spec.network.nic_bytes_per_s)
     if target.network is None or not target.flops_per_s:
         raise StudyFileError(
             f"to predict, the rates of {target.name} must be known but its file has none; name one of "

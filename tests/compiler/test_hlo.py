@@ -118,3 +118,49 @@ def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> 
     )
     instruction = parse_module(line).computations["m"].instructions["c"]
     assert sorted(device_groups(instruction, 8)) == groups
+
+
+ATTENTION = """HloModule jit_step
+
+ENTRY %main (q: bf16[2,64,8,16], k: bf16[2,64,4,16]) -> bf16[2,64,8,16] {
+  %q = bf16[2,64,8,16]{3,2,1,0} parameter(0)
+  %k = bf16[2,64,4,16]{3,2,1,0} parameter(1)
+  %forward = (bf16[2,64,8,16]{3,2,1,0}, u8[0]{0}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":{"mask_type":"MASK"}}
+  ROOT %o = bf16[2,64,8,16]{3,2,1,0} get-tuple-element(%forward), index=0
+}
+"""  # noqa: E501 - as XLA writes it
+
+
+@pytest.mark.parametrize(("mask", "pairs"), [("CAUSAL", 64 * 64 / 2), ("NO_MASK", 64 * 64)])
+@pytest.mark.parametrize(("target", "products"), [("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)])
+def test_causal_attention_is_half_of_what_attention_to_everything_is(
+    mask: str, pairs: float, target: str, products: int
+) -> None:
+    text = ATTENTION.replace("MASK", mask, 1).replace("__cudnn$fmhaSoftmax", target)
+    module = parse_module(text)
+    done = work.count(module, *module.index()["forward"])
+    assert done.matrix_flops == products * 2 * (2 * 8 * 16) * pairs
+    assert done.product is None
+
+
+def test_shape_of_a_product_is_read_from_dots_and_library_calls() -> None:
+    module = parse_module("""HloModule jit_step
+
+%fused (a: bf16[3,5,7], b: bf16[3,7,11]) -> bf16[3,5,11] {
+  %a = bf16[3,5,7] parameter(0)
+  %b = bf16[3,7,11] parameter(1)
+  ROOT %dot = bf16[3,5,11] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (x: bf16[7,5], y: bf16[7,11], a: bf16[3,5,7], b: bf16[3,7,11]) -> bf16[5,11] {
+  %x = bf16[7,5] parameter(0)
+  %y = bf16[7,11] parameter(1)
+  %a.1 = bf16[3,5,7] parameter(2)
+  %b.1 = bf16[3,7,11] parameter(3)
+  %triton = bf16[3,5,11] fusion(%a.1, %b.1), kind=kCustom, calls=%fused
+  ROOT %gemm = (bf16[5,11], s8[64]) custom-call(%x, %y), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}
+}
+""")  # noqa: E501 - as XLA writes it
+    fused, called = (work.count(module, *module.index()[name]) for name in ("triton", "gemm"))
+    assert (fused.product, fused.matrix_flops) == ((3, 5, 11, 7), 2 * 3 * 5 * 7 * 11)
+    assert (called.product, called.matrix_flops) == ((1, 5, 11, 7), 2 * 5 * 7 * 11)

@@ -6,8 +6,9 @@ import pytest
 
 from autotune.compiler.collective_time import NCCL_LAUNCH_S, collective_time
 from autotune.compiler.predict import MAIN, Calibration, kernel_time, predict_step
+from autotune.compiler.product_time import product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
-from autotune.compiler.targets import Network, Target, Topology
+from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.model.errors import StudyFileError
 
 NETWORK = Network(
@@ -144,6 +145,73 @@ def test_mfu_and_rate_follow_from_the_step() -> None:
 def test_xlas_own_estimate_counts_where_it_is_near_the_roofline(xla_s: float | None, taken: float) -> None:
     op = kernel("a", 0.5).model_copy(update={"xla_s": xla_s})
     assert kernel_time(op, TARGET, PLAIN) == pytest.approx(taken)
+
+
+def test_product_is_not_timed_by_xlas_estimate_of_a_tiling_that_no_autotuner_chose() -> None:
+    op = Op(
+        kind=OpKind.KERNEL, name="p", matrix_flops=2.0 * 4096**3, matrix_dtype="bf16", product=(1, 4096, 4096, 4096)
+    )
+    h100 = load_target("h100-sxm")
+    triton = op.model_copy(update={"xla_s": 2 * kernel_time(op, h100, Calibration())})
+    assert kernel_time(triton, h100, Calibration()) == kernel_time(op, h100, Calibration())
+
+
+# Points of XLA's own measured table (`kDefaultMatmulPTable` in the plugin of jaxlib 0.10.2, bf16), in TFLOP/s; the
+# GPU was idle before, so its matrix units reached more than they do while it trains.
+@pytest.mark.parametrize(
+    ("target", "share", "product", "measured"),
+    [
+        ("h100-sxm", 0.866, (4, 4096, 4096, 4096), 789),
+        ("h100-sxm", 0.866, (1, 4096, 4096, 4096), 780),
+        ("h100-sxm", 0.866, (4, 1024, 4096, 2048), 714),
+        ("h100-sxm", 0.866, (4, 4096, 4096, 256), 505),
+        ("h100-sxm", 0.866, (2, 2048, 512, 4096), 664),
+        ("b200", 0.756, (2, 4096, 4096, 4096), 1467),
+        ("b200", 0.756, (4, 1024, 4096, 2048), 1279),
+        ("b200", 0.756, (4, 4096, 4096, 512), 1091),
+    ],
+)
+def test_products_take_what_xla_measured(
+    target: str, share: float, product: tuple[int, int, int, int], measured: float
+) -> None:
+    gpu, launch_s = load_target(target), 5e-6
+    flops = 2.0 * math.prod(product)
+    seconds = launch_s + product_time(product, gpu.flops_per_s["bf16"] * share, gpu.core_count)
+    assert flops / seconds == pytest.approx(measured * 1e12, rel=0.1)
+
+
+def test_products_too_small_to_fill_the_cores_reach_less() -> None:
+    rates = [
+        2.0 * side**3 / product_time((1, side, side, side), 700e12, 132) for side in (128, 256, 512, 1024, 2048, 8192)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.02 * rates[-1]
+
+
+def test_attention_reaches_less_of_the_peak_backward_than_forward() -> None:
+    def seconds(detail: str) -> float:
+        op = Op(kind=OpKind.KERNEL, name="a", detail=detail, matrix_flops=1e12, matrix_dtype="bf16")
+        return kernel_time(op, TARGET, Calibration())
+
+    assert seconds("__cudnn$fmhaSoftmax") == pytest.approx(1e12 / 57e12)
+    assert seconds("__cudnn$fmhaSoftmaxBackward") == pytest.approx(1e12 / 45e12)
+
+
+def test_network_of_the_user_wins_over_the_table_and_decides_what_crosses_it() -> None:
+    h100 = load_target("h100-sxm")
+    op = Op(kind=OpKind.COLLECTIVE, name="g", collective=collective("all-gather", 10**10, group=64, nodes=8))
+    table, mega, a3 = (
+        predict_step(program(op), t, Topology(8, 8), PLAIN).step_s
+        for t in (h100, h100.on_network(25e9), h100.on_network(12.5e9))
+    )
+    assert table < 0.6 * mega
+    assert a3 == pytest.approx(2 * mega, rel=0.05)
+    assert h100.on_network(None) == h100
+    inside = Op(kind=OpKind.COLLECTIVE, name="g", collective=collective("all-gather", 10**10))
+    assert (
+        predict_step(program(inside), h100, Topology(1, 8), PLAIN).step_s
+        == predict_step(program(inside), h100.on_network(12.5e9), Topology(1, 8), PLAIN).step_s
+    )
 
 
 def test_target_without_rates_is_refused() -> None:

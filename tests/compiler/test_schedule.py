@@ -212,3 +212,22 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
     text = as_text(side, side, memory_limit_bytes=None)
     assert "800 ms, 75.0 % hidden" in text
     assert "100 ms, 0.0 % hidden" in text
+
+
+def test_cudnns_attention_is_a_kernel_that_takes_time() -> None:
+    module = parse_module("""HloModule jit_step
+
+ENTRY %main (q: bf16[2,4096,8,128]) -> bf16[2,4096,8,128] {
+  %q = bf16[2,4096,8,128]{3,2,1,0} parameter(0)
+  ROOT %attend = (bf16[2,4096,8,128], u8[0]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":{"mask_type":"CAUSAL"}}
+}
+""")  # noqa: E501 - as XLA writes it
+    reader = Reader(module, {1: "attend"}, device_count=1, gpus_per_node=1)
+    (op,) = reader.schedule(parse_thunks("001: kCuDnn [source | sink] cuDnn"))
+    assert (op.kind, op.detail, op.matrix_flops) == (
+        OpKind.KERNEL,
+        "__cudnn$fmhaSoftmax",
+        2 * 2 * 2 * 8 * 128 * 4096**2 / 2,
+    )
+    one = read().model_copy(update={"schedule": (op,)})
+    assert predict_step(one, load_target("h100-sxm"), parse_topology("1x1")).compute_s > 1e-4
