@@ -133,7 +133,7 @@ class Judge:
         if not acting:
             return AtlasRow(**fields, verdict=AtlasVerdict.SAME, tried=self._how, message=unseen)
         self._compile([acting])
-        return AtlasRow(**{**fields, "message": unseen, **self._judged(acting, predicts=True)})
+        return AtlasRow(**{**fields, "message": unseen, **self._judged(acting, predicts=self._predicts(acting))})
 
     def cell(self, cell: Mapping[str, Any]) -> AtlasRow:
         """The row of the cell itself: the default's program, and what judging cost."""
@@ -223,7 +223,8 @@ class Judge:
         fields = {**cell, "name": name, "value": value}
         if name in found.tried and name not in found.awake and found.tried[name] != "alone":
             return AtlasRow(**fields, verdict=AtlasVerdict.SAME, tried=found.tried[name])
-        judged = self._judged(FlagSet({name: value}), predicts=self._groups[name] in PREDICTED_GROUPS)
+        settings = FlagSet({name: value})
+        judged = self._judged(settings, predicts=self._predicts(settings))
         needs = found.awake.get(name, ())
         if judged["verdict"] is AtlasVerdict.SAME and needs:
             judged |= {"verdict": AtlasVerdict.CHANGES, "needs": needs, "changes": ()}
@@ -247,6 +248,10 @@ class Judge:
             "peak_bytes": memory.peak_bytes if memory else None,
             "predicted_change": round(step_s / self._step_s - 1.0, 4) if is_comparable else None,  # type: ignore[operator]
         }
+
+    def _predicts(self, settings: FlagSet) -> bool:
+        """Whether a model without a device can say what a set is worth."""
+        return all(self._groups[n] in PREDICTED_GROUPS for n in settings)
 
     def _predicted(self, program: CompiledProgram) -> float | None:
         """Predicted seconds of a step; None if the model does not know the GPU."""
