@@ -67,6 +67,8 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
         after += f", after a proof of {proven.process_count}" if once_more.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
+        if proven.corrected is not None and ratio.high >= 1.0:  # those pairs decide nothing, and may be few
+            after += f"; that it is faster at all the proof says: {format_estimate(proven.corrected)}"
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "

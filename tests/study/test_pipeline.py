@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +25,11 @@ from autotune.model.records import (
     SessionRecord,
 )
 from autotune.model.trial import TrialResult, TrialStatus
+from autotune.results.words import format_estimate
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.noise_models import NOISE_MODELS
+from autotune.study.conclude import _measured
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -66,6 +70,20 @@ def test_the_reported_figure_comes_from_runs_that_chose_nothing(run_replay: Run)
     assert conclusion.estimate.pair_count == len(gain) == 6
     assert math.log(conclusion.estimate.ratio) == pytest.approx(sum(x for x in gain if x is not None) / 6)
     assert "after a proof of 4" in conclusion.sentence
+
+
+def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(run_replay: Run) -> None:
+    sure, store, _ = run_replay(replay_study(effects=EFFECTS), trials=30)
+    proven = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
+    assert sure.estimate is not None
+    assert proven.corrected is not None
+    once_more = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
+    run: Any = SimpleNamespace(
+        spec=store.spec, store=store, proven=proven, once_more=once_more, members=(), objections={}
+    )
+    sentence = _measured(run, store.of(TrialResult))["sentence"]
+    assert f"that it is faster at all the proof says: {format_estimate(proven.corrected)}" in str(sentence)
+    assert "the proof says" not in sure.sentence
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:
