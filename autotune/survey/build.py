@@ -32,7 +32,7 @@ from autotune.survey.cells import Cell
 from autotune.survey.judge import Judge
 
 GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
-"""Settings of these are thought to act where no other cell has told of them yet."""
+"""Settings of these are thought to act where neither a cell nor a test program has told of them yet."""
 
 _UNSEEN = {
     Stage.RUNTIME: "read while the program runs",
@@ -224,11 +224,12 @@ class Guess:
         self._acting = {r.name for r in told if r.verdict is not AtlasVerdict.SAME}
 
     def acts(self, name: str) -> bool:
-        """Whether a setting is thought to act; what no cell tells of does if it is one that is searched by itself."""
+        """Whether a setting is thought to act: as cells tell, else the catalogue's test programs, else its tier."""
         if name in self._told:
             return name in self._acting
         entry = self._known[name].entry
-        return entry is not None and entry.tier in GUESSED_TIERS
+        assert entry is not None
+        return entry.tier in GUESSED_TIERS if entry.changed_programs is None else bool(entry.changed_programs)
 
 
 def build_rows(known: KnownSettings, space: SearchSpace) -> list[AtlasRow]:

@@ -143,7 +143,9 @@ def test_the_nearest_cell_is_asked(tmp_path: Path) -> None:
         return AtlasRow(jaxlib=jaxlib, workload=workload, target=target, gpus=8, name=SLOP, value="1", verdict=verdict)
 
     changes, same = AtlasVerdict.CHANGES, AtlasVerdict.SAME
-    assert Guess([], cell, known).acts(SLOP)  # of those that are searched by themselves
+    assert Guess([], cell, known).acts(COMBINE)  # it changed a test program of the catalogue
+    assert not Guess([], cell, known).acts(SLOP)  # it changed none
+    assert Guess([], cell, known).acts("jax_optimization_level")  # searched by itself, and not tried
     assert not Guess([row(own, "h100-sxm", same)], cell, known).acts(SLOP)
     assert Guess([row("0.1", "h200", same), row(own, "h100-sxm", changes)], cell, known).acts(SLOP)
     assert not Guess([row(own, "h200", same, workload="moe")], cell, known).acts(SLOP)
