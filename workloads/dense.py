@@ -12,6 +12,7 @@ from flax import nnx
 from workloads import flops
 from workloads.base import WorkloadError, choice
 from workloads.layers import (
+    REMAT_POLICIES,
     Attention,
     FeedForward,
     Norm,
@@ -44,6 +45,8 @@ class DecoderConfig:
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
         attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring); auto is cuDNN's on
             GPUs where it can and XLA's elsewhere, see `settled`.
+        remat: What the backward pass computes again: nothing, all but products of matrices (cuDNN's attention is none),
+            everything, or what a policy of MaxText's does not save.
         scan: One traced layer in a loop, or all of them unrolled.
         microbatches: How many parts of a batch follow each other through the pipeline's stages.
     """
@@ -69,7 +72,7 @@ class DecoderConfig:
     capacity_factor: float = 1.25
     balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
     dtype: str = choice("bfloat16", "float32", "float8")
-    remat: str = choice("none", "dots", "full")
+    remat: str = choice("none", *REMAT_POLICIES)
     attention: str = choice("auto", "xla", "cudnn", "ring")
     scan: bool = True
     microbatches: int = 4

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from workloads import noise
 from workloads.base import WorkloadError
@@ -22,9 +23,30 @@ from workloads.mesh import Layout
 from workloads.noise import Stream
 from workloads.ring import ring_attention
 
+_PROJECTIONS = ("query", "key", "value")
+
+
+def _saves(*names: str, attention: bool = False) -> Callable[..., Any]:
+    """Saves named values of a layer, and what cuDNN's attention leaves for its backward pass, if asked."""
+    named = jax.checkpoint_policies.save_only_these_names(*names)
+
+    def policy(primitive: Any, *values: Any, **parameters: Any) -> Any:
+        is_attention = attention and primitive.name.startswith("dot_product_attention_fwd")
+        return is_attention or named(primitive, *values, **parameters)
+
+    return policy
+
+
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": None,
+    # As MaxText names and defines them (src/maxtext/layers/decoders.py); `context` there is what attention gives.
+    "minimal": _saves(*_PROJECTIONS, "out", "gate", "up", "down"),
+    "minimal_with_context": _saves(*_PROJECTIONS, "context", "out", "gate", "up", "down", attention=True),
+    "save_dot_with_context_except_mlp": _saves(*_PROJECTIONS, "context", "out", attention=True),
+    "save_dot_except_mlpwi": _saves(*_PROJECTIONS, "out", "down"),
+    "save_dot_except_mlp": _saves(*_PROJECTIONS, "out"),
+    "save_qkv_proj": _saves(*_PROJECTIONS),
 }
 
 
@@ -160,7 +182,8 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> jax.Array:
         """Attends over [B, T, D]."""
         c, hold = self.config, self.layout.constrain
-        q, k, v = (matmul("btd,dnh->btnh", x, w[...], c.dtype) for w in (self.query, self.key, self.value))
+        weights = zip(_PROJECTIONS, (self.query, self.key, self.value), strict=True)
+        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype), name) for name, w in weights)
         if c.bias:
             biases = (self.query_bias, self.key_bias, self.value_bias)
             q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
@@ -173,7 +196,8 @@ class Attention(nnx.Module):
             # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
             k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
             y = causal_attention(q, k, v, c.attention)
-        y = matmul("btnh,nhd->btd", hold(y, "batch", "sequence", "heads", None), self.out[...], c.dtype)
+        y = checkpoint_name(hold(y, "batch", "sequence", "heads", None), "context")
+        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype), "out")
         return y + self.out_bias[...].astype(y.dtype) if c.bias else y
 
 
@@ -212,13 +236,15 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, T, D] to [B, T, D]."""
         c = self.config
-        y = matmul("btd,df->btf", x, self.up[...], c.dtype)
+        y = checkpoint_name(matmul("btd,df->btf", x, self.up[...], c.dtype), "up")
         if c.bias:
             y = y + self.up_bias[...].astype(y.dtype)
-        gate = None if self.gate is None else matmul("btd,df->btf", x, self.gate[...], c.dtype)
+        gate = None
+        if self.gate is not None:
+            gate = checkpoint_name(matmul("btd,df->btf", x, self.gate[...], c.dtype), "gate")
         y = jax.nn.gelu(y) if gate is None else jax.nn.silu(gate) * y
         y = self.layout.constrain(y, "batch", "sequence", "ffw")
-        y = matmul("btf,fd->btd", y, self.down[...], c.dtype)
+        y = checkpoint_name(matmul("btf,fd->btd", y, self.down[...], c.dtype), "down")
         return y + self.down_bias[...].astype(y.dtype) if c.bias else y
 
 
@@ -234,7 +260,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The function, with activations recomputed in the backward pass: none, all but matmuls, or full."""
+    """The function, with activations recomputed in the backward pass: none, or all but what a policy saves."""
     if kind == "none":
         return function
     return jax.checkpoint(function, policy=REMAT_POLICIES[kind], prevent_cse=False)

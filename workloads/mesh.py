@@ -20,7 +20,6 @@ AXES = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
 RULES: Mapping[str, tuple[str, ...]] = {
     # activations
     "batch": ("data", "fsdp", "expert"),
-    "batch_of_expert": ("data", "fsdp"),  # rows once tokens have gone to their experts
     "sequence": ("context",),
     "residual": ("context", "tensor"),  # the sequence between blocks (Megatron sequence parallelism)
     "stage": ("pipeline",),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from workloads.layers import compute_dtype, matmul, weight
 from workloads.mesh import Layout
@@ -34,10 +36,17 @@ class Experts(nnx.Module):
         """Maps [B, T, D] to [B, T, D]; also gives the balance loss, f32[]."""
         c = self.config
         scores = matmul("btd,de->bte", x.astype(jnp.float32), self.router[...], "float32")
-        chosen, experts = jax.lax.top_k(scores, c.top_k)  # [B, T, K]
+        chosen, experts = self._choose(scores)
         shares = jax.nn.softmax(chosen, axis=-1)
         run = self._dropless if c.routing == "dropless" else self._with_capacity
         return run(x, experts, shares).astype(x.dtype), balance_loss(scores, experts)
+
+    def _choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The largest scores of each token and whose they are, [B, T, K]; a partitioner would gather all scores first."""
+        rows = self.layout.spec(("batch", "sequence", None))
+        return jax.shard_map(
+            partial(jax.lax.top_k, k=self.config.top_k), mesh=self.layout.mesh, in_specs=rows, out_specs=(rows, rows)
+        )(scores)
 
     def _with_capacity(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
         """Each expert takes its first C tokens of every sequence; the rest pass by on the residual stream.
@@ -45,31 +54,57 @@ class Experts(nnx.Module):
         References:
             GShard, https://arxiv.org/abs/2006.16668; slots by gather instead of by one-hot products
         """
-        c, hold = self.config, self.layout.constrain
-        rows, seq, _ = x.shape
+        layout = self.layout
+        weights = [w[...].astype(compute_dtype(self.config.dtype)) for w in (self.gate, self.up, self.down)]
+        rows, whole = layout.spec(("batch", "sequence", None)), layout.spec(("batch", None, None))
+        into, out = layout.spec(("expert", None, "ffw")), layout.spec(("expert", "ffw", None))
+        return jax.shard_map(
+            self._local_slots, mesh=layout.mesh, in_specs=(rows, whole, rows, into, into, out), out_specs=rows
+        )(x, experts, shares, *weights)
+
+    def _local_slots(
+        self, x: jax.Array, experts: jax.Array, shares: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        """One device's part of `_with_capacity`: its own tokens into slots, the slots to their experts and back.
+
+        Written for one device, because a partitioner that is left to itself gathers the tokens of all of them.
+        """
+        c, (rows, seq, _) = self.config, x.shape
+        parts = jax.lax.axis_size("context")
+        slot, slots = self._slots(experts, parts)  # of all tokens of these sequences
+        mine = jax.lax.dynamic_slice_in_dim(slot, jax.lax.axis_index("context") * seq * c.top_k, seq * c.top_k, axis=1)
+
+        def place(tokens: jax.Array, where: jax.Array) -> jax.Array:
+            source = jnp.full((slots + 1,), seq, jnp.int32).at[where].set(jnp.arange(seq * c.top_k) // c.top_k)
+            return jnp.pad(tokens, ((0, 1), (0, 0)))[source[:-1]]  # row `seq` is what an empty slot reads
+
+        taken = jax.vmap(place)(x, mine).reshape(rows, c.experts, slots // c.experts, -1)
+        if parts > 1:  # each device has filled the slots of its own tokens only
+            taken = jax.lax.psum_scatter(taken, "context", scatter_dimension=2, tiled=True)
+        taken = jax.lax.all_to_all(taken, "expert", split_axis=1, concat_axis=0, tiled=True)
+        gated, y = (
+            checkpoint_name(matmul("becd,edf->becf", taken, w, c.dtype), n) for n, w in (("gate", gate), ("up", up))
+        )
+        y = checkpoint_name(matmul("becf,efd->becd", jax.nn.silu(gated) * y, down, c.dtype), "down")
+        y = jax.lax.all_to_all(y, "expert", split_axis=0, concat_axis=1, tiled=True)
+        if parts > 1:
+            y = jax.lax.all_gather(y, "context", axis=2, tiled=True)
+        y = jax.vmap(lambda out, where: jnp.pad(out, ((0, 1), (0, 0)))[where])(y.reshape(rows, slots, -1), mine)
+        y = y.reshape(rows, seq, c.top_k, -1) * shares[..., None].astype(y.dtype)
+        return jax.lax.psum(y.sum(2), "tensor")
+
+    def _slots(self, experts: jax.Array, parts: int) -> tuple[jax.Array, int]:
+        """The slot of each token's choices, [B, T*K], and how many slots there are; that many stands for none.
+
+        The slots of an expert are filled up to a multiple of `parts`.
+        """
+        c, (rows, seq, _) = self.config, experts.shape
         capacity = min(seq, math.ceil(seq * c.top_k * c.capacity_factor / c.experts))
+        filled = math.ceil(capacity / parts) * parts
         flat = experts.reshape(rows, seq * c.top_k)
         order = jnp.cumsum(jax.nn.one_hot(flat, c.experts, dtype=jnp.int32), axis=1)
         place = jnp.take_along_axis(order, flat[..., None], axis=2)[..., 0] - 1
-        is_kept = place < capacity
-        slot = jnp.where(is_kept, flat * capacity + place, c.experts * capacity)  # [B, T*K], the last: dropped
-        token = jnp.broadcast_to(jnp.arange(seq * c.top_k) // c.top_k, flat.shape)
-
-        def scatter(slots: jax.Array, tokens: jax.Array) -> jax.Array:
-            return jnp.full((c.experts * capacity + 1,), seq, jnp.int32).at[slots].set(tokens)[:-1]
-
-        padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))  # row `seq` is what an empty slot reads
-        taken = jax.vmap(lambda y, i: y[i])(padded, jax.vmap(scatter)(slot, token))
-        taken = taken.reshape(rows, c.experts, capacity, -1)
-        # tokens go to their experts and come back: an all-to-all over the expert axis each way
-        taken = hold(taken, "batch_of_expert", "expert", None, None)
-        y = jax.nn.silu(matmul("becd,edf->becf", taken, self.gate[...], c.dtype))
-        y = hold(y * matmul("becd,edf->becf", taken, self.up[...], c.dtype), "batch_of_expert", "expert", None, "ffw")
-        y = hold(matmul("becf,efd->becd", y, self.down[...], c.dtype), "batch_of_expert", "expert", None, None)
-        y = hold(y, "batch", None, None, None).reshape(rows, c.experts * capacity, -1)
-        y = jax.vmap(lambda out, i: out[i])(jnp.pad(y, ((0, 0), (0, 1), (0, 0))), slot)  # [B, T*K, D]
-        y = y.reshape(rows, seq, c.top_k, -1) * shares[..., None].astype(y.dtype)
-        return y.sum(2)
+        return jnp.where(place < capacity, flat * filled + place, c.experts * filled), c.experts * filled
 
     def _dropless(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
         """Every token reaches all its experts: sorted by expert, one grouped matmul.

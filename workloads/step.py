@@ -36,6 +36,7 @@ class TrainConfig:
         batch: Sequences per optimiser update, over all devices.
         accumulate: Parts of the batch whose gradients are summed before the update.
         zero: ``optimizer`` splits the optimiser's state over the data axis as well (ZeRO stage 1).
+        weight_dtype: Of weights between steps, and so of their gradients and the optimiser's moments.
         learning_rate: Constant; AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1.
     """
 
@@ -44,6 +45,7 @@ class TrainConfig:
     vocab: int
     accumulate: int = 1
     zero: str = choice("none", "optimizer")
+    weight_dtype: str = choice("float32", "bfloat16")
     learning_rate: float = 3e-4
     seed: int = field(default=0, metadata={"minimum": 0})
     mesh: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +78,13 @@ def make_workload(
         optax.clip_by_global_norm(1.0), optax.adamw(train.learning_rate, b1=0.9, b2=0.95, weight_decay=0.1)
     )
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
+    kept = jnp.dtype(train.weight_dtype)
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
+
+    def weights(seed: jax.Array) -> Any:
+        return jax.tree.map(lambda w: w.astype(kept), nnx.state(make_model(Stream(seed))))
+
+    shapes = jax.eval_shape(weights, seed)
     moments = jax.eval_shape(optimizer.init, shapes)
     zero = train.zero == "optimizer"
     state = {
@@ -86,7 +94,7 @@ def make_workload(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def init(seed: jax.Array) -> State:
-        params = nnx.state(make_model(Stream(seed)))
+        params = weights(seed)
         return {"params": params, "optimizer": optimizer.init(params)}
 
     jitted_init = jax.jit(init, out_shardings=shardings)

@@ -3,10 +3,10 @@
 Without a device XLA takes some Triton tiling and estimates that one; on a device the autotuner times tilings and
 cuBLAS, and the fastest runs. So does this model: each tiling is timed, the fastest counts.
 
-Source: XLA's own measured table of products, ``kDefaultMatmulPTable`` (xla/service/gpu/model/matmul_interpolator_data.h),
-which lies in the installed plugin too. The figures below were fitted to its bf16 products of 256 to 4096 on a side
-(1, 2 and 4 at once) on H100 and B200; of those above 10 GFLOP they give the time within 3.5 and 3.7 % (root mean square
-of the log ratio). Its float8 figures are not used: on H100 they exceed the peak.
+Source: XLA's own measured table of products, ``kDefaultMatmulPTable`` in the installed plugin
+(xla/service/gpu/model/matmul_interpolator_data.h). The figures below were fitted to its bf16 products of 256 to 4096 on
+a side (1, 2 and 4 at once) on H100 and B200; of those above 10 GFLOP they give the time within 3.5 and 3.7 % (root mean
+square of the log ratio). Its float8 figures are not used: on H100 they exceed the peak.
 """
 
 from __future__ import annotations

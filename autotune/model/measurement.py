@@ -365,12 +365,18 @@ class PredictedStep(Record):
         exposed_s: Communication that computing waits for.
         idle_s: The GPU has nothing to do and waits for no collective.
         mfu: Model FLOPs over the peak of the matrix units.
+        low_s: Lower end of where a measured step would be in 95 % of cases, by step times that others published.
+        high_s: Upper end.
+        published: How near the model is to what others published, in words.
     """
 
     target: str
     topology: str
     ratio: Ratio
     step_s: StepTime
+    low_s: StepTime | None = None
+    high_s: StepTime | None = None
+    published: str | None = None
     compute_s: Elapsed
     communication_s: Elapsed
     exposed_s: Elapsed

@@ -274,11 +274,9 @@ class StudySpec(Section):
             data["search"].pop("known_failures")
         if data["limits"] == LimitsSpec().model_dump(mode="json"):
             data.pop("limits")
-        screen, network = data.pop("screen"), data.pop("network")
-        if self.is_predicted and network["nic_bytes_per_s"] is not None:
-            data["network"] = network
+        screen, network = data.pop("screen"), {k: v for k, v in data.pop("network").items() if v is not None}
         if self.is_predicted:  # then the cluster is what the results are of
-            data["screen"] = {key: screen[key] for key in ("target", "topology")}
+            data["screen"] = {**{key: screen[key] for key in ("target", "topology")}, **network}
         else:
             data["search"].pop("step_time")  # so that older runs keep their identity
         if data["replay"] is not None:

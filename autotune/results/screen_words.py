@@ -91,9 +91,17 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
             f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
-            f"idle {format_seconds(row['idle_s'])}{mfu})"
+            f"idle {format_seconds(row['idle_s'])}{mfu}){_interval(row)}"
         )
+    if published := next((row["published"] for row in rows if row.get("published")), None):
+        yield f"the model is {published}; a run of your own does better: --calibrate RUN"
     yield PREDICTED
+
+
+def _interval(row: dict[str, Any]) -> str:
+    """Where a measured step would be, by what others published."""
+    ends = row.get("interval_s")
+    return f", measured 95 % between {format_seconds(ends[0])} and {format_seconds(ends[1])}" if ends else ""
 
 
 def screen_lines(report: ScreenReport) -> list[str]:

@@ -215,9 +215,11 @@ def describe_failure(failure: Failure, where: str) -> str:
 
 def describe_prediction(step: PredictedStep) -> str:
     """What a model says of a program, marked as such."""
+    ends = [format_seconds(s) for s in (step.low_s, step.high_s) if s is not None]  # none in older records
+    around = f" ({' to '.join(ends)}; the model is {step.published})" if ends else ""
     return (
-        f"{format_ratio(step.ratio)}, {format_seconds(step.step_s)} a step of which {format_seconds(step.exposed_s)} "
-        f"exposed communication: {PREDICTED}"
+        f"{format_ratio(step.ratio)}, {format_seconds(step.step_s)} a step{around} of which "
+        f"{format_seconds(step.exposed_s)} exposed communication: {PREDICTED}"
     )
 
 

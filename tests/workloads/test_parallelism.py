@@ -11,6 +11,7 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 import pytest
 
+from autotune.compiler.hlo import parse_module
 from workloads.base import Workload, jit_step
 from workloads.loading import load
 from workloads.step import bytes_per_device
@@ -121,11 +122,36 @@ def test_products_of_axes_equal_one_device(
         {"accumulate": 4},
         pytest.param({"remat": "full"}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 2, "remat": "dots"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "save_dot_with_context_except_mlp"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_how_it_is_computed_does_not_change_the_gradients(options: dict[str, Any]) -> None:
     check_same("llama", {"data": 2}, options, ("all-reduce",))
+
+
+def test_a_policy_that_saves_more_computes_less_again() -> None:
+    def products(remat: str) -> int:
+        workload = build("llama", {"data": 1}, remat=remat)
+        lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
+        return int(lowered.as_text().count("stablehlo.dot_general"))
+
+    policies = ("full", "save_qkv_proj", "save_dot_except_mlp", "save_dot_except_mlpwi", "minimal")
+    counts = [products(remat) for remat in policies]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[1] == 3  # query, key, value
+    # With XLA's attention the weights of the values are computed again; with cuDNN's nothing is.
+    assert counts[-1] - 1 == products("minimal_with_context") == products("none") + 1
+
+
+def test_weights_and_moments_are_kept_in_the_dtype_that_is_asked_for() -> None:
+    state = build("llama", {"data": 1}, weight_dtype="bfloat16").abstract_state
+    assert state is not None
+    kept = {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.shape}
+    assert kept == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(build("llama", {"data": 1}).abstract_state) if leaf.shape} == {
+        "float32"
+    }
 
 
 def test_unrolled_layers_give_the_gradients_of_scanned_ones() -> None:
@@ -146,6 +172,22 @@ def test_experts_with_room_for_all_give_what_dropless_ones_give() -> None:
     np.testing.assert_allclose(roomy[0], loss, rtol=1e-6)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(roomy[1][name], gradient, rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+def gathered_bytes(workload: Workload) -> int:
+    """What all-gathers of a compiled step leave on one device; loops count once."""
+    module = parse_module(compile_step(workload).as_text())
+    instructions = [i for c in module.computations.values() for i in c.instructions.values()]
+    return sum(i.bytes for i in instructions if i.opcode == "all-gather")
+
+
+def test_tokens_go_to_their_experts_and_not_to_everybody() -> None:
+    # More devices with as many sequences each: what one of them gathers is that of fewer devices.
+    few, many = (
+        gathered_bytes(build("moe", {"data": count, "expert": 2}, routing="capacity", batch=2 * 2 * count))
+        for count in (1, 4)
+    )
+    assert many <= few
 
 
 def held(family: str, part: str, mesh: dict[str, int], **options: Any) -> int:

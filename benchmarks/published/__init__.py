@@ -1,0 +1,1 @@
+"""Step times that others published, held against predictions of the same configurations."""

@@ -1,0 +1,72 @@
+"""Predicted over published step times.
+
+Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``screen`` and no GPU. Compiles each row of
+`rows.toml` in a process of its own, with a time limit, or takes its program from the cache of `autotune screen`, and
+predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after each row, and goes on there; then the page
+``docs/predictions.md`` with its picture, and ``autotune/data/published.json``, from which predictions have their
+interval. ``--again`` predicts all rows anew (of programs in the cache that takes seconds), ``--report`` compiles nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published.report import page, picture, ratios
+from benchmarks.published.rows import compiled, is_held_out, predicted, published
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Predicts what is not yet in the results, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only these rows")
+    parser.add_argument("--again", action="store_true", help="predict rows that are in the results, too")
+    parser.add_argument("--report", action="store_true", help="compile nothing: write the page from the results")
+    args = parser.parse_args()
+    known = published()
+    path = ROOT / f"benchmarks/results/published_{version('jaxlib')}.json"
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = {name: row for name, row in found.items() if name in known}
+    for name in [] if args.report else args.names or known:
+        if name in found and "failure" not in found[name] and not args.again:
+            continue
+        found[name] = one(name, known[name])
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(name, found[name].get("ratio") or found[name]["failure"], flush=True)
+    rows = {name: {**known[name], **found[name]} for name in known if name in found}
+    data = {"jaxlib": version("jaxlib"), "ratios": {name: round(r, 4) for name, r in ratios(rows).items()}}
+    (ROOT / "autotune/data/published.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (ROOT / "docs/predictions.svg").write_text(picture(rows), encoding="utf-8")
+    (ROOT / "docs/predictions.md").write_text(page(rows, version("jaxlib")), encoding="utf-8")
+
+
+def one(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """What is predicted for one row, or why nothing is."""
+    started = time.perf_counter()
+    try:
+        program = compiled(name, row)
+    except RuntimeError as error:
+        return {"failure": str(error)[:400]}
+    step = predicted(row, program)
+    return {
+        "ratio": step.step_s / row["measured_s"],
+        "step_s": step.step_s,
+        "compute_s": step.compute_s,
+        "exposed_s": step.exposed_s,
+        "idle_s": step.idle_s,
+        "mfu": step.mfu,
+        "held_out": is_held_out(name),
+        "fingerprint": program.fingerprint,
+        "peak_gib": round(program.memory.peak_bytes / 2**30, 1) if program.memory else None,
+        "wall_s": round(time.perf_counter() - started, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
