@@ -32,6 +32,8 @@ SHARED_FIELDS: Mapping[str, Any] = {
 }
 """What all described GPUs have in common (CUDA programming guide, table of compute capabilities)."""
 
+_COUNTED_ON = 0.80
+
 MATRIX_SHARE = 0.70
 """Of GPUs whose file says nothing else: what an H100 reaches, see `docs/predictions.md`."""
 
@@ -117,6 +119,18 @@ class Target:
     def digest(self) -> str:
         """Names what the compiler is told of this GPU."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
+
+    def with_memory(self, fraction: float | None) -> Target:
+        """The same GPU for a process that takes this fraction of its memory; None leaves the description alone.
+
+        On a GPU, JAX tells XLA's scheduler what its allocator may take; without one XLA counts on 80 % of what is
+        described (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). Where memory is short by its
+        count, it overlaps less.
+        """
+        if fraction is None:
+            return self
+        described = f"device_memory_size: {round(self.memory_bytes * fraction / _COUNTED_ON)}"
+        return replace(self, config_text=re.sub(r"device_memory_size: \d+", described, self.config_text))
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """The same GPU in a cluster whose network has this rate for each GPU; None leaves the table's."""
