@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -42,11 +41,17 @@ class Experts(nnx.Module):
         return run(x, experts, shares).astype(x.dtype), balance_loss(scores, experts)
 
     def _choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The largest scores of each token and whose they are, [B, T, K]; a partitioner would gather all scores first."""
+        """The largest scores of each token and whose they are, [B, T, K] each.
+
+        On each device for itself: a partitioner gathers the scores of all of them first.
+        """
         rows = self.layout.spec(("batch", "sequence", None))
-        return jax.shard_map(
-            partial(jax.lax.top_k, k=self.config.top_k), mesh=self.layout.mesh, in_specs=rows, out_specs=(rows, rows)
-        )(scores)
+
+        def largest(mine: jax.Array) -> tuple[jax.Array, jax.Array]:
+            values, experts = jax.lax.top_k(mine, self.config.top_k)
+            return values, experts
+
+        return jax.shard_map(largest, mesh=self.layout.mesh, in_specs=rows, out_specs=(rows, rows))(scores)
 
     def _with_capacity(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
         """Each expert takes its first C tokens of every sequence; the rest pass by on the residual stream.
@@ -74,11 +79,10 @@ class Experts(nnx.Module):
         slot, slots = self._slots(experts, parts)  # of all tokens of these sequences
         mine = jax.lax.dynamic_slice_in_dim(slot, jax.lax.axis_index("context") * seq * c.top_k, seq * c.top_k, axis=1)
 
-        def place(tokens: jax.Array, where: jax.Array) -> jax.Array:
-            source = jnp.full((slots + 1,), seq, jnp.int32).at[where].set(jnp.arange(seq * c.top_k) // c.top_k)
-            return jnp.pad(tokens, ((0, 1), (0, 0)))[source[:-1]]  # row `seq` is what an empty slot reads
-
-        taken = jax.vmap(place)(x, mine).reshape(rows, c.experts, slots // c.experts, -1)
+        source = jnp.full((rows, slots + 1), seq, jnp.int32)  # row `seq` is what an empty slot reads
+        token = jnp.broadcast_to(jnp.arange(seq * c.top_k) // c.top_k, mine.shape)
+        source = source.at[jnp.arange(rows)[:, None], mine].set(token)[:, :-1]
+        taken = _rows(x, source).reshape(rows, c.experts, slots // c.experts, -1)
         if parts > 1:  # each device has filled the slots of its own tokens only
             taken = jax.lax.psum_scatter(taken, "context", scatter_dimension=2, tiled=True)
         taken = jax.lax.all_to_all(taken, "expert", split_axis=1, concat_axis=0, tiled=True)
@@ -89,7 +93,7 @@ class Experts(nnx.Module):
         y = jax.lax.all_to_all(y, "expert", split_axis=0, concat_axis=1, tiled=True)
         if parts > 1:
             y = jax.lax.all_gather(y, "context", axis=2, tiled=True)
-        y = jax.vmap(lambda out, where: jnp.pad(out, ((0, 1), (0, 0)))[where])(y.reshape(rows, slots, -1), mine)
+        y = _rows(y.reshape(rows, slots, -1), mine)  # [B, T*K, D]
         y = y.reshape(rows, seq, c.top_k, -1) * shares[..., None].astype(y.dtype)
         return jax.lax.psum(y.sum(2), "tensor")
 
@@ -145,6 +149,11 @@ class Experts(nnx.Module):
         y = jnp.zeros_like(x).at[order // c.top_k].add(y)
         y = jax.lax.psum_scatter(y.reshape(-1, *shape[1:]), "expert", scatter_dimension=0, tiled=True)
         return jax.lax.psum(y, "tensor")
+
+
+def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows [B, I, D] of [B, N, D] by their index [B, I]; zeros for index N."""
+    return jnp.take_along_axis(jnp.pad(x, ((0, 0), (0, 1), (0, 0))), index[..., None], axis=1)
 
 
 def balance_loss(scores: jax.Array, experts: jax.Array) -> jax.Array:

@@ -101,7 +101,7 @@ def _list_of(kind: Any) -> Any:
 
 
 _CANDIDATE: Any = {"settings": dict[str, str], "target": str, "topology": str, "calibrated_by": str | None}
-_Predicted = _with(Prediction, without="events", predicted=Literal[True], **_CANDIDATE)
+_Predicted = _with(Prediction, without="events", predicted=Literal[True], published=str | None, **_CANDIDATE)
 _Failed = _with(_Shape, failure=str, **_CANDIDATE)
 _Setting = _with(Setting, kind=str)
 _Winner = _with(Winner, file=str)

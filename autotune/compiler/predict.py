@@ -43,9 +43,9 @@ class Calibration:
     """Shares of the peaks that real kernels reach, and the cost of launches; defaults are published figures.
 
     Attributes:
-        matrix_share: Of the matrix units' peak, what large products reach while a GPU trains. XLA's measured table has
-            0.87 on an H100 and 0.76 on a B200 that were idle before (see `autotune.compiler.product_time`); under
-            load clocks fall.
+        matrix_share: Of the matrix units' peak, what large products reach while a GPU trains; None takes the target's.
+            XLA's measured table has 0.87 on an H100 and 0.76 on a B200 that were idle before (see
+            `autotune.compiler.product_time`); under load clocks fall.
         attention_share: Likewise of cuDNN's attention, forward; FlashAttention-3 (arXiv:2407.08608, figure 5) has 0.5
             to 0.6 for heads of 128 under a causal mask on H100.
         attention_backward_share: Likewise, backward; 0.4 to 0.5 there (figure 6).
@@ -60,7 +60,7 @@ class Calibration:
         source: Which measurements the three are from; empty without.
     """
 
-    matrix_share: float = 0.72
+    matrix_share: float | None = None
     attention_share: float = 0.57
     attention_backward_share: float = 0.45
     memory_share: float = 0.90
@@ -206,7 +206,7 @@ def _matrix_time(op: Op, target: Target, shares: Calibration) -> float:
         is_backward = "Backward" in op.detail
         share = shares.attention_backward_share if is_backward else shares.attention_share
         return op.matrix_flops / (peak * share)
-    reached = peak * shares.matrix_share
+    reached = peak * (target.matrix_share if shares.matrix_share is None else shares.matrix_share)
     if op.product is None:
         return op.matrix_flops / reached
     alone = product_time(op.product, reached, target.core_count)

@@ -1,7 +1,7 @@
 """How far predictions are from step times that others published: what stands beside every prediction.
 
-The figures lie in ``autotune/data/published.json``, written by ``python -m benchmarks.published`` (`docs/predictions.md`):
-one ratio of predicted to published step time for each published run of dense models in bfloat16.
+The figures lie in ``autotune/data/published.json``, written by ``python -m benchmarks.published``: one ratio of
+predicted to published step time for each published run of a dense model in bfloat16 (`docs/predictions.md`).
 """
 
 from __future__ import annotations

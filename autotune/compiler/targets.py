@@ -32,6 +32,11 @@ SHARED_FIELDS: Mapping[str, Any] = {
 }
 """What all described GPUs have in common (CUDA programming guide, table of compute capabilities)."""
 
+_COUNTED_ON = 0.80
+
+MATRIX_SHARE = 0.70
+"""Of GPUs whose file says nothing else: what an H100 reaches, see `docs/predictions.md`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -61,7 +66,7 @@ class Network:
 class _TargetFile:
     """A file of ``autotune/data/targets``; `device` has the fields of XLA's ``GpuDeviceInfoProto``.
 
-    `kinds` holds names that JAX gives this GPU besides ``device.name``.
+    `kinds` holds names that JAX gives this GPU besides ``device.name``, `matrix_share` is that of `Target`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -71,6 +76,7 @@ class _TargetFile:
     device: Mapping[str, Any]
     flops_per_s: Mapping[str, float]
     network: Network
+    matrix_share: float = MATRIX_SHARE
     kinds: tuple[str, ...] = ()
 
 
@@ -87,6 +93,7 @@ class Target:
         core_count: Streaming multiprocessors.
         flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and
             ``scalar``.
+        matrix_share: Of the matrix units' peak, what large products reach while the GPU trains.
         network: Its links; None if not known (a file of the user's), then no communication can be predicted.
         sources: Where the figures are from.
         kinds: Names that JAX gives it.
@@ -101,6 +108,7 @@ class Target:
     memory_bytes_per_s: float
     core_count: int
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    matrix_share: float = MATRIX_SHARE
     network: Network | None = None
     sources: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
@@ -111,6 +119,18 @@ class Target:
     def digest(self) -> str:
         """Names what the compiler is told of this GPU."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
+
+    def with_memory(self, fraction: float | None) -> Target:
+        """The same GPU for a process that takes this fraction of its memory; None leaves the description alone.
+
+        On a GPU, JAX tells XLA's scheduler what its allocator may take; without one XLA counts on 80 % of what is
+        described (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). Where memory is short by its
+        count, it overlaps less.
+        """
+        if fraction is None:
+            return self
+        described = f"device_memory_size: {round(self.memory_bytes * fraction / _COUNTED_ON)}"
+        return replace(self, config_text=re.sub(r"device_memory_size: \d+", described, self.config_text))
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """The same GPU in a cluster whose network has this rate for each GPU; None leaves the table's."""
@@ -224,6 +244,7 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
         memory_bytes_per_s=float(device["memory_bandwidth"]),
         core_count=device["core_count"],
         flops_per_s=found.flops_per_s,
+        matrix_share=found.matrix_share,
         network=network,
         sources=found.sources,
         kinds=(found.device["name"], *found.kinds),
@@ -319,6 +340,7 @@ def _from_proto_text(path: Path) -> Target:
         memory_bytes_per_s=number("memory_bandwidth"),
         core_count=int(number("core_count")),
         flops_per_s=like.flops_per_s if like else {},
+        matrix_share=like.matrix_share if like else MATRIX_SHARE,
         network=like.network if like else None,
         sources=(str(path),),
     )

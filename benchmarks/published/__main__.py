@@ -4,7 +4,7 @@ Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``scree
 `rows.toml` in a process of its own, with a time limit, or takes its program from the cache of `autotune screen`, and
 predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after each row, and goes on there; then the page
 ``docs/predictions.md`` with its picture, and ``autotune/data/published.json``, from which predictions have their
-interval. ``--again`` predicts all rows anew (of programs in the cache that takes seconds), ``--report`` compiles nothing.
+interval. ``--again`` predicts all rows anew (seconds, of programs in the cache), ``--report`` compiles nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def main() -> None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, found[name].get("ratio") or found[name]["failure"], flush=True)
     rows = {name: {**known[name], **found[name]} for name in known if name in found}
+    if len(rows) < len(known):
+        print(f"{len(known) - len(rows)} rows are left: no page is written")
+        return
     data = {"jaxlib": version("jaxlib"), "ratios": {name: round(r, 4) for name, r in ratios(rows).items()}}
     (ROOT / "autotune/data/published.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (ROOT / "docs/predictions.svg").write_text(picture(rows), encoding="utf-8")

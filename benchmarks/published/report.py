@@ -30,9 +30,9 @@ model's own FLOPs, attention under its mask counted at half; a rank by step time
 rank by MFU does not. Goal: geometric mean within 5 % of 1, spread at most 12 %, Spearman at least 0.95, of MFU at least
 0.85.
 
-The interval that `autotune predict` prints and records keep is of the dense rows in bfloat16: 95 % by their spread, each
-held out in turn. Two frameworks published step times of one configuration that differ by a third and more, so this says
-what a step like that would take somewhere; for your own step, `--calibrate` with a run of yours.
+The interval that `autotune predict` prints and records keep is of the dense rows in bfloat16: 95 % by their spread,
+each held out in turn. Frameworks differ: what two of them publish of alike configurations differs by a fifth and more,
+so this says what such a step takes somewhere; for your own step, `--calibrate` with a run of yours.
 """
 
 

@@ -48,8 +48,8 @@ def compiled(name: str, row: Row) -> CompiledProgram:
     with contextlib.ExitStack() as stack:
         _, screener = stack.enter_context(
             open_screener(
-                parse_study(study), study_dir=HERE, target=load_target(row["target"]), topology=topology,
-                cache_dir=folder, limit_s=LIMIT_S,
+                parse_study(study), study_dir=HERE, topology=topology, cache_dir=folder, limit_s=LIMIT_S,
+                target=load_target(row["target"]).with_memory(row.get("memory_fraction")),
             )
         )  # fmt: skip
         result = screener.result(FlagSet())

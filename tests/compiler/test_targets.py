@@ -235,3 +235,12 @@ def test_plugin_must_be_whole_and_of_jaxlibs_version(versions: dict[str, str], s
 def test_target_of_a_device_kind(kind: str, name: str | None) -> None:
     found = target_of(kind)
     assert (found.name if found else None) == name
+
+
+def test_memory_that_a_process_takes_is_what_the_scheduler_counts_on() -> None:
+    h100 = load_target("h100-sxm")
+    described = h100.with_memory(0.92)
+    assert f"device_memory_size: {round(h100.memory_bytes * 0.92 / 0.8)}" in described.config_text
+    assert described.memory_bytes == h100.memory_bytes
+    assert described.digest != h100.digest
+    assert h100.with_memory(None) == h100
