@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
-from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
+from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
 from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
+from autotune.study.interpreter import direct_python
 from autotune.workers import FirstLook, look_at
 
 WARMUP_STEPS = 5
@@ -284,12 +284,9 @@ def told_symptoms(lines: Any) -> tuple[str, ...]:
 
 
 def is_named(understood: Understood) -> bool:
-    """Whether a study must name the interpreter: it is neither its command nor, where that is none, autotune's own."""
-    if understood.python is None:
-        return False
-    first = understood.asked.command[0]
-    is_python = re.fullmatch(r"python[\d.]*", Path(first).name) is not None
-    return understood.python != ((shutil.which(first) if is_python else None) or driver_python())
+    """Whether a study must name the interpreter, for its command does not begin with it."""
+    asked = understood.asked
+    return understood.python not in (None, direct_python(asked.command, asked.cwd))
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
