@@ -289,6 +289,8 @@ def warning_lines(store: Store) -> list[str]:
         found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
+        if (problem := floor.reference.program_problem) is not None:
+            found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
         found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != TURNS:
             found.append(
