@@ -5,7 +5,7 @@
 For every flag of `SHOWN_BY_DUMP` one process for each of its values compiles a few functions of different kinds. The
 name that `ProgramWatch` makes of the dump must tell apart whatever the fingerprint of the serialized executables tells
 apart: thunks, buffers, object files (`autotune.child.fingerprint`). Exit status 1 if it does not. ``--cost`` compares
-the seconds until a step of a larger program is compiled, with the dump and without, in turns.
+the CPU seconds in which a larger program is compiled, with the dump and without, in turns.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def loss(ws, x):
 ws = [(jnp.full((256, 256), 1e-3 + i), jnp.full((256, 256), 1e-3)) for i in range(48)]
 x = jnp.ones((64, 256))
 jax.block_until_ready((ws, x))
-began = time.perf_counter()
+began = time.process_time()
 jax.block_until_ready(jax.jit(jax.grad(loss))(ws, x))
-print(time.perf_counter() - began)
+print(time.process_time() - began)
 """
 
 
@@ -87,7 +87,7 @@ def both_names(python: str, flags: str) -> tuple[str, tuple[str, ...]] | str:
 
 
 def compile_s(python: str, *, is_watched: bool) -> float:
-    """Seconds until a larger program has run once."""
+    """CPU seconds of compiling and running a larger program once: what else runs here does not count."""
     base = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": ""}
     watch = ProgramWatch()
     try:
@@ -111,7 +111,7 @@ def main() -> int:
         ]
         ratios = [b / a for a, b in pairs]
         plain = statistics.median(a for a, _ in pairs)
-        print(f"until compiled, with the dump over without: {[round(r, 3) for r in ratios]}; median "
+        print(f"CPU time of compiling, with the dump over without: {[round(r, 3) for r in ratios]}; median "
               f"{statistics.median(ratios):.3f} of {plain:.2f} s")  # fmt: skip
         return 0
     report = probe_build(given.python)

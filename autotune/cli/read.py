@@ -62,10 +62,10 @@ def read(
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
         near = path.parent if path.parent.is_dir() else Path()
-        names = [p.name for p in near.iterdir()]
+        meant = close_matches(path.name, [p.name for p in near.iterdir()]) or "."
         raise AutotuneError(
-            f"a log or a command must be given but there is no file {what[0]}{close_matches(path.name, names)}, and no "
-            "command of that name; a command and its arguments come after --: autotune read -- python train.py"
+            f"a log or a command must be given but there is no file {what[0]}, and no command of that name"
+            f"{meant} A command and its arguments come after --: autotune read -- python train.py"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         seen = read_log(path)

@@ -150,11 +150,13 @@ def understand(asked: Asked, *, tell: Callable[[str], None]) -> Understood:
         )  # fmt: skip
 
     watch, look = run(terminal=terminal)
-    if not look.lines and not look.status and not terminal:
-        tell("it printed nothing into a pipe; once more, with a terminal of its own")
-        watch, look = run(terminal=True)
-        terminal = bool(look.lines)
     found = watch.reading(look)
+    is_mute = not look.lines or (look.status == 0 and (found is None or len(found[1].took_s) <= WARMUP_STEPS))
+    if is_mute and not look.status and not terminal:  # a bar, too, shows its steps on a terminal only
+        tell(f"it printed {'no steps' if look.lines else 'nothing'} into a pipe; once more, with a terminal of its own")
+        again, shown = run(terminal=True)
+        if (on_terminal := again.reading(shown)) is not None or not look.lines:
+            watch, look, found, terminal = again, shown, on_terminal, bool(shown.lines)
     if found is not None and terminal:
         found = ({**found[0], "terminal": True}, found[1])
     return _understood(asked, look, found, watch.best, count)

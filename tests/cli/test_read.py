@@ -100,4 +100,4 @@ def test_a_log_that_is_not_there_is_told_with_one_that_is(tmp_path: Path) -> Non
     (tmp_path / "train.log").write_text("step 1: 5 ms\n")
     done = read("trian.log", cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no file trian.log; did you mean `train.log`?, and no command of that name" in done.stderr
+    assert "there is no file trian.log, and no command of that name; did you mean `train.log`?" in done.stderr
