@@ -169,6 +169,7 @@ class _Loop:
     def _ready(self) -> None:
         self._channel.send(
             "ready",
+            pid=os.getpid(),
             losses=self._losses,
             grad_norms=self._norms,
             loss_dtype=self._told_in[0],

@@ -1,6 +1,7 @@
 """Programs in processes of their own, and what the driver shares with them: standard library and jax only."""
 
 from autotune.child.channel import Channel
+from autotune.child.fingerprint import strip_hlo
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.child.nvml import VISIBLE, NvmlDevice, ask, first_of, load_nvml, named_devices, visible_devices
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions

@@ -99,8 +99,8 @@ class _Watch:
 
     def _tell_processes(self) -> None:
         """Tells of each process once: where its jaxlib lies, and what started it."""
-        own = self._program.pid
-        for pid in (own, *descendants(own)):
+        own = os.getppid()  # the guard's, who inherits what leaves its parents: a launcher may end, or make a daemon
+        for pid in descendants(own):
             if pid not in self._told and (found := python_with_jaxlib(pid)) is not None:
                 self._told.add(pid)
                 self._channel.send("process", **found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,6 +75,12 @@ def check_flags(
     recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            "--for", metavar="STUDY.toml", help="For the build that this study's program runs on.", dir_okay=False
+        ),
+    ] = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
@@ -81,7 +88,7 @@ def check_flags(
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
     from autotune.settings import KnownSettings, check_given, would_start
 
-    report = _report(plugin, python)
+    report = _report(plugin, python) if study is None else _report_for(study, plugin, python)
     checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
@@ -223,7 +230,7 @@ def space(
     }
     spec = study_with(study, given, effort="standard", seed=None)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
-    told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python)
+    told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python, note=_note)
     found = told.space
     if as_json:
         facts = {"told_by": told.told_by, "device_count": told.device_count, "layer_bytes": told.layer_bytes}
@@ -276,7 +283,23 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
 def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
     from autotune.settings import probe_named
 
-    return probe_named(plugin, python, note=lambda text: print(f"autotune: {text}", file=sys.stderr))
+    return probe_named(plugin, python, note=_note)
+
+
+def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
+    """What the build says on which the program of a study runs."""
+    from autotune.model import SettingError, load_study
+    from autotune.study import program_python
+
+    if python is not None or plugin != "auto":
+        raise SettingError("--for takes interpreter and platform from the study: leave out --python and --plugin")
+    spec = load_study(study)
+    found = program_python(spec, study.resolve().parent, note=_note)
+    return _report("cpu" if spec.device.platform == "cpu" else "cuda", found)
+
+
+def _note(text: str) -> None:
+    print(f"autotune: {text}", file=sys.stderr)
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:

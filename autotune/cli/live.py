@@ -19,9 +19,9 @@ from autotune.model import (
     Stopwatch,
     TrialConfig,
     TrialResult,
+    format_detectable,
     format_ratio,
     format_seconds,
-    format_share,
     visible_line,
 )
 from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
@@ -154,7 +154,7 @@ class LiveView(LineView):
     def floor(self, result: FloorResult) -> None:
         """See `autotune.model.View`."""
         super().floor(result)
-        self._floor = f"effects from about {format_share(result.floor.detectable)} can be found here"
+        self._floor = f"a trial finds speed-ups from {format_detectable(result.floor.detectable)}"
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `autotune.model.View`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child import recognise
-    from autotune.model import AutotuneError, ReadSpec, load_study, parse_duration
+    from autotune.model import AutotuneError, ReadSpec, close_matches, load_study, parse_duration
     from autotune.study import read_command, read_log, show_reading
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
@@ -58,6 +59,13 @@ def read(
         raise AutotuneError(
             f"options must come before the file but {what[1]} comes after {what[0]}, which cannot be started; "
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
+        )
+    if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
+        near = path.parent if path.parent.is_dir() else Path()
+        meant = close_matches(path.name, [p.name for p in near.iterdir()]) or "."
+        raise AutotuneError(
+            f"a log or a command must be given but there is no file {what[0]}, and no command of that name"
+            f"{meant} A command and its arguments come after --: autotune read -- python train.py"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         seen = read_log(path)

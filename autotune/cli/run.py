@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import shutil
@@ -167,5 +168,20 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
         *steps,
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
-        f"{again} --trials {2 * conclusion.trial_count}   # goes on from here",
+        *_more_of(spec, conclusion, again),
     ]
+
+
+def _more_of(spec: StudySpec, conclusion: ConclusionRecord, again: str) -> list[str]:
+    """The command that goes on: with more time where that ended the search, with more trials where those did."""
+    from autotune.model import Outcome
+
+    search, count = spec.search, conclusion.trial_count
+    is_open = conclusion.outcome in (Outcome.INCONCLUSIVE, Outcome.NOTHING_RAN)
+    if search.time_budget is not None and (count < search.trials or is_open):
+        return [f"{again} --time-budget {math.ceil(2 * search.time_budget / 60)}m   # goes on from here"]
+    if search.gpu_hours is not None and (count < search.trials or is_open):
+        return [f"{again} --gpu-hours {2 * search.gpu_hours:g}   # goes on from here"]
+    if count < search.trials:  # the space is used up, or nothing more is worth a trial
+        return []
+    return [f"{again} --trials {2 * count}   # goes on from here"]

@@ -88,6 +88,8 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
             f"peak memory {format_bytes(worker.peak_bytes)}, program {worker.fingerprint}, "
             f"losses {', '.join(f'{x:.5g}' for x in worker.losses)}"
         )
+        if worker.program_problem is not None:
+            lines.append(f"its compiled program is not known: {worker.program_problem}")
     work = result.comparison.work if result.comparison is not None else None
     for pair in pairs:
         order = "reference first" if pair.first == "reference" else "candidate first"

@@ -12,8 +12,7 @@ from autotune.compiler.arrival import require_arrival
 from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.program import CompileResult
 from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
-from autotune.compiler.scratch import Scratch
-from autotune.machine import child_environment, driver_python, let_import_packages
+from autotune.machine import Scratch, child_environment, driver_python, let_import_packages
 from autotune.model import OPTION, PROCESS_COUNT, Failure, FailureKind, FlagSet, options_in
 from autotune.workers import GuardedProcess, classify_failure
 

@@ -61,7 +61,7 @@ from autotune.model.trial import (
 )  # fmt: skip
 from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
 from autotune.model.units import (
-    format_bytes, format_change, format_change_of, format_count, format_interval, format_joules, format_ratio,
-    format_seconds, format_share, parse_duration,
+    format_bytes, format_change, format_change_of, format_count, format_detectable, format_interval, format_joules,
+    format_ratio, format_seconds, format_share, parse_duration,
 )  # fmt: skip
 from autotune.model.escapes import visible, visible_line

@@ -152,7 +152,10 @@ class WorkerReport(Record):
 
     Attributes:
         fingerprint: Name of the compiled program; equal programs have equal names, whatever flags made them.
-        compile_s: Seconds spent lowering and compiling the step; None for a program that does not tell.
+        program_problem: Why the compiled program of a command is not known, so that `fingerprint` names its settings;
+            None where it is.
+        compile_s: Seconds spent lowering and compiling the step; of a command XLA's, for all that it compiled; None
+            for a program of which that is not known.
         start_s: Seconds from the start of the process to readiness.
         losses: Loss of each of the first steps, from the agreed seed and data.
         grad_norms: Global gradient norm of the same steps.
@@ -161,7 +164,8 @@ class WorkerReport(Record):
         norm_dtype: Likewise of its gradient norm.
         attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
         warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
-        peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU).
+        peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU; of a command there:
+            what the largest of its compiled programs needs).
         kernels: What XLA's autotuner chose in this process; None where it left no results.
         versions: Of JAX, of the libraries that the process had loaded when its steps ran, and of the GPUs' driver.
         packages: Folder from which a user's program had jaxlib, ``~`` for the user's home; None where it is not told.
@@ -173,6 +177,7 @@ class WorkerReport(Record):
     device_kind: str
     device_count: AtLeastOne
     process_count: AtLeastOne = 1
+    program_problem: str | None = None
     compile_s: Elapsed | None = None
     start_s: Elapsed
     losses: tuple[float, ...]

@@ -111,6 +111,19 @@ def format_share(share: float | None) -> str:
     return "-" if share is None or not math.isfinite(share) else f"{share * 100:.1f} %"
 
 
+LARGEST_TOLD = 0.5
+"""A speed-up beyond which it is only told that nothing smaller is found: a bound of 100 % bounds nothing."""
+
+
+def format_detectable(share: float | None) -> str:
+    """The smallest speed-up that a trial shows: ``about 1.2 %``, or that none below a half is found."""
+    if share is None or not math.isfinite(share):
+        return "-"
+    if share >= LARGEST_TOLD:
+        return f"more than {format_share(LARGEST_TOLD)}, for equal runs differ too much here"
+    return f"about {format_share(share)}"
+
+
 def format_count(count: float | None) -> str:
     """A large count with three significant digits: ``6.74 G``, ``12.5 k``."""
     if count is None or not math.isfinite(count):

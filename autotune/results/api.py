@@ -55,8 +55,14 @@ class Study:
         return conclusion.sentence if conclusion else "not ended yet"
 
     @property
+    def outcome(self) -> Outcome | None:
+        """What the study found: a winner, that none beats the default, or that this is open; None before its end."""
+        conclusion = self.store.last(ConclusionRecord)
+        return conclusion.outcome if conclusion else None
+
+    @property
     def winner(self) -> Winner | None:
-        """The proven winner with its evidence; None if nothing beats the default or the study has not ended.
+        """The proven winner with its evidence; None if there is none, for `outcome` tells why, or it has not ended.
 
         Of a study by several objectives: the fastest of its front, None if none is faster than the default.
         """

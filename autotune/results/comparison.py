@@ -23,11 +23,11 @@ from autotune.model import (
     TrialResult,
     close_matches,
     format_count,
+    format_detectable,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
-    format_share,
 )
 from autotune.results.conditions import conditions_of
 from autotune.results.pages import Styled, render
@@ -58,7 +58,8 @@ class ComparisonTable:
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
             failed, dead (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN where
-            nothing counted energy), detectable, winner (the fastest of the front, of a study by several objectives).
+            nothing counted energy), detectable, winner (the fastest of the front, of a study by several objectives;
+            ``(not settled)``, with a ratio of NaN, if it is inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
     """
@@ -179,7 +180,8 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     conclusion, floor, results = store.last(ConclusionRecord), store.last(FloorResult), store.of(TrialResult)
     settings = conclusion.settings if conclusion else None
     e = conclusion.estimate if conclusion else None
-    has_ratio = conclusion is not None and conclusion.outcome is not Outcome.NOTHING_RAN
+    outcome = conclusion.outcome if conclusion else None
+    keeps_default = outcome is Outcome.NOTHING_BEATS_THE_DEFAULT  # of any other without a winner nothing is known
     default = floor.comparison.energy if floor else None
     tokens = floor.reference.tokens_per_step if floor else None
     proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
@@ -188,7 +190,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "study": name,
         **{field: facts[field] for field in by},
         "outcome": str(conclusion.outcome) if conclusion else "not ended",
-        "ratio": e.ratio if e is not None else 1.0 if has_ratio else math.nan,
+        "ratio": e.ratio if e is not None else 1.0 if keeps_default else math.nan,
         "low": e.low if e is not None else math.nan,
         "high": e.high if e is not None else math.nan,
         "process_pairs": e.pair_count if e is not None else 0,
@@ -200,7 +202,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "winner_step_j": winner_j,
         "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
         "detectable": floor.floor.detectable if floor else math.nan,
-        "winner": str(settings) if settings else "(default)",
+        "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }
 
 
@@ -292,7 +294,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
                 "dead settings": str(row["dead"]),
                 "default's step": format_seconds(row["default_step_s"]),
                 **(energy if has_energy else {}),
-                "smallest effect found": format_share(row["detectable"]),
+                "smallest effect found": format_detectable(row["detectable"]),
             }
         )
     return rows

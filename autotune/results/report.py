@@ -20,6 +20,7 @@ from autotune.model import (
     artefacts_of,
     format_bytes,
     format_count,
+    format_detectable,
     format_joules,
     format_seconds,
     format_share,
@@ -144,7 +145,7 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
         w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
         tokens, flops = w.tokens_per_step, w.flops_per_step
         rows.append(("default's step", format_seconds(step_s)))
-        rows.append(("smallest effect found here", f"about {format_share(floor.floor.detectable)}"))
+        rows.append(("smallest effect found here", format_detectable(floor.floor.detectable)))
         rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
         if energy is not None:
             rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))

@@ -35,11 +35,11 @@ from autotune.model import (
     file_name,
     format_bytes,
     format_change,
+    format_detectable,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
-    format_share,
     plain,
     retold,
 )
@@ -134,7 +134,7 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
         f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
         f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
-        f"speed-ups from about {format_share(floor.detectable)} can be found in one trial",
+        f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
     if floor.process_sd is not None:
         lines[1] += f" ({_spreads(floor)})"
@@ -291,6 +291,8 @@ def warning_lines(store: Store) -> list[str]:
         found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
+        if (problem := floor.reference.program_problem) is not None:
+            found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
         found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != TURNS:
             found.append(

@@ -6,6 +6,7 @@ from autotune.study.engines import choose_engine, parse_groups
 from autotune.study.foretell import foretell_space
 from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
+from autotune.study.interpreter import program_python
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
 from autotune.study.priors import Prior

@@ -6,7 +6,7 @@ the same facts from a run that was made already, or from the workload, built in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from autotune.machine import caller_environment, visible_gpus
 from autotune.model import AutotuneError, FloorResult, RunDirectoryError, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace, build_space
+from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.predicted import Facts, on_its_cluster, seen_by_model
 from autotune.study.preflight import known_settings
 from autotune.study.priors import Prior, priors_of, screened_by
@@ -42,8 +43,9 @@ class Foretold:
 
 
 def foretell_space(
-    spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None
-) -> Foretold:
+    spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Foretold:  # fmt: skip
     """The space that a run of a study searches, as far as it can be known before.
 
     Args:
@@ -52,15 +54,17 @@ def foretell_space(
         run_dir: Where a run of this study may lie; what its reference told is believed.
         is_asked: Whether that run must be there.
         python: Interpreter whose packages are meant; None for that of the workload.
+        note: Told if the workload's command is run once, to see which that is; None to start nothing.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
         RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
-        StudyFileError: If a study predicts and its cluster is not named.
+        StudyFileError: If a study predicts and its cluster is not named, or that run was on another build.
         LaunchError: If the installed build cannot be asked.
     """
     spec = on_its_cluster(spec) if spec.is_predicted else spec
-    known = known_settings(spec, python)
+    asked = python or program_python(spec, study_dir, note=note)
+    known = known_settings(spec, asked)
     unsized = build_space(spec, known, None)  # a misspelt name must not wait for the workload to be built
     is_sized = any((entry := known[p.name].entry) and entry.layer_bytes for p in unsized.parameters)
     store = _run_of(spec, run_dir, is_asked=is_asked)
@@ -69,6 +73,8 @@ def foretell_space(
     told_by = f"the reference of {run_dir}"
     if facts is None:
         facts, told_by = _without_a_run(spec, study_dir, is_sized=is_sized)
+    if python is None:
+        refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
     if spec.is_predicted:
         space = seen_by_model(space, known.catalog)

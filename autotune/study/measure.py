@@ -79,6 +79,8 @@ def measure_trial(
             assert found.comparison is not None
             loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
             outcome = Measured(comparison=found.comparison)
+            if key is not None and bench.program_key(config.settings, found.candidate) != key:
+                report, key = found.candidate, None  # it compiles more as it runs, or another program each time
     return TrialResult(
         **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
     )

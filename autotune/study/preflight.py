@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autotune.machine import caller_environment, open_meter, steering_settings
 from autotune.model import (
@@ -32,7 +33,7 @@ from autotune.settings import (
     probe_build,
 )
 from autotune.study.bench import watch_of
-from autotune.study.no_gpu import program_python
+from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.proposer import open_mirror
 from autotune.study.samplers import check_sampler
 from autotune.workers import (
@@ -56,12 +57,14 @@ class Preflight:
     Attributes:
         spec: The study.
         known: What is known of settings on the installed build.
+        python: Interpreter of that build: the one under which the study's program runs.
         first: Sets to try before the sampler proposes, with who suggests them.
         rule_defaults: See `rule_defaults`.
     """
 
     spec: StudySpec
     known: KnownSettings
+    python: str
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,15 +77,21 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """The search space of this study on this build."""
+        """The search space of this study on this build.
+
+        Raises:
+            StudyFileError: If the reference ran on another build.
+        """
+        refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
         return build_space(self.spec, self.known, reference)
 
 
-def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]) -> Preflight:
+def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
     """Asks the build, checks every setting that the study names, gathers what goes first, and builds the space.
 
     Args:
         spec: The study.
+        study_dir: Folder of the study file.
         storage: URL of an Optuna storage, or None.
         note: Told what happens and what was left out.
 
@@ -95,7 +104,8 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search)
     note("asking the installed build which settings it has")
-    known = known_settings(spec)
+    python = program_python(spec, study_dir, note=note)
+    known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
     defaults = rule_defaults(spec, known)
@@ -104,16 +114,16 @@ def prepare(spec: StudySpec, *, storage: str | None, note: Callable[[str], None]
     _refuse_uncounted_energy(spec)
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
-    return Preflight(spec=spec, known=known, first=first, rule_defaults=defaults)
+    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
 
 
-def known_settings(spec: StudySpec, python: str | None = None) -> KnownSettings:
-    """What is known of settings on the build that a study uses, or on that of another interpreter.
+def known_settings(spec: StudySpec, python: str) -> KnownSettings:
+    """What is known of settings on the build of an interpreter, for the platform of a study.
 
     Raises:
         LaunchError: If the build cannot be asked.
     """
-    return KnownSettings(probe_build(python or program_python(spec), platform=spec.device.platform))
+    return KnownSettings(probe_build(python, platform=spec.device.platform))
 
 
 def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:

@@ -16,10 +16,12 @@ from autotune.model import (
     Stopped,
     TrialConfig,
     TrialResult,
+    TrialStatus,
 )
 from autotune.results import why_stopped
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
+from autotune.study.durations import RECENT
 from autotune.study.finalists import worth_proving
 from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
@@ -193,11 +195,18 @@ class Search:
     def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
         """Ends the search when one more trial would reach into the time of the proofs, or a budget is used up."""
         time = self._run.time
-        trial_s, kept_s = (self._table.trial_s, self._kept_s) if self._table is not None else (0.0, 0.0)
+        trial_s, kept_s = self._trial_s(results), self._kept_s
         if (what := time.used_up(trial_s, kept_s)) is not None and not self._is_over:
             kept = ", what is left is kept for proofs" if kept_s else ""
             self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials{kept}")
             self._is_over = True
+
+    def _trial_s(self, results: Sequence[TrialResult]) -> float:
+        """Seconds that the next trial takes at least: what was planned, or more where no recent one took as little."""
+        if self._table is None:
+            return 0.0
+        took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
+        return max(self._table.trial_s, min(took_s, default=0.0))
 
     @property
     def _kept_s(self) -> float:
@@ -239,7 +248,7 @@ class Search:
             return False
         if len(results) + len(self._tried) + 1 >= self._asked:
             return True
-        trial_s = self._table.trial_s if self._table is not None else 0.0
+        trial_s = self._trial_s(results)
         return trial_s > 0 and self._run.time.used_up(2 * trial_s, self._kept_s) is not None
 
     # ------------------------------------------------------------------ trials

@@ -51,7 +51,7 @@ def new_run(
         spec=spec,
         view=view,
         open_store=lambda: create(watch=watch),
-        prepare=lambda note: prepare(spec, storage=storage, note=note),
+        prepare=lambda note: prepare(spec, study_dir=study_dir, storage=storage, note=note),
         make_evaluator=Predicting if spec.is_predicted else Measuring,
         storage=storage,
         devices=devices,

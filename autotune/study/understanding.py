@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
-from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
+from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
 from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
+from autotune.study.interpreter import direct_python
 from autotune.workers import FirstLook, look_at
 
 WARMUP_STEPS = 5
@@ -150,11 +150,13 @@ def understand(asked: Asked, *, tell: Callable[[str], None]) -> Understood:
         )  # fmt: skip
 
     watch, look = run(terminal=terminal)
-    if not look.lines and not look.status and not terminal:
-        tell("it printed nothing into a pipe; once more, with a terminal of its own")
-        watch, look = run(terminal=True)
-        terminal = bool(look.lines)
     found = watch.reading(look)
+    is_mute = not look.lines or (look.status == 0 and (found is None or len(found[1].took_s) <= WARMUP_STEPS))
+    if is_mute and not look.status and not terminal:  # a bar, too, shows its steps on a terminal only
+        tell(f"it printed {'no steps' if look.lines else 'nothing'} into a pipe; once more, with a terminal of its own")
+        again, shown = run(terminal=True)
+        if (on_terminal := again.reading(shown)) is not None or not look.lines:
+            watch, look, found, terminal = again, shown, on_terminal, bool(shown.lines)
     if found is not None and terminal:
         found = ({**found[0], "terminal": True}, found[1])
     return _understood(asked, look, found, watch.best, count)
@@ -284,12 +286,9 @@ def told_symptoms(lines: Any) -> tuple[str, ...]:
 
 
 def is_named(understood: Understood) -> bool:
-    """Whether a study must name the interpreter: it is neither its command nor, where that is none, autotune's own."""
-    if understood.python is None:
-        return False
-    first = understood.asked.command[0]
-    is_python = re.fullmatch(r"python[\d.]*", Path(first).name) is not None
-    return understood.python != ((shutil.which(first) if is_python else None) or driver_python())
+    """Whether a study must name the interpreter, for its command does not begin with it."""
+    asked = understood.asked
+    return understood.python not in (None, direct_python(asked.command, asked.cwd))
 
 
 def refuse_one_word(command: Sequence[str]) -> None:

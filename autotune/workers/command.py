@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from autotune.workers.base import Progress
 from autotune.workers.failures import NO_GPU
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
+from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -45,15 +47,41 @@ class CommandLauncher(LocalLauncher):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until its warm-up is over; see `base.Launcher`."""
         env, command = self._environment(settings), self._command(settings, folder)
-        kind: type[LocalWorker] = HookWorker
+        watch, problem = self._watch()
+        if watch is not None:
+            try:
+                env = watch.variables(env)
+            except NotKnown as error:
+                watch.close()
+                watch, problem = None, str(error)
+        try:
+            return self._start(settings, folder, env, command, progress, Seen(watch, problem))
+        except BaseException:
+            if watch is not None:
+                watch.close()
+            raise
+
+    def _start(
+        self, settings: FlagSet, folder: Path, env: dict[str, str], command: list[str], progress: Progress, seen: Seen
+    ) -> LocalWorker:
+        kind: type[CommandWorker] = HookWorker
         if self._spec.workload.hook:
             let_import_packages(env)
         else:
             kind, command = ReadWorker, [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
         log = folder / log_name(0)
         process = GuardedProcess(command, env, log, self._spec.measure.log_bytes, cwd=self._study_dir)
-        worker = kind([process], self._spec, settings)
+        worker = kind([process], self._spec, settings, seen)
         return self._begin(worker, self._jobs(settings, folder), progress)
+
+    def _watch(self) -> tuple[ProgramWatch | None, str]:
+        """A folder for the programs of a process, or why there is none."""
+        if self._spec.device.platform != "cpu":
+            return None, "on GPUs a dump does not show all that runs"
+        try:
+            return ProgramWatch(), ""
+        except OSError as error:
+            return None, f"there is no folder for it: {error.strerror or error}"
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         return {**super()._environment(settings), **self._spec.under(settings).workload.variables}
@@ -87,11 +115,72 @@ class CommandLauncher(LocalLauncher):
         return [job]
 
 
-class HookWorker(LocalWorker):
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How a program's compiled programs are seen: by a watch, or not, and why."""
+
+    watch: ProgramWatch | None
+    problem: str
+
+
+class CommandWorker(LocalWorker):
+    """A user's program, whose compiled programs are seen from outside.
+
+    Args:
+        processes: One.
+        spec: The study.
+        settings: Under which it was started.
+        seen: How its compiled programs are seen; closed with the worker.
+    """
+
+    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet, seen: Seen) -> None:
+        super().__init__(processes, spec, settings)
+        self._seen = seen
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Runs a block; see `base.Worker`. A program that compiled in it is not the one that was known before."""
+        times = super().run_block(steps)
+        try:
+            if self._seen.watch is not None and self._seen.watch.has_more():
+                raise NotKnown("it compiled more after its warm-up")
+        except NotKnown as error:
+            self.report = self.report.model_copy(update=self._unknown(str(error)))
+        return times
+
+    def close(self) -> None:
+        """Ends everything; see `base.Worker`."""
+        is_first = not self.closed
+        super().close()
+        if is_first and self._seen.watch is not None:
+            self._seen.watch.close()
+
+    def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables of the program as the study gave them: less what the watch added."""
+        return dict(values) if self._seen.watch is None else self._seen.watch.without_own(values)
+
+    def _programs(self, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the report says of the compiled programs.
+
+        Args:
+            processes: Those that have loaded XLA, each with ``pid`` and ``values``.
+        """
+        try:
+            if self._seen.watch is None:
+                raise NotKnown(self._seen.problem)
+            found = self._seen.watch.told(processes)
+        except (NotKnown, OSError) as error:
+            return self._unknown(str(error))
+        return {"fingerprint": found.fingerprint, "peak_bytes": found.peak_bytes, "compile_s": found.compile_s}
+
+    def _unknown(self, problem: str) -> dict[str, Any]:
+        return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
+
+
+class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        check = check_environment(self._settings, message["values"])
+        check = check_environment(self._settings, self._own_values(message["values"]))
         jax = message["jax"] or {}
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
@@ -100,13 +189,15 @@ class HookWorker(LocalWorker):
         ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
+        programs = self._programs([{"pid": message.get("pid", 0), "values": message["values"]}] if jax else [])
         return report.model_copy(
             update={
+                **programs,
                 "platform": jax.get("platform", report.platform),
                 "device_kind": jax.get("device_kind", report.device_kind),
                 "device_count": jax.get("device_count", report.device_count),
                 "process_count": jax.get("process_count", 1),
-                "peak_bytes": max((m.peak_bytes for m in memory), default=None),
+                "peak_bytes": max((m.peak_bytes for m in memory), default=programs.get("peak_bytes")),
                 "grad_norms": tuple(float(x) for x in message["grad_norms"]),
                 "loss_dtype": message.get("loss_dtype"),
                 "norm_dtype": message.get("norm_dtype"),
@@ -118,14 +209,15 @@ class HookWorker(LocalWorker):
         )
 
 
-class ReadWorker(LocalWorker):
+class ReadWorker(CommandWorker):
     """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         opened = [p.get("opens_gpu") for p in message["processes"]]
         if self._spec.device.platform == "cuda" and opened and all(is_open is False for is_open in opened):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        check = check_processes(self._settings, message["processes"])
+        given = [{**p, "values": self._own_values(p["values"])} if "values" in p else p for p in message["processes"]]
+        check = check_processes(self._settings, given)
         self._refuse_lost(check.lost)
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         told: Mapping[str, Any] = next((p for p in message["processes"] if p.get("versions")), {})
@@ -134,6 +226,7 @@ class ReadWorker(LocalWorker):
         kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
         return report.model_copy(
             update={
+                **self._programs(message["processes"]),
                 "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
                 "versions": {**told.get("versions", {}), **ran_on.get("versions", {})},
                 "packages": told.get("packages"),
@@ -154,7 +247,7 @@ def _report(
 ) -> WorkerReport:
     """What is known of a program that was not built by a worker."""
     return WorkerReport(
-        # The compiled program is out of reach: only equal settings are known to give equal programs.
+        # Unless the compiled program is seen, only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",
         platform=spec.device.platform,
         device_kind=NOT_TOLD,

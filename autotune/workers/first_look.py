@@ -121,7 +121,10 @@ def _take(found: FirstLook, message: Mapping[str, object], program: str) -> bool
     elif kind == "gpu":
         found.opens_gpu = True
     elif kind == "cannot_start":
-        raise LaunchError(f"the command must be one that can be started but {program}: {message['reason']}")
+        raise LaunchError(
+            f"the command must be one that can be started but {program}: {message['reason']}; give its "
+            "path, or activate its environment"
+        )
     elif kind == "ended":
         found.status = int(str(message["status"]))
         return True

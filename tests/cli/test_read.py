@@ -94,3 +94,10 @@ def test_nothing_of_the_command_lives_on(tmp_path: Path) -> None:
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
     assert ["sleep", "987"] not in left
     assert ["sleep", "988"] not in left
+
+
+def test_a_log_that_is_not_there_is_told_with_one_that_is(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("step 1: 5 ms\n")
+    done = read("trian.log", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no file trian.log, and no command of that name; did you mean `train.log`?" in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.scratch import PREFIX, Scratch, sweep
+from autotune.machine.scratch import PREFIX, Scratch, sweep
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 

@@ -6,6 +6,7 @@ The clock is simulated (`harness.timed`); the rule is held against studies over 
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
+from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Outlook
+from autotune.study.durations import RECENT
 from autotune.study.interrupt import Stopped
+from autotune.study.search import Search
 from autotune.study.stages import run_study
 from autotune.study.time_left import TimeLeft, Timetable, describe_timetable
 from harness.simulated import GivenSetup
@@ -172,6 +175,30 @@ def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has
     assert ended.conclusion is None
     assert ended.said("Give it at least")
     assert ended.timed.clock.now_s == 90.0  # one start, and no more
+
+
+@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("start_factor", [1.0, 3.0])
+@pytest.mark.parametrize("budget_s", [3 * MINUTE, 8 * MINUTE])
+def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
+    mode: str, start_factor: float, budget_s: float
+) -> None:
+    """On commit 2b61fbc 3 minutes took 3:49 and 8 took 9:17."""
+    for start_s in (2.0, 6.0):
+        ended = Ended(study(0.1, start_s, budget_s, measure={"mode": mode}), start_factor=start_factor)
+        assert ended.timed.clock.now_s <= 1.05 * budget_s, ended.diary.notes
+        assert ended.conclusion is not None or ended.said("Give it at least")
+
+
+def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
+    def took(duration_s: float, status: str = "measured") -> Any:
+        return SimpleNamespace(duration_s=duration_s, status=TrialStatus(status))
+
+    search: Any = SimpleNamespace(_table=SimpleNamespace(trial_s=20.0))
+    assert Search._trial_s(search, []) == 20.0
+    assert Search._trial_s(search, [took(50.0), took(40.0), took(3.0, "same_program")]) == 40.0
+    assert Search._trial_s(search, [took(5.0)]) == 20.0
+    assert Search._trial_s(search, [took(5.0)] + [took(60.0)] * RECENT) == 60.0, "as the machine is now"
 
 
 def test_what_it_says_is_needed_is_enough() -> None:

@@ -1,0 +1,91 @@
+"""Inconclusive is an outcome of its own, wherever it is looked at: nobody reads of it that the default is the best."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.cli.run import _more_of
+from autotune.model import AutotuneError, Outcome, format_detectable
+from autotune.results import ExportFormat, load, render_export, render_html, render_markdown
+from autotune.results.comparison import compare_stores
+from autotune.rundir.store import RECORDS, Store
+
+SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"
+
+
+def concluded(store: Store, path: Path, outcome: Outcome, sentence: str) -> Path:
+    """A copy of a run whose conclusion is another."""
+    shutil.copytree(store.path, path)
+    lines = []
+    for line in (path / RECORDS).read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "conclusion":
+            gone = ("settings", "trial", "estimate", "soaked_s", "soaked_steps")
+            record = {k: v for k, v in record.items() if k not in gone} | {"outcome": outcome, "sentence": sentence}
+        lines.append(json.dumps(record))
+    (path / RECORDS).write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def open_run(finished: Store, tmp_path: Path) -> Path:
+    return concluded(finished, tmp_path / "open", Outcome.INCONCLUSIVE, SENTENCE)
+
+
+def test_it_is_said_in_every_form(open_run: Path) -> None:
+    store = Store.open(open_run)
+    for text in (render_html(store), render_markdown(store)):
+        assert SENTENCE in text
+        assert "beats the default" not in text.replace(SENTENCE, "")
+    study = load(open_run)
+    assert (study.outcome, study.verdict, study.winner) == (Outcome.INCONCLUSIVE, SENTENCE, None)
+    shown = CliRunner().invoke(app, ["show", str(open_run), "--json"])
+    assert '"inconclusive"' in shown.output
+    with pytest.raises(AutotuneError, match="inconclusive"):
+        render_export(store, ExportFormat.ENV, folder=open_run)
+
+
+def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_run: Path, tmp_path: Path) -> None:
+    none = concluded(finished, tmp_path / "none", Outcome.NOTHING_BEATS_THE_DEFAULT, "no setting tried beats ...")
+    table = compare_stores([finished, Store.open(open_run), Store.open(none)])
+    by_study = {row["study"]: (row["winner"], row["ratio"]) for row in table.frame.to_dict("records")}
+    assert by_study["open"][0] == "(not settled)"
+    assert math.isnan(by_study["open"][1])
+    assert by_study["none"] == ("(default)", 1.0)
+
+
+def search(**keys: Any) -> Any:
+    return SimpleNamespace(search=SimpleNamespace(**{"trials": 30, "time_budget": None, "gpu_hours": None, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "outcome", "count", "wanted"),
+    [
+        (search(time_budget=180.0), Outcome.NOTHING_RAN, 0, "again --time-budget 6m"),
+        (search(time_budget=600.0), Outcome.INCONCLUSIVE, 30, "again --time-budget 20m"),
+        (search(time_budget=600.0), Outcome.NOTHING_BEATS_THE_DEFAULT, 30, "again --trials 60"),
+        (search(gpu_hours=4.0), Outcome.INCONCLUSIVE, 7, "again --gpu-hours 8"),
+        (search(), Outcome.NOTHING_RAN, 0, None),  # the same again would end the same
+        (search(), Outcome.NOTHING_BEATS_THE_DEFAULT, 3, None),  # the space is used up
+        (search(), Outcome.WINNER, 30, "again --trials 60"),
+    ],
+)
+def test_what_is_said_to_go_on_goes_on(spec: Any, outcome: Outcome, count: int, wanted: str | None) -> None:
+    conclusion: Any = SimpleNamespace(outcome=outcome, trial_count=count)
+    assert [line.partition("   #")[0] for line in _more_of(spec, conclusion, "again")] == ([wanted] if wanted else [])
+
+
+def test_no_bound_of_a_hundred_percent_is_told() -> None:
+    assert format_detectable(0.012) == "about 1.2 %"
+    assert "100" not in format_detectable(1.001)
+    assert format_detectable(1.001).startswith("more than 50.0 %")
+    assert format_detectable(math.nan) == "-"
