@@ -22,6 +22,7 @@ from autotune.results.words import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from autotune.results.atlas_page import render_atlas
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
     from autotune.results.live_page import LivePage
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
+    "atlas_page": ("render_atlas",),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
     "live_page": ("LivePage",),

@@ -1,6 +1,6 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
-from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, ModelKind, load_atlas, load_kinds, read_rows
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, ModelKind, load_atlas, load_kinds, read_atlas, read_rows
 from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, read_data
 from autotune.settings.check import (
@@ -13,6 +13,7 @@ from autotune.settings.lookup import (
 )  # fmt: skip
 from autotune.settings.migrate import Migration, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
+from autotune.settings.places import Places, parse_places, place_of
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms
 from autotune.settings.space import build_space
