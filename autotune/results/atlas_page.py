@@ -37,7 +37,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         with its values and their rows, and known: settings that the catalogue has and the table lacks.
     """
     catalog, recipes = load_catalog(), load_recipes()
-    cells = sorted(atlas.cells, key=lambda c: (atlas.jaxlibs.index(c.jaxlib), _order(c.workload), c.gpus, c.target))
+    cells = sorted(atlas.cells, key=lambda c: (atlas.jaxlibs.index(c.jaxlib), _order(c.workload), c.gpus, _generation(c.target)))
     kinds = list(dict.fromkeys(c.workload for c in cells))
     targets = list(dict.fromkeys(c.target for c in cells))
     words = _Words()
@@ -137,3 +137,9 @@ def _order(workload: str) -> tuple[int, str]:
     """Kinds of models in the order of their file, others behind."""
     names = list(load_kinds())
     return names.index(workload) if workload in names else len(names), workload
+
+
+def _generation(target: str) -> tuple[int, str]:
+    """GPUs in the order of their generations: Ampere, Ada, Hopper, Blackwell, others behind."""
+    letters = [letter for letter in target if letter in "alhb"]
+    return "alhb".index(letters[0]) if letters else 4, target

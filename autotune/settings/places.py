@@ -7,11 +7,12 @@ shortened at a dash: ``h100`` is every H100 of the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.model import SettingError, close_matches
 from autotune.settings.atlas import Atlas, AtlasRow
+from autotune.settings.catalog import older
 
 _PLACE = re.compile(r"(?P<workload>[a-z0-9-]*)(?:@(?:(?P<gpus>\d+)x)?(?P<target>[a-z0-9-]*))?")
 
@@ -75,3 +76,14 @@ def _listed(known: Iterable[str]) -> str:
         kind, _, machines = place.partition("@")
         by_kind.setdefault(kind, []).append(machines)
     return "; ".join(f"{kind}@{'|'.join(machines)}" for kind, machines in by_kind.items()) or "no cell at all"
+
+
+def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
+    """Of releases, oldest first, the newest that is not after one; the oldest if all are.
+
+    Raises:
+        SettingError: If there are none.
+    """
+    if not releases:
+        raise SettingError("the atlas must have a release but has none; `autotune atlas build` compiles one")
+    return ([r for r in releases if not older(jaxlib, r)] or [releases[0]])[-1]
