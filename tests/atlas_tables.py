@@ -34,7 +34,14 @@ def small() -> Atlas:
     a, b, c = (old, "dense-fsdp", "h100-sxm", 8), (old, "dense-fsdp", "h100-sxm", 64), (old, "moe", "h200", 8)
     d, e = (new, "dense-fsdp", "h100-sxm", 8), (new, "moe", "h200", 8)
     every = [a, b, c, d, e]
-    cell = {"kind": "cell", "program": "p0", "peak_bytes": 40_000_000_000, "step_s": 1.25, "compiled": 45, "seconds": 512.0}
+    cell = {
+        "kind": "cell",
+        "program": "p0",
+        "peak_bytes": 40_000_000_000,
+        "step_s": 1.25,
+        "compiled": 45,
+        "seconds": 512.0,
+    }
     combine, graph, gone = (
         "xla_gpu_all_gather_combine_threshold_bytes",
         "xla_gpu_enable_command_buffer",
@@ -44,7 +51,16 @@ def small() -> Atlas:
     merged = ("all-gather: 226 -> 33", "order of 812 instructions")
     rows = [row(x, "", "", "default", **cell) for x in every]
     rows += [
-        row(a, combine, "1073741824", "changes", changes=merged, program="p1", predicted_change=-0.031, peak_bytes=41_000_000_000),
+        row(
+            a,
+            combine,
+            "1073741824",
+            "changes",
+            changes=merged,
+            program="p1",
+            predicted_change=-0.031,
+            peak_bytes=41_000_000_000,
+        ),
         row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1", predicted_change=0.012),
         row(c, combine, "1073741824", "same", tried="alone", program="p0"),
         row(d, combine, "1073741824", "same", tried="together"),
@@ -74,7 +90,9 @@ def big(*, seed: int = 0, jaxlibs: tuple[str, ...] = JAXLIBS, most: int = 150) -
     places = [("dense-one-gpu", t, 1) for t in TARGETS] + [(k, t, 8) for k in KINDS for t in TARGETS]
     places.append(("dense-fsdp", "h100-sxm", 64))
     rows: list[AtlasRow] = []
-    settings = [s for s in load_catalog().values() if s.name.startswith("xla_") and s.tier in ("tune", "expert", "numerics")]
+    settings = [
+        s for s in load_catalog().values() if s.name.startswith("xla_") and s.tier in ("tune", "expert", "numerics")
+    ]
     values = [(s, v) for s in settings for v in _values(s)][:most]
     habits = {s.name: _habit(s, chance) for s, _ in values}
     for jaxlib in jaxlibs:
@@ -86,7 +104,9 @@ def big(*, seed: int = 0, jaxlibs: tuple[str, ...] = JAXLIBS, most: int = 150) -
             for number, name in enumerate(load_recipes()):
                 program = f"r{chance.choice((number, number // 2))}"
                 verdict = "changes" if chance.random() < 0.8 else "same"
-                rows.append(row(cell, name, "(as published)", verdict, kind="recipe", program=program * (verdict == "changes")))
+                rows.append(
+                    row(cell, name, "(as published)", verdict, kind="recipe", program=program * (verdict == "changes"))
+                )
         rows += [
             row((jaxlib, "", "", 0), s.name, "true", "rejected", message=f"{jaxlib} does not have it")
             for s in load_catalog().values()
@@ -114,12 +134,20 @@ def _habit(setting: Any, chance: random.Random) -> tuple[str, dict[str, float]]:
 def _drawn(cell: tuple[str, str, str, int], setting: Any, value: str, habit: Any, chance: random.Random) -> AtlasRow:
     verdict, alive = habit
     if verdict == "unseen":
-        return row(cell, setting.name, value, "unseen", message=f"acts at the stage {setting.stage}, which no compilation shows")
+        return row(
+            cell,
+            setting.name,
+            value,
+            "unseen",
+            message=f"acts at the stage {setting.stage}, which no compilation shows",
+        )
     if chance.random() < 0.004:
         return row(cell, setting.name, value, "fails", message="out of memory: 84.1 GB needed")
     if chance.random() >= alive[cell[1]]:
         return row(cell, setting.name, value, "same", tried="together")
-    clause = CLAUSES.get(setting.group, "kernels: 1{0}0 -> 1{1}1").format(chance.randrange(9, 90), chance.randrange(1, 9))
+    clause = CLAUSES.get(setting.group, "kernels: 1{0}0 -> 1{1}1").format(
+        chance.randrange(9, 90), chance.randrange(1, 9)
+    )
     predicts = setting.group in ("combining", "async", "scheduling", "pipelining", "loops")
     return row(
         cell, setting.name, value, "changes", changes=(clause, f"order of {chance.randrange(900)} instructions"),

@@ -19,13 +19,17 @@ atlas_app = typer.Typer(help="What each setting does to each kind of model, comp
 
 Table = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where a table lies; default: the one that comes with autotune.", file_okay=False),
+    typer.Option(
+        metavar="FOLDER", help="Where a table lies; default: the one that comes with autotune.", file_okay=False
+    ),
 ]
 
 
 @atlas_app.command("html")
 def html(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the page is put.", file_okay=False)] = Path("atlas"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the page is put.", file_okay=False)] = Path(
+        "atlas"
+    ),
     table: Table = None,
 ) -> None:
     """Writes the table as a page to search, compare and check blocks of flags in; it needs no network."""

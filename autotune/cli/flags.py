@@ -60,7 +60,13 @@ def show_flag(
     own_words = help_of_build(setting.name, python) if there else ""
     alive = alive_lines(load_atlas(), setting.name)
     if as_json:
-        more = {"build": report.build, "in_build": info or option, "recipes": recipes, "help_of_build": own_words, "atlas": alive}
+        more = {
+            "build": report.build,
+            "in_build": info or option,
+            "recipes": recipes,
+            "help_of_build": own_words,
+            "atlas": alive,
+        }
         print_json(plain(setting, kind=setting.kind, **more))
         return
     print(f"{setting.name}: {setting.summary}")

@@ -37,7 +37,9 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         with its values and their rows, and known: settings that the catalogue has and the table lacks.
     """
     catalog, recipes = load_catalog(), load_recipes()
-    cells = sorted(atlas.cells, key=lambda c: (atlas.jaxlibs.index(c.jaxlib), _order(c.workload), c.gpus, _generation(c.target)))
+    cells = sorted(
+        atlas.cells, key=lambda c: (atlas.jaxlibs.index(c.jaxlib), _order(c.workload), c.gpus, _generation(c.target))
+    )
     kinds = list(dict.fromkeys(c.workload for c in cells))
     targets = list(dict.fromkeys(c.target for c in cells))
     words = _Words()

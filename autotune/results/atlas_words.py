@@ -69,7 +69,8 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
 
     found = load_atlas() if folder is None else read_atlas(Path(folder))
     rows = [
-        {**row.model_dump(mode="json"), "changes": "; ".join(row.changes), "needs": "; ".join(row.needs)} for row in found
+        {**row.model_dump(mode="json"), "changes": "; ".join(row.changes), "needs": "; ".join(row.needs)}
+        for row in found
     ]
     frame = pd.DataFrame(rows, columns=list(AtlasRow.model_fields))
     whole = dict.fromkeys(("gpus", "peak_bytes", "compiled"), "Int64")
@@ -131,7 +132,9 @@ def told_parts(table: Atlas, parts: Iterable[tuple[str, str | None]], jaxlib: st
         elif not told and there and all(r.verdict is AtlasVerdict.REJECTED for r in there):
             told = [_part(name, value, release, AtlasVerdict.REJECTED, of, of, (), there[0].message)]
         elif not told:
-            others = "; ".join(f"{v}: {p.verdict} in {p.cells} of {p.of}" for v, p in _others(table, name, there, places))
+            others = "; ".join(
+                f"{v}: {p.verdict} in {p.cells} of {p.of}" for v, p in _others(table, name, there, places)
+            )
             words = f"this value was not tried; of others, {others}" if others else "not in the table"
             told = [_part(name, value, release, "", of, of, (), words)]
         found += told
@@ -178,14 +181,18 @@ def recipe_lines(table: Atlas, name: str) -> list[str]:
                 said[f"one program with {', '.join(others)}"] += 1
             else:
                 said["a program that no other published set gives"] += 1
-        lines.append(f"{jaxlib}: " + "; ".join(f"{what} in {n} of {len(rows)} cells" for what, n in said.most_common(4)))
+        lines.append(
+            f"{jaxlib}: " + "; ".join(f"{what} in {n} of {len(rows)} cells" for what, n in said.most_common(4))
+        )
     return lines
 
 
 # ---------------------------------------------------------------------- helpers
 
 
-def _part(name: str, value: str, jaxlib: str, verdict: str, cells: int, of: int, places: tuple[str, ...], words: str) -> ToldPart:
+def _part(
+    name: str, value: str, jaxlib: str, verdict: str, cells: int, of: int, places: tuple[str, ...], words: str
+) -> ToldPart:
     return ToldPart(
         name=name, value=value, jaxlib=jaxlib, verdict=str(verdict), cells=cells, of=of, places=places, words=words
     )  # fmt: skip
@@ -216,7 +223,9 @@ def row_words(rows: list[AtlasRow]) -> str:
     if first.needs:
         words.append(f"{'needs' if first.changes else 'only together with'} {', '.join(first.needs)}")
     if first.verdict is AtlasVerdict.SAME and first.tried:
-        words.append("compiled alone" if first.tried == "alone" else "compiled together with others that change nothing")
+        words.append(
+            "compiled alone" if first.tried == "alone" else "compiled together with others that change nothing"
+        )
     if predicted := [r.predicted_change for r in rows if r.predicted_change is not None]:
         best, worst = format_change(1 + min(predicted)), format_change(1 + max(predicted))
         words.append(f"predicted {best}" + (f" to {worst}" if worst != best else ""))

@@ -1,6 +1,15 @@
 """What may be set: the catalogue, what the installed build says of it, and the search space."""
 
-from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, ModelKind, load_atlas, load_kinds, read_atlas, read_rows
+from autotune.settings.atlas import (
+    Atlas,
+    AtlasRow,
+    AtlasVerdict,
+    ModelKind,
+    load_atlas,
+    load_kinds,
+    read_atlas,
+    read_rows,
+)
 from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, read_data
 from autotune.settings.check import (

@@ -172,7 +172,9 @@ def read_atlas(folder: Traversable) -> Atlas:
         SettingError: If there is no such folder, or a file is no table of this schema.
     """
     if not folder.is_dir():
-        raise SettingError(f"a table of the atlas must lie in a folder but {folder} is none; `autotune atlas build` makes one")
+        raise SettingError(
+            f"a table of the atlas must lie in a folder but {folder} is none; `autotune atlas build` makes one"
+        )
     files = sorted((p for p in folder.iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
     return Atlas(row for path in files for row in read_rows(path))
 

@@ -55,13 +55,16 @@ def parse_places(text: str, atlas: Atlas) -> Places:
         SettingError: If it is not of that form, or the table has no such cell; what it has is named.
     """
     known = sorted({place_of(cell) for cell in atlas.cells})
+    if not known:
+        raise SettingError(
+            "the atlas must have a cell but has none: nothing was compiled yet; `autotune atlas build` does"
+        )
     form = _PLACE.fullmatch(text.strip().lower())
     if form is None or not any(form.groupdict().values()):
-        example = known[0] if known else "dense-fsdp@8xh100-sxm"
-        raise SettingError(f"a place of the atlas must be spelled like {example} (each part may be left out) but got {text!r}")
-    found = Places(
-        workload=form["workload"] or "", gpus=int(form["gpus"] or 0), target=form["target"] or ""
-    )
+        raise SettingError(
+            f"a place of the atlas must be spelled like {known[0]} (each part may be left out) but got {text!r}"
+        )
+    found = Places(workload=form["workload"] or "", gpus=int(form["gpus"] or 0), target=form["target"] or "")
     if not any(found.fits(cell) for cell in atlas.cells):
         raise SettingError(
             f"the atlas must have a cell like {text!r} but has none{close_matches(text, known)}; it has {_listed(known)}"
@@ -75,7 +78,7 @@ def _listed(known: Iterable[str]) -> str:
     for place in known:
         kind, _, machines = place.partition("@")
         by_kind.setdefault(kind, []).append(machines)
-    return "; ".join(f"{kind}@{'|'.join(machines)}" for kind, machines in by_kind.items()) or "no cell at all"
+    return "; ".join(f"{kind}@{'|'.join(machines)}" for kind, machines in by_kind.items())
 
 
 def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
