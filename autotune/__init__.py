@@ -1,7 +1,7 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
 In a notebook: ``import autotune; s = autotune.load("runs/x")``, then `s.trials`, `s.winner`, `s.plot.forest()`, and
-``autotune.compare([a, b])``. All are fetched when first used, so that importing the package stays light.
+``autotune.compare([a, b])``; ``autotune.atlas()`` is the table of what settings do. All are fetched when first used, so that importing the package stays light.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.model import NotComparableError as NotComparableError
     from autotune.results import Study as Study
+    from autotune.results import atlas as atlas
     from autotune.results import compare as compare
     from autotune.results import load as load
 
 __version__ = "0.1.0"
 
-_OFFERED = ("NotComparableError", "Study", "compare", "load")
+_OFFERED = ("NotComparableError", "Study", "atlas", "compare", "load")
 
 
 def __getattr__(name: str) -> Any:

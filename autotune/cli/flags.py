@@ -49,7 +49,8 @@ def show_flag(
     as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
-    from autotune.settings import KnownSettings, describe_setting, help_of_build, load_catalog, load_recipes
+    from autotune.results import alive_lines
+    from autotune.settings import KnownSettings, describe_setting, help_of_build, load_atlas, load_catalog, load_recipes
 
     catalog = load_catalog()
     setting = catalog.find(name)
@@ -58,12 +59,20 @@ def show_flag(
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     there = info is not None or option is not None
     own_words = help_of_build(setting.name, python) if there else ""
+    alive = alive_lines(load_atlas(), setting.name)
     if as_json:
-        more = {"build": report.build, "in_build": info or option, "recipes": recipes, "help_of_build": own_words}
+        more = {
+            "build": report.build,
+            "in_build": info or option,
+            "recipes": recipes,
+            "help_of_build": own_words,
+            "atlas": alive,
+        }
         print_json(plain(setting, kind=setting.kind, **more))
         return
     print(f"{setting.name}: {setting.summary}")
-    last = (("recipes", ", ".join(recipes)), ("the build says", own_words))
+    atlas = [("atlas" if not i else "", line) for i, line in enumerate(alive)]
+    last = (("recipes", ", ".join(recipes)), *atlas, ("the build says", own_words))
     for label, text in (*describe_setting(setting, KnownSettings(report)), *last):
         if text:
             print(f"  {label:16} {text}")
@@ -75,10 +84,12 @@ def check_flags(
     recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    study: Annotated[
-        Path | None,
+    where: Annotated[
+        str | None,
         typer.Option(
-            "--for", metavar="STUDY.toml", help="For the build that this study's program runs on.", dir_okay=False
+            "--for",
+            metavar="PLACE|STUDY.toml",
+            help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm; or a study, for the build that its program runs on.",
         ),
     ] = None,
     plugin: options.Plugin = "auto",
@@ -86,11 +97,24 @@ def check_flags(
     as_json: options.Json = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.settings import KnownSettings, check_given, would_start
+    from autotune.cli.atlas import cells_words
+    from autotune.results import told_parts
+    from autotune.settings import KnownSettings, check_given, load_atlas, parse_places, would_start
 
-    report = _report(plugin, python) if study is None else _report_for(study, plugin, python)
+    table = load_atlas()
+    is_study = where is not None and where.endswith(".toml")
+    places = parse_places(where, table) if where and not is_study else None
+    report = _report_for(Path(where), plugin, python) if where and is_study else _report(plugin, python)
     checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
-    _print_checks(checks, report, as_json=as_json)
+    told = told_parts(table, [(c.name, c.value) for c in checks], report.jaxlib, places) if places else []
+    if as_json:
+        print_json({"build": report.build, "starts": would_start(checks), "settings": checks, "atlas": told})
+    else:
+        _print_checks(checks, report, as_json=False)
+    if told and not as_json:
+        rows = [(t.name, t.value, t.verdict or "not known", cells_words(t), t.words) for t in told]
+        print(f"the atlas, by jaxlib {told[0].jaxlib}:")
+        print_table(("setting", "value", "verdict", "in", "what"), rows)
     if not would_start(checks):
         raise typer.Exit(1)
 
@@ -143,16 +167,18 @@ def show_recipe(
     as_json: options.Json = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
-    from autotune.settings import KnownSettings, find_recipe, for_build
+    from autotune.results import recipe_lines
+    from autotune.settings import KnownSettings, find_recipe, for_build, load_atlas
 
     recipe = find_recipe(name)
     settings = recipe.settings
     if existing:
         settings = for_build(settings, KnownSettings(_report(plugin, python)))
+    programs = recipe_lines(load_atlas(), recipe.name)
     if as_json:
-        print_json(plain(recipe, settings=settings))
+        print_json(plain(recipe, settings=settings, atlas=programs))
         return
-    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
+    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note, *programs):
         if line:
             print(f"# {line}")
     for name_, value in settings.items():

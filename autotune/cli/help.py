@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look": ("status", "watch", "show", "report", "compare", "repro", "fsck"),
     "Use": ("export", "exec", "verify", "library", "best", "t4"),
     "Ask": (
-        "read", "space", "flags", "recipes", "symptoms", "doctor", "screen", "explain", "predict", "targets", "schema",
+        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets", "schema",
     ),
     "Cluster": ("submit", "worker"),
 }  # fmt: skip
@@ -54,6 +54,9 @@ EXAMPLES: Mapping[str, str] = {
     "recipes list": "autotune recipes list",
     "recipes show": "autotune recipes show jax_docs_head",
     "recipes check": "autotune recipes check jax_docs_head",
+    "atlas": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
+    "atlas html": "autotune atlas html",
+    "atlas show": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
     "symptoms": 'autotune symptoms "many small collectives"',
     "doctor": "autotune doctor",
     "screen": "autotune screen STUDY.toml --target h100-sxm --topology 8x8",

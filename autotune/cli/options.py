@@ -51,6 +51,11 @@ Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: 
 Python = Annotated[str | None, typer.Option(help="Interpreter whose packages are meant.")]
 Script = Annotated[Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)]
 
+Places = Annotated[
+    str | None,
+    typer.Option("--for", metavar="PLACE", help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm, moe or @h200."),
+]
+
 StepTime = Annotated[
     Literal["measured", "predicted"] | None,
     typer.Option("--objective", help="predicted: compile only, nothing is measured, no GPU needed."),

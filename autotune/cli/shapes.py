@@ -10,7 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from autotune.compiler import Prediction, ScreenReport, Target
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
-from autotune.results import Winner
+from autotune.results import ToldPart, Winner
 from autotune.rundir import RunCheck
 from autotune.settings import (
     Diagnosis,
@@ -108,14 +108,15 @@ _Winner = _with(Winner, file=str)
 _Conclusion = _with(ConclusionRecord, run=str)
 
 SHAPES: dict[str, Any] = {
+    "atlas show": _list_of(ToldPart),
     "best": _with(_Winner, tested=bool, distance=list[str]),
     "compare": _Comparison,
     "doctor": Diagnosis,
-    "flags check": _Checks,
+    "flags check": _with(_Checks, atlas=list[ToldPart]),
     "flags list": _list_of(_Setting),
     "flags migrate": Migration,
     "flags show": _with(
-        _Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str], help_of_build=str
+        _Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str], help_of_build=str, atlas=list[str]
     ),
     "fsck": RunCheck,
     "library list": _list_of(_Winner),
@@ -125,7 +126,7 @@ SHAPES: dict[str, Any] = {
     "recipes check": dict[str, list[SettingCheck]],
     "recipes check NAME": _Checks,
     "recipes list": list[Recipe],
-    "recipes show": _with(Recipe, settings=dict[str, str]),
+    "recipes show": _with(Recipe, settings=dict[str, str], atlas=list[str]),
     "repro": Reproduction,
     "run": _Conclusion,
     "screen": ScreenReport,

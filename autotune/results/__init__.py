@@ -22,6 +22,10 @@ from autotune.results.words import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from autotune.results.atlas_page import render_atlas
+    from autotune.results.atlas_words import (
+        HOW_TO_BUILD, ToldPart, alive_lines, atlas, recipe_lines, told_parts, told_setting,
+    )  # fmt: skip
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
     from autotune.results.live_page import LivePage
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
+    "atlas_page": ("render_atlas",),
+    "atlas_words": ("HOW_TO_BUILD", "ToldPart", "alive_lines", "atlas", "recipe_lines", "told_parts", "told_setting"),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
     "live_page": ("LivePage",),

@@ -9,6 +9,7 @@ from autotune.settings.atlas import (
     atlas_text,
     load_atlas,
     load_kinds,
+    read_atlas,
     read_rows,
 )
 from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
@@ -17,12 +18,13 @@ from autotune.settings.check import (
     SettingCheck, SettingVerdict, check_settings, for_build, would_start,
 )  # fmt: skip
 from autotune.settings.doctor import Diagnosis, diagnose, gpu_findings
-from autotune.settings.known import KnownSettings
+from autotune.settings.known import KnownSettings, is_default
 from autotune.settings.lookup import (
     check_given, help_of_build, named_sets, probe_named, read_script, replace_script, select_settings,
 )  # fmt: skip
 from autotune.settings.migrate import Migration, migrate_text
 from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
+from autotune.settings.places import Places, newest_not_after, parse_places, place_of
 from autotune.settings.probe import probe_build
 from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms
 from autotune.settings.space import build_space, space_of_all

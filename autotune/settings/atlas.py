@@ -168,7 +168,20 @@ def load_kinds() -> dict[str, ModelKind]:
 @functools.cache
 def load_atlas() -> Atlas:
     """The table that comes with this package; without a row where none was built."""
-    files = sorted((p for p in atlas_folder().iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
+    return read_atlas(atlas_folder())
+
+
+def read_atlas(folder: Traversable) -> Atlas:
+    """A table that lies in a folder; without a row where no file of one is.
+
+    Raises:
+        SettingError: If there is no such folder, or a file is no table of this schema.
+    """
+    if not folder.is_dir():
+        raise SettingError(
+            f"a table of the atlas must lie in a folder but {folder} is none; `autotune atlas build` makes one"
+        )
+    files = sorted((p for p in folder.iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
     return Atlas(row for path in files for row in read_rows(path))
 
 
