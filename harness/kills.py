@@ -57,8 +57,7 @@ failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 REAL = """
 name = "killed-real"
 [workload]
-entry = "llama"
-options = {{ size = "tiny" }}
+entry = "harness.slow_unoptimised:build"
 [search]
 trials = {trials}
 use_environment = false
