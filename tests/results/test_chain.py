@@ -30,6 +30,7 @@ settings = {{ xla_backend_optimization_level = [0, 2] }}
 
 [measure]
 pairs_cap = 12
+block_s = 0.02
 floor_processes = 2
 
 [confirm]
