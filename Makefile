@@ -3,13 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-screen test-cluster truth lint site env wheelhouse offline clean
+.PHONY: quickstart test test-versions test-slow test-screen test-cluster truth lint site env installed wheelhouse offline clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
 
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
+
+# For another Python and the JAX that it gets: the rooms that touch the interpreter, JAX, its libraries or processes. What is
+# left out is arithmetic on numbers and records with seeds of its own, and rules of this repository's texts; the studies
+# that `cli`, `workers` and `rundir` run to their end go through all of it.
+VERSIONS = tests/child tests/cli tests/compiler tests/machine tests/model tests/results tests/rundir tests/settings \
+    tests/workers tests/workloads
+
+test-versions: $(VENV)/.tested
+	$(BIN)/python -m pytest -n 2 $(VERSIONS) -m "not slow and not gpu and not cluster"
 
 # The rest: whole studies on real workers, kills, power cuts and failing disks (root on Debian installs FUSE for them),
 # compilations for described GPUs (those skip where no plugin is).
@@ -42,6 +51,9 @@ site: $(VENV)/.sited
 	$(BIN)/python -m mkdocs build --strict
 
 env: $(VENV)/.installed
+
+# All that tests and checks need, without running any; `.tested` alone for an environment that only runs tests.
+installed: $(VENV)/.linted $(VENV)/.sited
 
 # For a machine without a network (docs/offline.md). `make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12` gathers what
 # autotune needs beside that machine's jax, flax and optax; HAS=FILE names what else is there. There, `make offline` installs it.

@@ -64,9 +64,14 @@ class Driven:
         return self.process.poll() is None
 
     @property
+    def recorded(self) -> int:
+        """Bytes of records so far, of all sessions."""
+        return _size(self.run / RECORDS)
+
+    @property
     def has_written(self) -> bool:
         """Whether this session has recorded anything."""
-        return _size(self.run / RECORDS) > self._written
+        return self.recorded > self._written
 
     def wait(self, limit_s: float = 300.0) -> int:
         """Waits for its end; gives its exit status."""

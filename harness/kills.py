@@ -57,8 +57,7 @@ failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 REAL = """
 name = "killed-real"
 [workload]
-entry = "llama"
-options = {{ size = "tiny" }}
+entry = "harness.slow_unoptimised:build"
 [search]
 trials = {trials}
 use_environment = false
@@ -125,6 +124,7 @@ class Killing:
     strikes: list[dict[str, Any]] = field(default_factory=list, init=False)
     orphans: int = field(default=0, init=False)
     unfit_ends: int = field(default=0, init=False)
+    _seen: tuple[int, str] = field(default=(0, STAGES[0]), init=False)
 
     def __post_init__(self) -> None:
         """Writes the study and starts its driver."""
@@ -139,7 +139,7 @@ class Killing:
     def strike(self, most: int) -> None:
         """Strikes the study so often, at stages that chance chooses, or until it is over."""
         for stage in sorted(self.rng.choices(STAGES[:-1], k=most), key=STAGES.index):
-            if not self._wait_until(stage) or stage_of(self.driver.run) == STAGES[-1]:
+            if not self._wait_until(stage) or self._stage() == STAGES[-1]:
                 return
             if self.rng.random() < AT_WORK:
                 self._wait_until_at_work()
@@ -196,11 +196,18 @@ class Killing:
         self.driver = self._start()
         return True
 
+    def _stage(self) -> str:
+        """Where the study is; read only where something was recorded since, for it is asked many times a second."""
+        recorded = self.driver.recorded
+        if recorded != self._seen[0]:
+            self._seen = recorded, stage_of(self.driver.run)
+        return self._seen[1]
+
     def _wait_until(self, stage: str, patience_s: float = 600.0) -> bool:
         """Waits until the study is at a stage or past it; False if it is over before."""
         end = time.monotonic() + patience_s
         while self._goes_on() and time.monotonic() < end:
-            if STAGES.index(stage_of(self.driver.run)) >= STAGES.index(stage):
+            if STAGES.index(self._stage()) >= STAGES.index(stage):
                 return True
             time.sleep(0.02)
         return False
@@ -208,8 +215,8 @@ class Killing:
     def _wait_until_at_work(self, patience_s: float = 120.0) -> None:
         """Waits until this session has written something, and something measures where that is a process."""
         end = time.monotonic() + patience_s
-        is_stage = stage_of(self.driver.run)
-        while self._goes_on() and time.monotonic() < end and stage_of(self.driver.run) == is_stage:
+        is_stage = self._stage()
+        while self._goes_on() and time.monotonic() < end and self._stage() == is_stage:
             if self.driver.has_written and (self.text != REAL or self.driver.measuring()):
                 return
             time.sleep(0.05)
@@ -244,7 +251,7 @@ class Killing:
             {
                 "engine": self.place.name,
                 "victim": victim,
-                "stage": stage_of(self.driver.run),
+                "stage": self._stage(),
                 "real_workers_measure": bool(self.driver.measuring()),
             }
         )

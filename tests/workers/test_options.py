@@ -82,8 +82,7 @@ def test_an_entry_is_built_with_the_options_of_its_set(start: Start) -> None:
 
 
 def test_the_number_of_processes_is_an_arm(start: Start) -> None:
-    workload = {"entry": "llama-tiny", "options": {"mesh": {"data": 2}}}
-    spec = study(workload, device={"count": 2}, search={"options": {"process_count": [1, 2]}})
+    spec = study({"entry": "faulty:build"}, device={"count": 2}, search={"options": {"process_count": [1, 2]}})
     one, two = (start(spec, settings) for settings in ({}, {"option.process_count": "2"}))
     assert (one.report.process_count, two.report.process_count) == (1, 2)
     assert one.report.losses == pytest.approx(two.report.losses, rel=1e-3)

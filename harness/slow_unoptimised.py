@@ -1,0 +1,37 @@
+"""A real step that LLVM's optimisation makes several times as fast, cheap to start: ``slow_unoptimised:build``.
+
+A study of it has a winner on any machine, however busy: its baseline is level 0 (``xla_backend_optimization_level``).
+It stands for a transformer where a test is about the study, for a process of it starts with a quarter of the work.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+ROWS, TERMS = 60_000, 24
+
+
+def build(devices: Any) -> SimpleNamespace:
+    """Fits the coefficients of a polynomial to a curve, its terms computed one after the other."""
+
+    def curve(weights: jax.Array, x: jax.Array) -> jax.Array:
+        y = jnp.zeros_like(x)
+        for i in range(TERMS):  # Horner's scheme: one kernel, all of it LLVM's own code
+            y = y * x + weights[i]
+        return y
+
+    def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(weights)
+        return weights - 0.05 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
+
+    def init(seed: int) -> jax.Array:
+        return jax.device_put(jax.random.normal(jax.random.key(seed), (TERMS,)) * 0.1, devices[0])
+
+    def batch(index: int) -> jax.Array:
+        return jax.device_put(jax.random.uniform(jax.random.key(index), (ROWS,), minval=-1.0), devices[0])
+
+    return SimpleNamespace(name="slow_unoptimised", step=step, init=init, batch=batch)
