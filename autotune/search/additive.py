@@ -119,7 +119,7 @@ class AdditiveModel:
 
         Args:
             rng: Of the draw.
-            is_settled: Whether what acts is what likeliest does, at its expected effect; the rest is drawn all the same.
+            is_settled: Whether what acts is what likeliest does, at its expected effect; the rest is drawn still.
         """
         state = self._states[int(rng.choice(len(self._states), p=self._weights))]
         if is_settled:

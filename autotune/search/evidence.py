@@ -1,4 +1,4 @@
-"""What was measured, as a regression: the scale of effects, how far trials spread, and where walks over models begin."""
+"""What was measured, as a regression: scale of effects, spread of trials, and where walks over models begin."""
 
 from __future__ import annotations
 
