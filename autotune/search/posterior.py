@@ -11,16 +11,19 @@ in time; so several walk, from different starts, and count by how likely what th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.factors import Floats
 
-BURN_IN, JUMPS = 8, 20
+BURN_IN, JUMPS = 8, 30
 """States of each walk that are forgotten, and that are kept."""
+
+FEW_JUMPS, MANY_TRIALS = 12, 150
+"""States that are kept where there are so many trials, which leave less open and take longer to walk over."""
 
 _LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
 
@@ -30,32 +33,64 @@ SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
+_PRECISIONS = np.array(SIZES) ** -2.0
 
-@dataclass(frozen=True, slots=True)
+_NARROW = 3
+"""Most features of the blocks that are worked out apart from those with more: most have one to three."""
+
+
 class State:
-    """One state of the chain.
+    """One state of the chain: which blocks are in, and what the data say of each given the others.
 
-    Attributes:
-        log_weight: Log of its posterior chance, up to a constant.
-        chance: Chance of each block given which others are in, shape (blocks,).
+    Args:
         sizes: Blocks that are in, each with the index of its size.
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of these.
-        likelier: Index of the size that each block likelier has, were it in, shape (blocks,).
-        mean_if: Mean of its coefficients then, shape (blocks, rank), 0 where it has fewer.
-        precision_if: Precision of these, shape (blocks, rank, rank).
+        log_weight: Log of the state's posterior chance, up to a constant.
+        told: Precision of each block's coefficients by the data alone, shape (blocks, rank, rank).
+        pull: That times what the data expect of them, shape (blocks, rank); 0 where a block has fewer.
+        log_odds: Of each block to be in, before anything is measured, shape (blocks,).
+        is_wide: Which blocks have more than a few features, likewise.
     """
 
-    log_weight: float
-    chance: Floats
-    sizes: Mapping[int, int]
-    columns: NDArray[np.int64]
-    mean: Floats
-    cov: Floats
-    likelier: NDArray[np.int64]
-    mean_if: Floats
-    precision_if: Floats
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        columns: NDArray[np.int64],
+        mean: Floats,
+        cov: Floats,
+        log_weight: float,
+        *,
+        told: Floats,
+        pull: Floats,
+        log_odds: Floats,
+        is_wide: NDArray[np.bool_],
+    ) -> None:
+        self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
+        self._told, self._pull = told, pull
+        self.odds = _odds(told, pull, is_wide) + np.log(SHARES)[:, None] + log_odds[None, :]
+        """Log odds of each size of each block against being out, shape (sizes, blocks)."""
+
+    @functools.cached_property
+    def chance(self) -> Floats:
+        """Chance of each block given which others are in, shape (blocks,)."""
+        return _sigmoid(np.logaddexp.reduce(self.odds, axis=0))
+
+    @functools.cached_property
+    def likelier(self) -> NDArray[np.int64]:
+        """Index of the size that each block likelier has, were it in, shape (blocks,)."""
+        return np.asarray(np.argmax(self.odds, axis=0))
+
+    @functools.cached_property
+    def precision_if(self) -> Floats:
+        """Precision of each block's coefficients, were it in, shape (blocks, rank, rank)."""
+        return self._told + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._told.shape[1])
+
+    @functools.cached_property
+    def mean_if(self) -> Floats:
+        """Mean of them then, shape (blocks, rank), 0 where a block has fewer."""
+        return np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0]
 
 
 class Chain:
@@ -70,30 +105,35 @@ class Chain:
     """
 
     def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
-        self._starts, self._log_odds = starts, log_odds
+        self.starts, self.log_odds = starts, log_odds
         sizes = np.diff(starts)
         rank, total = int(sizes.max(initial=1)), features.shape[1]
         # Every block has `rank` features: those that it lacks are one that is always zero.
-        self._index = np.full((len(sizes), rank), total)
-        for block, (start, size) in enumerate(zip(starts[:-1], sizes, strict=True)):
-            self._index[block, :size] = np.arange(start, start + size)
-        self._features = np.zeros((len(features), total + 1))
-        self._features[:, :total] = features
-        self._moment = values @ self._features
-        self._padded_moment = self._moment[self._index]
-        blocks = self._features.T[self._index]  # (blocks, rank, trials)
-        self._own = blocks @ blocks.transpose(0, 2, 1)
+        offsets = np.arange(rank)[None, :]
+        self.index = np.where(offsets < sizes[:, None], starts[:-1, None] + offsets, total)
+        """Features of each block, shape (blocks, rank)."""
+        self.is_wide = sizes > _NARROW
+        # By feature, so that those of one block lie together.
+        self._features = np.zeros((total + 1, len(features)))
+        self._features[:total] = features.T
+        self.moment = self._features @ values
+        self.own = np.zeros((len(sizes), rank, rank))
+        """Products of each block's features, shape (blocks, rank, rank)."""
+        for block, size in enumerate(sizes.tolist()):
+            mine = self._features[starts[block] : starts[block + 1]]
+            self.own[block, :size, :size] = mine @ mine.T
+        self._trials = len(features)
         self._products: dict[int, Floats] = {}
 
-    def _with(self, block: int) -> Floats:
-        """All blocks' products with one, shape (blocks times rank, features of that one).
+    def products(self, block: int) -> Floats:
+        """All features' products with those of one block, shape (features + 1, features of that one).
 
         They are taken when a state first holds it: few of many blocks are ever in, and all products of a space with
         hundreds of pairs would take seconds.
         """
         if (found := self._products.get(block)) is None:
-            own = self._features[:, self._starts[block] : self._starts[block + 1]]
-            found = self._products[block] = (self._features.T @ own)[self._index.ravel()]
+            own = self._features[self.starts[block] : self.starts[block + 1]]
+            found = self._products[block] = self._features @ own.T
         return found
 
     def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
@@ -107,107 +147,165 @@ class Chain:
         weights: list[Floats] = []
         likely: list[float] = []
         for start in starts:
-            walked, stayed = self._walk(rng, dict(start))
+            walked, stayed = self._walk(rng, start)
             states += walked
             weights.append(stayed / stayed.sum())
             likely.append(float(weights[-1] @ np.array([s.log_weight for s in walked])))
         shares = np.exp(np.array(likely) - max(likely))
         return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
 
-    def _walk(self, rng: np.random.Generator, current: dict[int, int]) -> tuple[list[State], Floats]:
+    def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
         """States of one walk, and how long it stays in each."""
-        if not len(self._log_odds):
-            return [self.look({})], np.ones(1)
+        place = Place(self, start)
+        if not len(self.log_odds):
+            return [place.state()], np.ones(1)
         states, stayed = [], []
-        for jump in range(BURN_IN + JUMPS):
-            state, odds = self._look(current)
+        for jump in range(BURN_IN + (JUMPS if self._trials < MANY_TRIALS else FEW_JUMPS)):
+            state = place.state()
+            odds = state.odds
             rates = _sigmoid(odds) + _LEAST
-            if len(current) >= MOST_BLOCKS:
+            if len(place.sizes) >= MOST_BLOCKS:
                 rates[:] = 0.0
-            for block, size in current.items():  # it takes another size, or leaves
-                leaves = 1.0 - _sigmoid(odds[size, block]) + _LEAST
-                rates[:, block] = _sigmoid(odds[:, block] - odds[size, block])
-                rates[size, block] = leaves
+            if place.sizes:  # what is in takes another size, or leaves
+                inside, now = list(place.sizes), list(place.sizes.values())
+                own = odds[now, inside]
+                rates[:, inside] = _sigmoid(odds[:, inside] - own)
+                rates[now, inside] = 1.0 - _sigmoid(own) + _LEAST
             total = float(rates.sum())
             if jump >= BURN_IN:
                 states.append(state)
                 stayed.append(1.0 / total)
             flip = min(int(np.searchsorted(np.cumsum(rates), rng.random() * total)), rates.size - 1)
             size, block = divmod(flip, rates.shape[1])
-            if current.get(block) == size:
-                del current[block]
-            else:
-                current[block] = size
+            if (before := place.sizes.get(block)) is not None:
+                place.remove(block)
+            if before != size:
+                place.add(block, size)
         return states, np.array(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
         """The state in which some blocks are in, each with the index of its size."""
-        return self._look(inside)[0]
-
-    def _look(self, inside: Mapping[int, int]) -> tuple[State, Floats]:
-        """The state, and the log odds of each size of each block against being out, shape (sizes, blocks)."""
-        spans = [(int(self._starts[b]), int(self._starts[b + 1])) for b in inside]
-        columns = np.concatenate([np.arange(*span) for span in spans] or [np.zeros(0, dtype=np.int64)])
-        widths = [
-            SIZES[size] for size, (start, end) in zip(inside.values(), spans, strict=True) for _ in range(start, end)
-        ]
-        prior = np.array(widths) ** -2.0
-        held = self._features[:, columns]
-        cov = np.linalg.inv(np.diag(prior) + held.T @ held)
-        mean = cov @ self._moment[columns]
-        none = np.zeros((self._index.size, 0))
-        cross = np.concatenate([none, *map(self._with, inside)], axis=1)  # (blocks times rank, columns)
-        white = (cross @ np.linalg.cholesky(cov)).reshape(*self._index.shape, len(columns))
-        told = self._own - white @ white.transpose(0, 2, 1)
-        pull = self._padded_moment - (cross @ mean).reshape(self._index.shape)
-        at = 0
-        for block, (start, end) in zip(inside, spans, strict=True):
-            # What the data say of a block that is in: its posterior without its prior.
-            own = slice(at, at := at + end - start)
-            precision = np.linalg.inv(cov[own, own])
-            told[block, : end - start, : end - start] = precision - np.diag(prior[own])
-            pull[block, : end - start] = precision @ mean[own]
-        looks = [_alone(told, pull, size) for size in SIZES]
-        odds = np.stack([found[0] for found in looks])
-        odds += np.log(SHARES)[:, None] + self._log_odds[None, :]
-        log_weight = 0.5 * float(self._moment[columns] @ mean + np.linalg.slogdet(cov)[1] + np.log(prior).sum())
-        log_weight += sum(float(self._log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
-        likelier = np.argmax(odds, axis=0)
-        return State(
-            log_weight,
-            _sigmoid(np.logaddexp.reduce(odds, axis=0)),
-            dict(inside),
-            columns,
-            mean,
-            cov,
-            likelier,
-            np.where((likelier == 0)[:, None], looks[0][1], looks[1][1]),
-            np.where((likelier == 0)[:, None, None], looks[0][2], looks[1][2]),
-        ), odds
+        return Place(self, inside).state()
 
 
-def _alone(told: Floats, pull: Floats, size: float) -> tuple[Floats, Floats, Floats]:
-    """Log odds of blocks of one size by the data, and mean and precision of their coefficients, each were it in.
+class Place:
+    """Where a walk is: what the data say of all blocks, kept up to date while blocks come in and leave.
 
-    Gauss's elimination goes over all blocks at once: there are hundreds of matrices of six rows, for each of which a
-    call of LAPACK takes longer than the arithmetic does.
+    With `M` the inverse of the values' covariance, told from what is in, `told` is each block's `X' M X` and `pull`
+    its `X' M y`. A block that comes in or leaves changes `M` by as many dimensions as it has features, which is less
+    to work out than all anew.
+
+    Args:
+        chain: Of which it is a place.
+        inside: Blocks that are in, each with the index of its size.
     """
-    rank = pull.shape[1]
-    precision = told + np.eye(rank) / size**2
-    rows = np.concatenate([precision, pull[:, :, None]], axis=2)
-    pivots = np.empty_like(pull)
-    for k in range(rank):
-        # No pivot is less than the least eigenvalue, which the prior bounds; rounding could make one so.
-        pivots[:, k] = np.maximum(rows[:, k, k], 1 / size**2)
-        over = rows[:, k + 1 :, k, None] / pivots[:, k, None, None]
-        rows[:, k + 1 :, k + 1 :] -= over * rows[:, None, k, k + 1 :]
-    odds = 0.5 * ((rows[:, :, -1] ** 2 / pivots) - np.log(pivots)).sum(axis=1)
-    # Features that a block lacks have the prior's precision, and cancel.
-    mean = np.empty_like(pull)
-    for k in reversed(range(rank)):
-        known = (rows[:, k, k + 1 : -1] * mean[:, k + 1 :]).sum(axis=1)
-        mean[:, k] = (rows[:, k, -1] - known) / pivots[:, k]
-    return odds - rank * np.log(size), mean, precision
+
+    def __init__(self, chain: Chain, inside: Mapping[int, int]) -> None:
+        self._chain = chain
+        self.sizes = dict(inside)
+        """Blocks that are in, each with the index of its size."""
+        self._settle()
+        white = (self._cross @ np.linalg.cholesky(self._cov))[chain.index]
+        self._told = chain.own - white @ white.transpose(0, 2, 1)
+        self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
+
+    def _settle(self) -> None:
+        """Tells the coefficients of what is in."""
+        chain, at = self._chain, 0
+        self._spans: dict[int, slice] = {}
+        for block in self.sizes:
+            self._spans[block] = slice(at, at := at + int(chain.starts[block + 1] - chain.starts[block]))
+        none = np.zeros((len(chain.moment), 0))
+        self._cross = np.concatenate([none, *map(chain.products, self.sizes)], axis=1)  # (features + 1, columns)
+        ranges = [np.arange(chain.starts[b], chain.starts[b + 1]) for b in self.sizes]
+        self._columns = np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
+        self._prior = np.zeros(at)
+        for block, size in self.sizes.items():
+            self._prior[self._spans[block]] = _PRECISIONS[size]
+        self._cov = np.linalg.inv(self._cross[self._columns] + np.diag(self._prior))
+        self._mean = self._cov @ chain.moment[self._columns]
+
+    def add(self, block: int, size: int) -> None:
+        """Lets a block in that is out."""
+        chain, mine = self._chain, self._chain.index[block]
+        columns = chain.products(block)
+        count = columns.shape[1]
+        change = columns - self._cross @ (self._cov @ self._cross[mine[:count]].T)
+        joint = np.linalg.inv(self._told[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
+        self._move(change, -joint, self._pull[block, :count])
+        self.sizes[block] = size
+        self._settle()
+
+    def remove(self, block: int) -> None:
+        """Leaves a block out that is in."""
+        span = self._spans[block]
+        joint = np.linalg.inv(self._cov[span, span])
+        self._move(self._cross @ self._cov[:, span], joint, self._mean[span])
+        del self.sizes[block]
+        self._settle()
+
+    def _move(self, change: Floats, joint: Floats, pull: Floats) -> None:
+        index = self._chain.index
+        weighted = (change @ joint)[index]
+        self._told = self._told + weighted @ change[index].transpose(0, 2, 1)
+        self._pull = self._pull + weighted @ pull
+
+    def state(self) -> State:
+        """The state."""
+        chain, mean, cov = self._chain, self._mean, self._cov
+        told, pull = self._told.copy(), self._pull.copy()
+        # What the data say of blocks that are in: their posterior without their prior.
+        inside = list(self.sizes)
+        rank = chain.index.shape[1]
+        places = np.full((len(inside), rank), len(mean))
+        for row, span in zip(places, self._spans.values(), strict=True):
+            row[: span.stop - span.start] = range(span.start, span.stop)
+        is_there = places < len(mean)
+        wide = np.zeros((len(mean) + 1, len(mean) + 1))
+        wide[:-1, :-1] = cov
+        own = wide[places[:, :, None], places[:, None, :]] + np.eye(rank) * ~is_there[:, None, :]
+        precision = np.linalg.inv(own) - np.eye(rank) * ~is_there[:, None, :]
+        told[inside] = precision - np.eye(rank) * np.append(self._prior, 0.0)[places][:, None, :]
+        pull[inside] = (precision @ np.append(mean, 0.0)[places][:, :, None])[:, :, 0]
+        log_weight = 0.5 * float(
+            chain.moment[self._columns] @ mean + np.linalg.slogdet(cov)[1] + np.log(self._prior).sum()
+        )
+        log_weight += sum(float(chain.log_odds[b] + np.log(SHARES[size])) for b, size in self.sizes.items())
+        return State(
+            dict(self.sizes), self._columns, mean, cov, log_weight,
+            told=told, pull=pull, log_odds=chain.log_odds, is_wide=chain.is_wide,
+        )  # fmt: skip
+
+
+def _odds(told: Floats, pull: Floats, is_wide: NDArray[np.bool_]) -> Floats:
+    """Log odds of blocks of each size by the data, shape (sizes, blocks)."""
+    if not is_wide.any() or is_wide.all():
+        return _eliminate(told, pull)
+    odds = np.empty((len(SIZES), len(pull)))
+    odds[:, is_wide] = _eliminate(told[is_wide], pull[is_wide])
+    odds[:, ~is_wide] = _eliminate(told[~is_wide, :_NARROW, :_NARROW], pull[~is_wide, :_NARROW])
+    return odds
+
+
+def _eliminate(told: Floats, pull: Floats) -> Floats:
+    """Log odds of blocks of each size by the data, shape (sizes, blocks).
+
+    Gauss's elimination goes over all blocks and sizes at once: there are hundreds of matrices of a few rows, for each
+    of which a call of LAPACK takes longer than the arithmetic does. A feature that a block lacks tells nothing.
+    """
+    blocks, rank = pull.shape
+    rows = np.empty((len(SIZES), blocks, rank, rank + 1))
+    rows[:, :, :, :rank] = told + _PRECISIONS[:, None, None, None] * np.eye(rank)
+    rows[:, :, :, rank] = pull
+    # No pivot is less than the least eigenvalue, which the prior bounds; rounding could make one so.
+    least = _PRECISIONS[:, None]
+    odds = np.zeros((len(SIZES), blocks))
+    for _ in range(rank):
+        pivots = np.maximum(rows[:, :, 0, 0], least)
+        odds += rows[:, :, 0, -1] ** 2 / pivots - np.log(pivots / least)
+        over = rows[:, :, 1:, 0] / pivots[:, :, None]
+        rows = rows[:, :, 1:, 1:] - over[:, :, :, None] * rows[:, :, None, 0, 1:]
+    return 0.5 * odds
 
 
 def _sigmoid(x: Floats) -> Floats:

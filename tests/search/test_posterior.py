@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from autotune.search.posterior import SHARES, SIZES, Chain, State
+from autotune.search.posterior import BURN_IN, JUMPS, SHARES, SIZES, Chain, Place, State
 
 Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -96,3 +96,20 @@ def test_one_large_effect_is_not_told_as_two_that_share_it() -> None:
 def test_nothing_measured_leaves_what_was_thought_before() -> None:
     chain = Chain(np.zeros((0, 4)), np.zeros(0), np.arange(5), np.log(np.array([0.1, 0.5, 1.0, 2.0])))
     assert np.allclose(chances(*chain.run(np.random.default_rng(0), [{}])), [1 / 11, 1 / 3, 1 / 2, 2 / 3])
+
+
+def test_what_comes_in_and_leaves_one_by_one_is_what_is_there_at_once() -> None:
+    x, y, _, _ = planted(5, blocks=9, rank=1)
+    starts = np.array([0, 1, 3, 3, 7, 8, 9])  # blocks of one, two, no, four, one and one feature
+    chain = Chain(x, y, starts, np.full(6, np.log(0.25)))
+    place, rng = Place(chain, {3: 1}), np.random.default_rng(0)
+    for _ in range(2 * (BURN_IN + JUMPS)):
+        block = int(rng.integers(6))
+        if block in place.sizes:
+            place.remove(block)
+        else:
+            place.add(block, int(rng.integers(2)))
+        walked, whole = place.state(), chain.look(place.sizes)
+        assert np.isclose(walked.log_weight, whole.log_weight)
+        for one, other in ((walked.odds, whole.odds), (walked.mean_if, whole.mean_if), (walked.mean, whole.mean)):
+            assert np.allclose(one, other, atol=1e-7)
