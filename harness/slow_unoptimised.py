@@ -29,10 +29,10 @@ def build(devices: Any) -> SimpleNamespace:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(weights)
         return weights - 0.05 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
 
-    def init(seed: int) -> jax.Array:
+    def init(seed: int) -> Any:
         return jax.device_put(jax.random.normal(jax.random.key(seed), (TERMS,)) * 0.1, devices[0])
 
-    def batch(index: int) -> jax.Array:
+    def batch(index: int) -> Any:
         return jax.device_put(jax.random.uniform(jax.random.key(index), (ROWS,), minval=-1.0), devices[0])
 
     return SimpleNamespace(name="slow_unoptimised", step=step, init=init, batch=batch)
