@@ -53,7 +53,7 @@ def loss(ws, x):
     for w in ws:
         x = x + jax.nn.gelu(jax.nn.softmax(x @ w[0], -1) @ w[1]) * jnp.mean(x * x, -1, keepdims=True)
     return jnp.mean(x * x)
-ws = [(jnp.full((256, 256), 1e-3 + i), jnp.full((256, 256), 1e-3)) for i in range(48)]
+ws = [(jnp.full((256, 256), 1e-3 + i), jnp.full((256, 256), 1e-3)) for i in range(24)]
 x = jnp.ones((64, 256))
 jax.block_until_ready((ws, x))
 began = time.process_time()

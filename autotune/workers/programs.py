@@ -87,7 +87,7 @@ class ProgramWatch:
         self._given = FlagSet()
         self._written: Counter[str] = Counter()
         self._foreign = ""
-        self._read = False
+        self._read = self._is_closed = False
         try:
             self._events = _Events(self._scratch.path)
         except OSError:
@@ -142,9 +142,11 @@ class ProgramWatch:
         return self._read and self._take_events()
 
     def close(self) -> None:
-        """Removes the folder."""
-        self._events.close()
-        self._scratch.close()
+        """Removes the folder; safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._events.close()
+            self._scratch.close()
 
     def _refuse_other_flags(self, process: Mapping[str, Any]) -> None:
         flags = (process.get("values") or {}).get("XLA_FLAGS") or ""

@@ -144,4 +144,4 @@ def test_a_reference_that_ran_on_another_build_ends_the_study_with_the_key_that_
         refuse_other_build("0.1.0", "/some/python", spec, facts)
     refuse_other_build(VERSION, str(other), spec, facts)
     refuse_other_build("0.1.0", str(other), spec, None)
-    refuse_other_build("0.1.0", str(other), spec, SimpleNamespace(versions={}))  # type: ignore[arg-type]
+    refuse_other_build("0.1.0", str(other), spec, SimpleNamespace(versions={}))

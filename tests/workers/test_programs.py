@@ -151,12 +151,12 @@ def test_more_files_than_the_kernel_tells_of_name_no_program(watch: ProgramWatch
         watch.told(processes(watch))
 
 
-SAME = {"xla_cpu_enable_concurrency_optimized_scheduler": "false"}
+SAME = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_DEFAULT"}
 OTHER = {"xla_cpu_max_isa": "SSE4_2"}
 
 
 def test_real_programs_of_a_command_are_told_apart(start: Start) -> None:
-    """With the flag at its default, without it, and with another: two programs, of which memory and time are known."""
+    """Without a flag, with it at its default, and with one that acts: two programs; memory and time are known."""
     spec = study(command("--steps", "40", program="programs_seen.py"))
     reports = []
     for settings in ({}, SAME, OTHER):

@@ -1,0 +1,68 @@
+"""A trial's program: a twin of one that is known is not measured, and no name outlives the program that it was of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, WorkerReport
+from autotune.model.trial import TrialResult
+from autotune.rundir.store import Store
+from autotune.stats import SequentialPlan
+from autotune.study.comparer import Compared
+from autotune.study.measure import measure_trial
+from autotune.study.units import TrialUnit
+
+SET = FlagSet({"xla_a": "1"})
+
+
+def report(program: str) -> WorkerReport:
+    return WorkerReport(
+        fingerprint=program, platform="cpu", device_kind="cpu", device_count=1, start_s=1.0, losses=(), grad_norms=(),
+        warmup_step_times_s=(0.1,),
+    )  # fmt: skip
+
+
+def tried(finished: Store, folder: Path, *, reference: str, first: str, last: str) -> tuple[TrialResult, int]:
+    """A trial whose first and last process ran these programs; how often it was measured."""
+    comparison = next(r.comparison for r in finished.of(TrialResult) if r.comparison is not None)
+    measured = []
+
+    def compare(settings: FlagSet, *_: Any, inspect: Any, **__: Any) -> Compared[Any]:
+        settled = inspect(report(reference), report(first))
+        if settled is not None:
+            return Compared(reference=report(reference), candidate=report(first), settled=settled)
+        measured.append(settings)
+        return Compared(reference=report(reference), candidate=report(last), comparison=comparison)
+
+    bench: Any = SimpleNamespace(
+        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None), programs={"known": 7}, spread=0.0,
+        loss_spread=None, check_loss=lambda *_: None, program_key=lambda settings, told: told.fingerprint,
+    )  # fmt: skip
+    unit = TrialUnit(config=TrialConfig(number=9, origin="test", settings=SET))
+    comparer: Any = SimpleNamespace(compare=compare, mode="sandwich")
+    return measure_trial(bench, comparer, SequentialPlan(), unit, folder, name="trial-9"), len(measured)
+
+
+@pytest.mark.parametrize(("program", "twin"), [("the default's", REFERENCE_NUMBER), ("known", 7)])
+def test_a_program_that_is_known_is_not_measured_again(
+    program: str, twin: int, finished: Store, tmp_path: Path
+) -> None:
+    result, count = tried(finished, tmp_path, reference="the default's", first=program, last=program)
+    assert (result.status, result.outcome.same_as, count) == (TrialStatus.SAME_PROGRAM, twin, 0)  # type: ignore[union-attr]
+
+
+def test_a_program_of_its_own_is_measured_and_known_from_then_on(finished: Store, tmp_path: Path) -> None:
+    result, count = tried(finished, tmp_path, reference="the default's", first="new", last="new")
+    assert (result.status, result.program_key, count) == (TrialStatus.MEASURED, "new", 1)
+
+
+def test_one_that_compiled_another_program_later_stands_for_none(finished: Store, tmp_path: Path) -> None:
+    """It compiles at random, or more as it runs: another set with its first program is no twin of it."""
+    result, _ = tried(finished, tmp_path, reference="the default's", first="new", last="another")
+    assert (result.status, result.program_key) == (TrialStatus.MEASURED, None)
+    assert result.worker is not None
+    assert result.worker.fingerprint == "another"
