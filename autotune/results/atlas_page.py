@@ -33,8 +33,9 @@ def pack(atlas: Atlas) -> dict[str, Any]:
     """The table as the page's script reads it: every text once, a row as a list without what is empty at its end.
 
     Returns:
-        jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty), settings and
-        recipes, each with its values and their rows, and known: settings that the catalogue has and the table lacks.
+        jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
+        settings and recipes, each with its values and their rows, and known: settings that the catalogue has and the
+        table lacks.
     """
     catalog, recipes = load_catalog(), load_recipes()
     cells = sorted(

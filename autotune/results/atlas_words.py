@@ -66,9 +66,10 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
         folder: Where a table lies that ``autotune atlas build`` made; None for the one that comes with this package.
 
     Returns:
-        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text, parted
-        by semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers, ``predicted_change`` (step
-        time over the default's, minus one), ``step_s`` and ``seconds`` (s) as floats, missing where nobody can say. Empty, with the same columns, where no table was built.
+        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text,
+        parted by semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers; as floats
+        ``predicted_change`` (step time over the default's, minus one), ``step_s`` and ``seconds`` (s); missing where
+        nobody can say. Empty, with the same columns, where no table was built.
 
     Raises:
         SettingError: If `folder` is none, or a file of it is no table.
