@@ -62,9 +62,10 @@ def cells_alike(table: Atlas, spec: StudySpec, device_count: int | None, jaxlib:
         table: The atlas.
         spec: The study.
         device_count: Devices of the study; None if nobody knows.
-        jaxlib: Its release; see `newest_not_after`.
+        jaxlib: Its release; see `newest_not_after`; empty if it is made up.
     """
-    if spec.device.platform != "cuda" or spec.replay is not None or not table.cells:  # a made-up machine is like none
+    is_made_up = spec.replay is not None or not jaxlib
+    if spec.device.platform != "cuda" or is_made_up or not table.cells:
         return []
     release = newest_not_after(jaxlib, table.jaxlibs)
     cells = [c for c in table.cells if c.jaxlib == release]

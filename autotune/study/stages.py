@@ -94,7 +94,7 @@ def screen(run: StudyRun) -> None:
         run.view.note(f"{name}: {remark}")
     space = run.evaluator.narrow(space)
     report = screened_by(run.store)
-    priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.known.build.jaxlib, report)
+    priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
     run.proposer = Proposer(
         run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,

@@ -28,7 +28,7 @@ def test_the_cells_alike_are_of_the_release_the_preset_and_so_many_devices() -> 
     assert alike("llama3-8b", jaxlib="0.12.1", count=None) == ["0.12.0.1 dense-fsdp 8"]
     assert alike("llama") == [*both, "0.10.2 moe 8"]  # no kind of the table: all
     assert alike("llama3-8b", count=1) == []
-    assert alike("llama3-8b", platform="cpu") == []
+    assert alike("llama3-8b", platform="cpu") == alike("llama3-8b", jaxlib="") == []
 
 
 def test_what_changes_a_program_gains_what_changes_none_loses_and_the_sum_stays() -> None:
