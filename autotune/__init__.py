@@ -1,7 +1,8 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
 In a notebook: ``import autotune; s = autotune.load("runs/x")``, then `s.trials`, `s.winner`, `s.plot.forest()`, and
-``autotune.compare([a, b])``; ``autotune.atlas()`` is the table of what settings do. All are fetched when first used, so that importing the package stays light.
+``autotune.compare([a, b])``; ``autotune.atlas()`` is the table of what settings do. All are fetched when first used, so
+that importing the package stays light.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ class GivenSetup:
     first: Sequence[tuple[str, FlagSet]] = ()
     given_launcher: Launcher | None = None
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
+    jaxlib: str = ""
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:

@@ -15,7 +15,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look": ("status", "watch", "show", "report", "compare", "repro", "fsck"),
     "Use": ("export", "exec", "verify", "library", "best", "t4"),
     "Ask": (
-        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets", "schema",
+        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
+        "schema",
     ),
     "Cluster": ("submit", "worker"),
 }  # fmt: skip

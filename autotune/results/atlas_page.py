@@ -33,8 +33,9 @@ def pack(atlas: Atlas) -> dict[str, Any]:
     """The table as the page's script reads it: every text once, a row as a list without what is empty at its end.
 
     Returns:
-        jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty), settings and recipes, each
-        with its values and their rows, and known: settings that the catalogue has and the table lacks.
+        jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
+        settings and recipes, each with its values and their rows, and known: settings that the catalogue has and the
+        table lacks.
     """
     catalog, recipes = load_catalog(), load_recipes()
     cells = sorted(
@@ -54,13 +55,14 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         "verdicts": [str(v) for v in _VERDICTS],
         "cells": [
             [
-                atlas.jaxlibs.index(c.jaxlib), kinds.index(c.workload), targets.index(c.target), c.gpus, words[c.program],
-                c.step_s, c.peak_bytes, c.compiled, c.seconds,
+                atlas.jaxlibs.index(c.jaxlib), kinds.index(c.workload), targets.index(c.target), c.gpus,
+                words[c.program], c.step_s, c.peak_bytes, c.compiled, c.seconds,
             ]
             for c in cells
         ],
         "settings": [
-            [visible(name), *_told(catalog.get(name), atlas.jaxlibs), packed.values("setting", name)] for name in sorted(names)
+            [visible(name), *_told(catalog.get(name), atlas.jaxlibs), packed.values("setting", name)]
+            for name in sorted(names)
         ],
         "recipes": [
             [

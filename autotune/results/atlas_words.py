@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from autotune.model import SettingError, close_matches, format_change
 from autotune.settings import (
-    Atlas, AtlasRow, AtlasVerdict, Places, is_default, load_atlas, load_catalog, newest_not_after, place_of, read_atlas,
+    Atlas,
+    AtlasRow,
+    AtlasVerdict,
+    Places,
+    is_default,
+    load_atlas,
+    load_catalog,
+    newest_not_after,
+    place_of,
+    read_atlas,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,10 +66,10 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
         folder: Where a table lies that ``autotune atlas build`` made; None for the one that comes with this package.
 
     Returns:
-        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text, parted by
-        semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers, ``predicted_change`` (step time over the
-        default's, minus one), ``step_s`` and ``seconds`` (s) as floats, missing where nobody can say.
-        Empty, with the same columns, where no table was built.
+        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text,
+        parted by semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers; as floats
+        ``predicted_change`` (step time over the default's, minus one), ``step_s`` and ``seconds`` (s); missing where
+        nobody can say. Empty, with the same columns, where no table was built.
 
     Raises:
         SettingError: If `folder` is none, or a file of it is no table.
@@ -217,7 +226,7 @@ def _grouped(
 
 
 def row_words(rows: list[AtlasRow]) -> str:
-    """What rows with one verdict say: the clauses of the first that has any, needs, the range of what is predicted, why."""
+    """What rows with one verdict say: clauses of the first that has any, needs, the range of what is predicted, why."""
     first = next((r for r in rows if r.changes), rows[0])
     words = list(first.changes)
     if first.needs:

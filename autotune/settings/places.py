@@ -1,7 +1,7 @@
 """Places of the atlas as people spell them: ``dense-fsdp@8xh100-sxm``, or less of it for all that fit.
 
-A kind of model, ``@``, how many GPUs, ``x``, and which: ``dense-fsdp``, ``@h100-sxm``, ``moe@64xh200``, ``@8x``. A GPU may be
-shortened at a dash: ``h100`` is every H100 of the table.
+A kind of model, ``@``, how many GPUs, ``x``, and which: ``dense-fsdp``, ``@h100-sxm``, ``moe@64xh200``, ``@8x``. A GPU
+may be shortened at a dash: ``h100`` is every H100 of the table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def parse_places(text: str, atlas: Atlas) -> Places:
     found = Places(workload=form["workload"] or "", gpus=int(form["gpus"] or 0), target=form["target"] or "")
     if not any(found.fits(cell) for cell in atlas.cells):
         raise SettingError(
-            f"the atlas must have a cell like {text!r} but has none{close_matches(text, known)}; it has {_listed(known)}"
+            f"the atlas must have a cell like {text!r} but has none{close_matches(text, known)}; "
+            f"it has {_listed(known)}"
         )
     return found
 

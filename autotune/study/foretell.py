@@ -14,6 +14,7 @@ from autotune.machine import caller_environment, visible_gpus
 from autotune.model import AutotuneError, FloorResult, RunDirectoryError, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace, build_space
+from autotune.study.atlas_priors import by_atlas
 from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.predicted import Facts, on_its_cluster, seen_by_model
 from autotune.study.preflight import known_settings
@@ -78,13 +79,14 @@ def foretell_space(
     space = build_space(spec, known, facts)
     if spec.is_predicted:
         space = seen_by_model(space, known.catalog)
+    report, count = screened_by(store) if store is not None else None, facts.device_count if facts else None
     return Foretold(
         space=space,
         build=known.build.build,
         told_by=told_by,
-        device_count=facts.device_count if facts else None,
+        device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
-        priors=priors_of(space, screened_by(store) if store is not None else None),
+        priors=by_atlas(priors_of(space, report), spec, count, known.build.jaxlib, report),
     )
 
 

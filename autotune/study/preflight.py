@@ -68,6 +68,11 @@ class Preflight:
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def jaxlib(self) -> str:
+        """The build's release."""
+        return self.known.build.jaxlib
+
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
         return make_launcher(store.spec, store.study_dir)

@@ -43,6 +43,7 @@ class NothingToSearch:
     """See `autotune.study.run.Setup`: a set that was proven before needs no space, and no question to the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
+    jaxlib: str = ""
     rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:

@@ -47,6 +47,10 @@ class Setup(Protocol):
         """See above."""
 
     @property
+    def jaxlib(self) -> str:
+        """The build's release; empty if it is made up, or nobody asks."""
+
+    @property
     def rule_defaults(self) -> Mapping[str, str]:
         """What the build has for the settings that `limits.rules` name."""
 

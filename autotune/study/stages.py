@@ -37,6 +37,7 @@ from autotune.model import (
 )
 from autotune.results import describe_soak
 from autotune.stats import Verdict, candidate_weights
+from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.gain import measure_once_more
@@ -92,10 +93,12 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     space = run.evaluator.narrow(space)
+    report = screened_by(run.store)
+    priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
     run.proposer = Proposer(
         run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,
-        priors=priors_of(space, screened_by(run.store)),
+        priors=priors,
     )  # fmt: skip
 
 

