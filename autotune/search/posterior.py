@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autotune.search.factors import Floats
 
-BURN_IN, JUMPS = 8, 30
+BURN_IN, JUMPS = 8, 20
 """States of each walk that are forgotten, and that are kept."""
 
 FEW_JUMPS, MANY_TRIALS = 12, 150
