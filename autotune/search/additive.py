@@ -114,23 +114,16 @@ class AdditiveModel:
 
     # ------------------------------------------------------------------ draws
 
-    def draw(self, rng: np.random.Generator, *, is_settled: bool = False) -> Draw:
-        """One draw of all effects; of settings that do not act, what they would do if they did.
-
-        Args:
-            rng: Of the draw.
-            is_settled: Whether what acts is what likeliest does, at its expected effect; the rest is drawn still.
-        """
+    def draw(self, rng: np.random.Generator) -> Draw:
+        """One draw of all effects; of settings that do not act, what they would do if they did."""
         state = self._states[int(rng.choice(len(self._states), p=self._weights))]
-        if is_settled:
-            state = max(self._states, key=lambda s: s.log_weight)
         coefs = state.mean_if.copy()
         noise = rng.standard_normal(coefs.shape)
         lower = np.linalg.cholesky(state.precision_if)
         coefs += np.linalg.solve(lower.transpose(0, 2, 1), noise[:, :, None])[:, :, 0]
         if state.columns.size:
             drawn = rng.multivariate_normal(state.mean, state.cov, method="cholesky")
-            self._put(coefs, state, state.mean if is_settled else drawn)
+            self._put(coefs, state, drawn)
         return self._as_draw(coefs, set(state.sizes))
 
     def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:

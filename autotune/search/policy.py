@@ -8,7 +8,7 @@ is good is not for ever tried together with the same company.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -28,13 +28,6 @@ EXPLORE = 0.5
 FAILURE_COST = 0.5
 """What a failed trial costs, in typical effects."""
 
-SETTLED = 0.5
-"""Share of proposals in which what acts is at its expected effect, after the first trials.
-
-A set pays whose settings all have their best values at once. Drawn apart, each is right by its chance: of five that are
-known by 85 % each, all are in two draws of five.
-"""
-
 REDRAWS = 20
 """Draws after which a search that only finds what is known changes something at random."""
 
@@ -43,7 +36,7 @@ def propose(
     models: Sequence[AdditiveModel],
     hazards: Hazards,
     rng: np.random.Generator,
-    known: Collection[bytes] = frozenset(),
+    known: Container[bytes] = frozenset(),
 ) -> Codes:
     """The next set, as codes; a known one only if every draw finds one.
 
@@ -54,9 +47,8 @@ def propose(
         known: Sets that are known or being tried, as `key`.
     """
     design = models[0].design
-    is_settled = len(known) > FEW_TRIALS and rng.random() < SETTLED
     for attempt in range(REDRAWS):
-        draw = _draw(models, rng, is_settled=is_settled)
+        draw = _draw(models, rng)
         codes = smallest(draw, *_penalties(hazards, design))
         for i in sorted(draw.inert):
             if _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
@@ -77,10 +69,10 @@ def key(codes: Codes) -> bytes:
     return codes.tobytes()
 
 
-def _draw(models: Sequence[AdditiveModel], rng: np.random.Generator, *, is_settled: bool) -> Draw:
+def _draw(models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
     """One draw of effects, in units of the typical one; of several objectives' with weights of its own."""
     weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else [1.0]
-    draws = [m.draw(rng, is_settled=is_settled).times(w / m.scale) for m, w in zip(models, weights, strict=True)]
+    draws = [m.draw(rng).times(w / m.scale) for m, w in zip(models, weights, strict=True)]
     return functools.reduce(Draw.plus, draws)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autotune.search.factors import Floats
 
-BURN_IN, JUMPS = 8, 30
+BURN_IN, JUMPS = 8, 20
 """States of each walk that are forgotten, and that are kept."""
 
 FEW_JUMPS, MANY_TRIALS = 12, 150
@@ -90,7 +90,7 @@ class State:
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of them then, shape (blocks, rank), 0 where a block has fewer."""
-        return np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0]
+        return np.asarray(np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0], dtype=np.float64)
 
 
 class Chain:
