@@ -22,7 +22,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says how far studies are."""
+    """Says how far studies are; of one that runs: its stage, since when, and the time left."""
     from autotune.model import AutotuneError
     from autotune.study import UnreadableRun, describe_lanes, study_status
 
@@ -41,10 +41,21 @@ def status(
     if not found:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
-    columns = ("run", "state", "trials", "failed", "time", "best", "sentence")
-    rows = [[str(getattr(status, name, "")) for name in columns] for status in found]
-    print_table((*columns[:5], "best so far", "conclusion"), rows)
+    print_table(("run", "state", "trials", "failed", "time", "best so far", "conclusion"), map(_cells, found))
     print_lines(line for status in found for line in describe_lanes(status))
+
+
+def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
+    """One run as a row of the table."""
+    from autotune.study import UnreadableRun, describe_stage
+
+    if isinstance(status, UnreadableRun):
+        return [status.run, status.state, *[""] * 5]
+    trials, state = (
+        f"{status.trials} of {status.asked_trials}",
+        ": ".join(filter(None, (status.state, describe_stage(status)))),
+    )
+    return [status.run, state, trials, str(status.failed), status.time, status.best, status.sentence]
 
 
 def show(

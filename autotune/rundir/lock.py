@@ -2,7 +2,8 @@
 
 The kernel's own lock (flock) is let go however a driver dies, so where it holds for everybody who sees the folder it is
 all that is asked. Some shared file systems keep it to one machine; there the file also names its holder, and a holder
-on another machine counts until its session has ended or a person says that it is dead.
+on another machine counts until its session has ended or a person says that it is dead. Behind the holder's name stands
+which stage it is in: that is gone with the holder, and nobody goes on from it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import socket
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from autotune.machine import like_folder
+from autotune.machine import like_folder, utc_now
 from autotune.model import RunDirectoryError
 
 LOCK = "lock"
+_LONGEST = 4096
+"""Bytes of a lock file that are read."""
 
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs"}
 _SHARED = {"nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2"}
@@ -87,6 +92,19 @@ class Holder:
         return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
 
 
+@dataclass(frozen=True, slots=True)
+class CurrentStage:
+    """Where the holder of a run directory is.
+
+    Attributes:
+        name: Of the stage, as `autotune.model.View.stage` is told.
+        since: When it began, UTC, ISO 8601.
+    """
+
+    name: str
+    since: str
+
+
 class Lock:
     """The lock of one run directory, held by this process until it is closed.
 
@@ -137,6 +155,14 @@ class Lock:
         if read_holder(path) != own:  # two machines that start at once: the last one to write has it
             raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
 
+    def tell_stage(self, name: str) -> None:
+        """Leaves word behind the holder's name which stage begins; a disk that takes no more is told of elsewhere."""
+        with contextlib.suppress(OSError):
+            start = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0] + b"\n"
+            told = f"{json.dumps({'name': name, 'since': utc_now()})}\n".encode()
+            os.pwrite(self._descriptor, told, len(start))
+            os.ftruncate(self._descriptor, len(start) + len(told))
+
     def close(self) -> None:
         """Gives the lock back, and takes this process's name off it."""
         if self._descriptor >= 0:
@@ -153,6 +179,25 @@ def read_holder(path: Path) -> Holder | None:
     except OSError:
         return None
     return Holder(*words[:3]) if words else None
+
+
+def read_stage(path: Path) -> CurrentStage | None:
+    """The stage that the holder of a run directory is in; None where nobody holds it, or none has begun."""
+    if not is_held(path):
+        return None
+    try:
+        told = (path / LOCK).read_bytes()[:_LONGEST].split(b"\n")[1]
+        found = json.loads(told)
+        return CurrentStage(name=str(found["name"]), since=datetime.fromisoformat(found["since"]).isoformat())
+    except (
+        OSError,
+        IndexError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # half written, or by an older driver
+        return None
 
 
 def is_held(path: Path) -> bool:

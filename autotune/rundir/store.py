@@ -216,6 +216,11 @@ class Store(Folders):
             self._lock = None
         self._is_sole_writer = False  # from here on another may write
 
+    def tell_stage(self, name: str) -> None:
+        """Leaves word which stage this driver is in, for `autotune status`, until it gives the lock back."""
+        if self._lock is not None:
+            self._lock.tell_stage(name)
+
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:

@@ -18,7 +18,7 @@ from autotune.study.run import Evaluator, StudyRun
 from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run, study_with
-from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, study_status
+from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, describe_stage, study_status
 from autotune.study.understanding import (
     Asked, Understood, default_platform, device_count, device_words, refuse_one_word, understand,
 )  # fmt: skip

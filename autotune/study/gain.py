@@ -38,7 +38,7 @@ def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
     """
     if proven.goes_on is None:
         return OnceMore()
-    run.view.stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
+    run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     gain, alone = measure_gain(run, proven), None
     if not gain.is_vetoed:
         alone = check_alone(run, proven)
@@ -72,7 +72,7 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
     floor, most = run.store.last(FloorResult), run.spec.confirm.alone
     if floor is None or floor.comparison.mode != TURNS or most == 0:
         return None
-    run.view.stage("final proof", "alone: each arm with nothing beside it: does that agree?")
+    run.begin_stage("final proof", "alone: each arm with nothing beside it: does that agree?")
     most, beside = max(most, FIRST_LOOK), _runs(run, proven, GAIN)
     turns = ratios_of(beside)
 

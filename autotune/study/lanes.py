@@ -175,6 +175,7 @@ class Lanes:
             if lane.floor is None and lane.job is None:
                 if not self._has_said_floor:
                     self._has_said_floor = True
+                    self._store.tell_stage("noise floor")
                     self._view.stage("noise floor", "the reference is measured against itself: what can be resolved?")
                 self._begin(lane, Job(FloorUnit(), floor_folder(lane.name), "floor", lambda record: None))
 

@@ -35,7 +35,7 @@ def profile_guide(run: StudyRun) -> None:
         run.view.note("no profile: what is left of the budget is kept for the final proof")
         return
     stage, trial, settings = run.candidates[0]
-    run.view.stage("pgle", f"{run.spec.pgle.steps} steps are profiled, and compiled again with what they took")
+    run.begin_stage("pgle", f"{run.spec.pgle.steps} steps are profiled, and compiled again with what they took")
     record = _profile(run, settings)
     if record.profile is None:
         run.view.note(f"no profile: {record.failure.message if record.failure else record.reason}")
@@ -44,7 +44,7 @@ def profile_guide(run: StudyRun) -> None:
     if not pays_for_itself(run, profiled, PROFILE):
         return
     processes = run.spec.confirm.processes
-    run.view.stage("pgle", f"with the profile against without, in {processes} fresh pairs of processes")
+    run.begin_stage("pgle", f"with the profile against without, in {processes} fresh pairs of processes")
     if prove(run, [(trial, profiled)], stage="pgle", against=settings)[0].verdict is Verdict.FASTER:
         run.candidates.insert(0, (stage, trial, profiled))
 

@@ -131,7 +131,7 @@ class Predicting:
         """Compiles and predicts the reference; a run that goes on with other versions is refused."""
         run, versions = self._run, compiler_versions()
         self._screen = self._screener.open(self._target, self._topology)
-        run.view.stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
+        run.begin_stage("reference", f"compiled for {self._topology} {self._target.title}; {PREDICTED}")
         program = self._screener.wait(self._screen.reference)
         if (over := compiled_over_limit(run.spec, self._screen, FlagSet())) is not None:
             raise LaunchError(f"the reference {over.message}")

@@ -79,7 +79,7 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
         for artefact in artefacts:
             without = winner.settings.without(artefact.setting)
             run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
-        run.view.stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
+        run.begin_stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         after = OnceMore(objection=result.veto)
         if result.verdict is Verdict.FASTER:

@@ -208,6 +208,11 @@ class StudyRun:
         visible = visible_gpu_ids(caller_environment())
         return parse_devices(visible) if visible else ()
 
+    def begin_stage(self, name: str, detail: str) -> None:
+        """Tells whoever looks on, here or by `autotune status`, that a stage begins."""
+        self.store.tell_stage(name)
+        self.view.stage(name, detail)
+
     def close(self) -> None:
         """Ends every process of the session and gives everything back; the records can still be read."""
         self._resources.close()

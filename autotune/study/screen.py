@@ -222,6 +222,7 @@ class StudyScreener:
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
         values = domains(space)
+        self._store.tell_stage("screen")
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
         started = time.monotonic()
         limit_s = self._limit_s()

@@ -67,7 +67,7 @@ class Search:
         if left > 0 and not self._is_over:
             if self._table is not None:
                 self._run.view.note(describe_timetable(self._table, asked=self._asked))
-            self._run.view.stage("search", f"{left} of {self._asked} trials to go")
+            self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
             self._run.evaluator.rest()
         self._tell_effects()
@@ -82,7 +82,7 @@ class Search:
         self._table = replace(self._table, reserved_s=self._table.least_s)
         self._stopped = None
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
-        self._run.view.stage("search", "the finalists did not hold: it goes on with the time that is left")
+        self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
         self._tell_effects()
         self._proposer.finish()

@@ -141,9 +141,9 @@ def _prove_finalists(run: StudyRun, chosen: list[TrialResult]) -> None:
     objectives, most = run.spec.search.objectives, f"up to {most_processes(run)}"
     if len(objectives) > 1:
         what = ", ".join(o.words for o in objectives)
-        run.view.stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {most} fresh pairs")
+        run.begin_stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {most} fresh pairs")
     else:
-        run.view.stage("confirm", f"{len(chosen)} finalists, each in {most} fresh pairs of processes")
+        run.begin_stage("confirm", f"{len(chosen)} finalists, each in {most} fresh pairs of processes")
     run.finalists = prove(run, [(f.number, f.settings) for f in chosen], stage="confirm")
     if len(objectives) > 1:
         run.members = proven_members(run)
@@ -163,7 +163,7 @@ def minimise(run: StudyRun) -> None:
         return
     run.candidates = [("final", best.trial, best.settings)]
     if run.spec.confirm.minimise and len(best.settings) > 1:
-        run.view.stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
+        run.begin_stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
         minimal = minimise_set(run, best.settings)
         if minimal != best.settings:
             run.candidates = [("final", best.trial, minimal), ("full", best.trial, best.settings)]
@@ -179,7 +179,7 @@ def final_proof(run: StudyRun) -> None:
         what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
         what += " with its profile" if PROFILE in settings else ""
         most = most_processes(run)
-        run.view.stage("final proof", f"{what}, proven once more in up to {most} fresh pairs of processes")
+        run.begin_stage("final proof", f"{what}, proven once more in up to {most} fresh pairs of processes")
         result = prove(run, [(trial, settings)], stage=stage)[0]
         if result.verdict is not Verdict.FASTER:
             continue
@@ -197,7 +197,7 @@ def _begun(run: StudyRun) -> list[tuple[FlagSet, int]]:
 def soak(run: StudyRun) -> None:
     """Needs a proven set; one that does not run for long is none, and the next candidate gets its chance."""
     while run.proven is not None and (least_s := run.spec.confirm.soak):
-        run.view.stage(
+        run.begin_stage(
             "soak",
             f"the winner alone for {format_seconds(least_s)} of steps, then the default: does it hang, diverge, stall "
             "or leak later?",

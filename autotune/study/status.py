@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from autotune.model import (
     PREDICTED,
@@ -18,8 +21,11 @@ from autotune.model import (
     format_seconds,
 )
 from autotune.results import describe_screen_record, format_estimate
-from autotune.rundir import Store, is_held, node_effects
+from autotune.rundir import Store, is_held, node_effects, read_stage
+from autotune.study.still_to_go import seconds_to_go
 from autotune.study.trial import incumbent
+
+RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +55,19 @@ class StudyStatus:
 
     Attributes:
         run: Its directory.
-        trials: How many of how many, in words.
+        stage: That it is in, while it runs; None before the first begins.
+        since: When that stage began, UTC, ISO 8601.
+        stage_s: Seconds since then.
+        left_s: Seconds until it ends at the latest, about; None where that is not known, or it does not run.
+        trials: How many it has.
+        asked_trials: Of how many.
         failed: Trials without a number.
         elapsed_s: Time of the study's last record, in seconds; `time` says it in words.
         device_hours: Hours of devices that stood ready for it, summed over them.
         best: Ratio of the best set so far with its interval, in words.
+        best_ratio: The same as a number; None while nothing is better than the default.
+        best_low: Lower end of its interval; None of a prediction, which has none.
+        best_high: Upper end.
         screen: What the screen found, in a line; None without one.
         outcome: How the study ended; None while there is more to do.
         sentence: What it concluded; empty while there is more to do.
@@ -62,12 +76,20 @@ class StudyStatus:
     run: str
     name: str
     state: str
-    trials: str
+    stage: str | None
+    since: str | None
+    stage_s: float | None
+    left_s: float | None
+    trials: int
+    asked_trials: int
     failed: int
     elapsed_s: float
     time: str
     device_hours: float
     best: str
+    best_ratio: float | None
+    best_low: float | None
+    best_high: float | None
     is_predicted: bool
     screen: str | None
     lanes: tuple[LaneStatus, ...]
@@ -94,22 +116,25 @@ def study_status(path: Path) -> StudyStatus:
     elapsed_s = max((r.at_s for r in store.records()), default=0.0)
     went_on = conclusion is not None and any(r.at_s > conclusion.at_s for r in results)
     ended = conclusion if not went_on else None
-    state = "running" if is_held(store.path) else "finished" if ended else "stopped; run it again to go on"
+    state = RUNNING if is_held(store.path) else "finished" if ended else "stopped; run it again to go on"
     screened = [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)[:1]]
     ledger = store.last(LedgerRecord)
+    best = _best_predicted(results) if store.spec.is_predicted else _best_measured(results)
     return StudyStatus(
         run=str(path),
         name=store.spec.name,
         state=state,
-        trials=f"{len(results)} of {session.asked_trials if session else store.spec.search.trials}",
+        **_current_stage(store, elapsed_s),
+        trials=len(results),
+        asked_trials=session.asked_trials if session else store.spec.search.trials,
         failed=sum(r.failure is not None for r in results),
         elapsed_s=elapsed_s,
         time=format_seconds(elapsed_s),
         device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
-        best=_best_predicted(results) if store.spec.is_predicted else _best_measured(results),
+        **best,
         is_predicted=store.spec.is_predicted,
         screen=screened[0] if screened else None,
-        lanes=_lanes(store, is_running=state == "running"),
+        lanes=_lanes(store, is_running=state == RUNNING),
         outcome=str(ended.outcome) if ended else None,
         sentence=ended.sentence if ended else "",
     )
@@ -131,14 +156,48 @@ def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
     return tuple(found)
 
 
-def _best_measured(results: list[TrialResult]) -> str:
+def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
+    """Where a study that runs is, and how long it goes on."""
+    stage = read_stage(store.path)
+    if stage is None:
+        return {"stage": None, "since": None, "stage_s": None, "left_s": None}
+    stage_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(stage.since)).total_seconds())
+    used_s = elapsed_s + min(stage_s, _since_last_record_s(store.path))
+    left_s = seconds_to_go(store, stage.name, used_s=used_s, stage_s=stage_s)
+    found = {"stage_s": round(stage_s, 1), "left_s": None if left_s is None else round(left_s, 1)}
+    return {"stage": stage.name, "since": stage.since, **found}
+
+
+def _since_last_record_s(path: Path) -> float:
+    """Seconds by the calendar since something was recorded: a record says the study's time when it is written."""
+    try:
+        return max(0.0, time.time() - max(f.stat().st_mtime for f in path.glob("records.jsonl")))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _best_measured(results: list[TrialResult]) -> dict[str, Any]:
     best = incumbent(results)
-    return format_estimate(best) if best.ratio < 1 else "the default"
+    if best.ratio >= 1:
+        return {"best": "the default", "best_ratio": None, "best_low": None, "best_high": None}
+    return {"best": format_estimate(best), "best_ratio": best.ratio, "best_low": best.low, "best_high": best.high}
 
 
-def _best_predicted(results: list[TrialResult]) -> str:
+def _best_predicted(results: list[TrialResult]) -> dict[str, Any]:
     ratios = [r.prediction.ratio for r in results if r.prediction is not None and r.failure is None]
-    return f"{format_ratio(min(ratios)) if ratios else 'nothing yet'} {PREDICTED}"
+    words = f"{format_ratio(min(ratios)) if ratios else 'nothing yet'} {PREDICTED}"
+    return {"best": words, "best_ratio": min(ratios, default=None), "best_low": None, "best_high": None}
+
+
+def describe_stage(status: StudyStatus) -> str:
+    """Where a study is, since when and for how long still, in words; empty unless it runs."""
+    if status.state != RUNNING:
+        return ""
+    if status.stage is None or status.since is None or status.stage_s is None:
+        return "starting"
+    left = "time left not known" if status.left_s is None else f"at most about {format_seconds(status.left_s)} left"
+    since = datetime.fromisoformat(status.since).astimezone()
+    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}), {left}"
 
 
 def describe_lanes(status: StudyStatus | UnreadableRun) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.model import ConfirmRun, FlagSet, FloorResult, format_seconds
+from autotune.model import ConfirmRun, FlagSet, FloorResult, StudySpec, format_seconds
 from autotune.rundir import Store
 from autotune.stats import FIRST_LOOK, gain_pairs, proof_pairs
 from autotune.study.durations import Durations, durations_of
@@ -214,10 +214,8 @@ class TimeLeft:
             self.unproven.append(settings)
 
     def _left_out_s(self, takes: Durations | None) -> float:
-        """Seconds that are kept for minimising; none in a front."""
-        spec = self._store.spec
-        is_wanted = spec.confirm.minimise and len(spec.search.objectives) == 1
-        return ABLATIONS * takes.ablation_s if takes is not None and is_wanted else 0.0
+        """Seconds that are kept for minimising."""
+        return minimising_s(self._store.spec, takes) if takes is not None else 0.0
 
     # ------------------------------------------------------------------ the split
 
@@ -269,6 +267,12 @@ class TimeLeft:
         left_out_s = max(0.0, min(self._left_out_s(takes), proofs_s - least_s))
         parts = (*before, ("proofs", proofs_s - left_out_s), ("minimising", left_out_s), *last.items())
         return tuple((name, seconds) for name, seconds in parts if seconds >= 0.1)
+
+
+def minimising_s(spec: StudySpec, takes: Durations) -> float:
+    """Seconds that are kept for minimising; none in a front."""
+    is_wanted = spec.confirm.minimise and len(spec.search.objectives) == 1
+    return ABLATIONS * takes.ablation_s if is_wanted else 0.0
 
 
 def describe_timetable(table: Timetable, *, asked: int) -> str:

@@ -51,7 +51,7 @@ def test_every_record_is_read(run: Path) -> None:
 
 def test_it_is_shown_and_exported(run: Path) -> None:
     status = study_status(run)
-    assert (status.state, status.trials, status.outcome) == ("finished", "6 of 6", "winner")
+    assert (status.state, status.trials, status.asked_trials, status.outcome) == ("finished", 6, 6, "winner")
     store = Store.open(run)
     for page in (render_html(store), render_markdown(store)):
         assert "xla_cpu_prefer_vector_width=512 is 10.0 % faster than the default" in page

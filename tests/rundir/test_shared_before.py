@@ -74,7 +74,8 @@ def test_it_is_read(folder: Path) -> None:
     told = CliRunner().invoke(app, ["status", str(run), "--json"])
     assert told.exit_code == 0, told.output
     (status,) = json.loads(told.stdout)
-    assert (status["trials"], status["state"]) == (f"{DONE} of 14", "stopped; run it again to go on")
+    assert (status["trials"], status["asked_trials"]) == (DONE, 14)
+    assert status["state"] == "stopped; run it again to go on"
     assert [(x["lane"], x["is_here"]) for x in status["lanes"]] == [("w0", False), ("w1", False), ("w2", False)]
     for command in (["show", str(run)], ["show", str(run), "1"]):
         told = CliRunner().invoke(app, command)

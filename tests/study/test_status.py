@@ -1,0 +1,199 @@
+"""What `autotune status` tells of a study that runs: its stage, since when, and the time left."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
+from autotune.rundir.store import Store
+from autotune.study.stages import run_study
+from autotune.study.status import RUNNING, StudyStatus, describe_stage, study_status
+from autotune.study.still_to_go import seconds_to_go
+from harness.simulated import GivenSetup, given_run
+from harness.timed import TimedStudy
+from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
+from tests.study.test_time_left import study
+
+
+class Looking(Diary):
+    """A view that asks for the status whenever it is told something, as another process would."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.seen: list[StudyStatus] = []
+        self.shown: list[str] = []
+
+    def look(self) -> None:
+        self.seen.append(study_status(self.path))
+        self.shown.append(describe_stage(self.seen[-1]))
+
+    def stage(self, name: str, detail: str) -> None:
+        super().stage(name, detail)
+        self.look()
+        assert self.seen[-1].stage == name
+
+    def trial_ends(self, result: Any) -> None:
+        super().trial_ends(result)
+        self.look()
+
+    def proof(self, run: Any, asked: int) -> None:
+        super().proof(run, asked)
+        self.look()
+
+
+def looked_at(path: Path, *, trials: int = 12, budget_s: float | None = None, soak: float = 0.0) -> Looking:
+    spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6}, study={"confirm": {"soak": soak}})
+    search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
+    view = Looking(path)
+    run_study(given_run(spec.model_copy(update={"search": search}), path, GivenSetup(given_space=SPACE), view))
+    return view
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Looking:
+    return looked_at(tmp_path_factory.mktemp("looked") / "run")
+
+
+def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
+    assert {s.state for s in view.seen} == {RUNNING}
+    stages = list(dict.fromkeys(s.stage for s in view.seen))
+    assert stages[:3] == ["noise floor", "search", "confirm"]
+    assert stages[-1] == "final proof"
+    assert view.shown[0].endswith("time left not known")  # a formula's figures tell no times
+    for status in view.seen:
+        assert status.since is not None
+        assert status.stage_s is not None
+        began = datetime.fromisoformat(status.since)
+        assert abs(datetime.now(UTC) - began) < timedelta(minutes=10)
+        assert 0 <= status.stage_s < 600
+    ended = study_status(view.path)
+    assert (ended.state, ended.stage, ended.since, ended.stage_s, ended.left_s) == ("finished", *[None] * 4)
+    assert describe_stage(ended) == ""
+
+
+class Timing(Diary):
+    """Keeps, at each trial and each pair of a proof, the study's time and what is said to be left of it."""
+
+    def __init__(self, timed: TimedStudy) -> None:
+        super().__init__()
+        self.timed = timed
+        self.said: list[tuple[str, float, float]] = []
+
+    def look(self) -> None:
+        store = self.timed.store
+        assert store is not None
+        used_s = store.watch.total_s
+        left_s = seconds_to_go(store, self.stages[-1], used_s=used_s, stage_s=0.0)
+        if self.stages[-1] == "noise floor":
+            assert left_s is None
+        else:
+            assert left_s is not None
+            self.said.append((self.stages[-1], used_s, left_s))
+
+    def stage(self, name: str, detail: str) -> None:
+        super().stage(name, detail)
+        self.look()
+
+    def trial_ends(self, result: Any) -> None:
+        super().trial_ends(result)
+        self.look()
+
+    def proof(self, run: Any, asked: int) -> None:
+        super().proof(run, asked)
+        self.look()
+
+
+def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None:
+    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=20)
+    timed = TimedStudy(GivenSetup(given_space=SPACE))
+    view = Timing(timed)
+    run_study(timed.session(spec, view))
+    assert timed.store is not None
+    whole_s = timed.store.watch.total_s
+    stages = {stage for stage, _, _ in view.said}
+    assert {"search", "confirm", "final proof"} <= stages
+    for stage, used_s, left_s in view.said:
+        assert left_s >= 0.9 * (whole_s - used_s), (stage, used_s, left_s, whole_s)
+        assert left_s <= 10 * whole_s
+    search = [left_s for stage, _, left_s in view.said if stage == "search"]
+    assert search[-1] < search[0]
+    assert seconds_to_go(timed.store, "recheck", used_s=whole_s, stage_s=0.0) is None
+
+
+def test_numbers_are_numbers(view: Looking) -> None:
+    (shown,) = json.loads(CliRunner().invoke(app, ["status", str(view.path), "--json"]).stdout)
+    assert (shown["trials"], shown["asked_trials"]) == (12, 12)
+    assert shown["best_low"] <= shown["best_ratio"] <= shown["best_high"] < 1
+    assert f"{shown['best_ratio']:.3f}" in shown["best"]
+    told = CliRunner().invoke(app, ["status", str(view.path)]).stdout
+    assert "12 of 12" in told
+
+
+def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
+    view = looked_at(tmp_path / "run", budget_s=500.0)
+    first = view.seen[0]
+    assert first.stage == "noise floor"
+    assert first.left_s == pytest.approx(500.0, abs=30)  # the floor is not known, the budget is
+    assert all(s.left_s is not None and s.left_s <= 500.0 for s in view.seen)
+
+
+def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_path: Path) -> None:
+    spec = asking(replay_study(), 3)
+    store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
+    store.tell_stage("search")
+    at = read_stage(store.path)
+    assert at is not None
+    assert at.name == "search"
+    left_behind = (store.path / LOCK).read_bytes()
+    store.close()
+    assert read_stage(store.path) is None
+    (store.path / LOCK).write_bytes(left_behind)  # as a killed driver leaves it
+    assert study_status(store.path).stage is None
+    again = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
+    status = study_status(again.path)
+    assert (status.state, status.stage, describe_stage(status)) == (RUNNING, None, "starting")
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"", b"{", b"[]", b'{"name": "search"}', b'{"name": "search", "since": "soon"}', b"\xff\xfe", b"[" * 4000, b"null",
+     b'{"name": "search", "since": 7}'],
+)  # fmt: skip
+def test_a_half_written_stage_is_none_and_the_holder_stays_known(tmp_path: Path, told: bytes) -> None:
+    lock = Lock(tmp_path)
+    holder = read_holder(tmp_path)
+    with (tmp_path / LOCK).open("ab") as file:
+        file.write(told)
+    assert read_stage(tmp_path) is None
+    assert read_holder(tmp_path) == holder
+    lock.tell_stage("a longer name of a stage than any")
+    lock.tell_stage("soak")
+    found = read_stage(tmp_path)
+    assert found is not None
+    assert found.name == "soak"
+    assert read_holder(tmp_path) == holder
+    lock.close()
+
+
+def test_a_full_disk_does_not_end_a_study_for_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    lock = Lock(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock.tell_stage("search")
+    monkeypatch.undo()
+    assert read_stage(tmp_path) is None
+    lock.close()
