@@ -140,9 +140,9 @@ def gather(names: list[str], found: Mapping[str, dict[str, object]], target: lis
     into.mkdir(parents=True)
     pip("download", "--no-deps", "--dest", str(into), *target, *(f"{n}=={found[n]['version']}" for n in names))
     with tempfile.TemporaryDirectory() as folder:  # a build leaves folders beside what it builds
-        for name in ("autotune", "workloads"):
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md"):
+        for name in ("autotune", "workloads", "studies"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__", "recorded"))
+        for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
         pip("wheel", "--no-deps", "--wheel-dir", str(into), folder, only_binary=False)
 

@@ -23,13 +23,32 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 HAS_NAMESPACES = subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
 
 
-def offline(command: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
+TINY = """
+name = "tiny"
+[workload]
+entry = "llama"
+options = {size = "tiny"}
+[device]
+platform = "cpu"
+count = 1
+[search]
+trials = 1
+use_environment = false
+[search.settings]
+xla_cpu_prefer_vector_width = [128, 256]
+[measure]
+pairs_cap = 6
+floor_processes = 2
+"""
+
+
+def offline(command: Sequence[str], cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a program that cannot reach anything: in a network of its own where that may be made."""
     nowhere = "http://127.0.0.1:9"
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("PIP_", "PYTHON", "VIRTUAL"))}
     env = {**kept, "http_proxy": nowhere, "https_proxy": nowhere, "PIP_NO_INDEX": "1", **more}
     shut = ["unshare", "-rn"] if HAS_NAMESPACES else []
-    return subprocess.run([*shut, *command], env=env, capture_output=True, text=True, check=False, cwd="/")
+    return subprocess.run([*shut, *command], env=env, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def own_of(names: Sequence[str]) -> set[str]:
@@ -104,6 +123,30 @@ def test_it_installs_beside_a_foreign_jax_without_a_network_and_without_touching
     assert re.search(rf"jax\s+{re.escape(importlib.metadata.version('jax'))}", doctor.stdout)
     place = offline([str(python), "-c", "import autotune, optuna; print(autotune.__file__, optuna.__file__)"])
     assert place.stdout.count(str(site)) == 2
+    it_works_away_from_the_repository(autotune, site, tmp_path / "away")
+
+
+def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) -> None:
+    """Presets are measured where no clone is; the workloads lie in the package, not beside it as anybody's."""
+    assert not (site / "workloads").exists()
+    assert {p.name for p in (site / "autotune/bundled/workloads").glob("*.py")} == {
+        p.name for p in (ROOT / "workloads").glob("*.py")
+    }
+    folder.mkdir()
+    (folder / "tiny.toml").write_text(TINY)
+
+    def call(*words: str) -> str:
+        done = offline([str(autotune), *words], folder, XDG_DATA_HOME=str(folder), XDG_CACHE_HOME=str(folder))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert call("--version").startswith("autotune ")
+    assert "StudySpec" in call("schema")
+    call("init", "--entry", "llama")
+    assert 'entry = "llama"' in (folder / "llama.toml").read_text()
+    assert "quickstart" in (site / "autotune/bundled/studies/quickstart.toml").read_text()
+    call("run", "tiny.toml", "--effort", "quick", "--time-budget", "20s")
+    assert '"kind":"floor"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 
 def test_a_folder_without_wheels_is_told_of(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Programs in processes of their own, and what the driver shares with them: standard library and jax only."""
 
+from autotune.child.bundled import workloads_root
 from autotune.child.channel import Channel
 from autotune.child.fingerprint import strip_hlo
 from autotune.child.guard import GUARD_PROGRAM

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from autotune.child.bundled import workloads_root
 from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
 
 
@@ -83,6 +84,7 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
         return 0
     try:
         sys.path[:0] = job["paths"]
+        sys.path.append(str(workloads_root()))  # last: whoever has a `workloads` of his own means that one
         work(channel, job)
     except BaseException as error:
         channel.send_error(type(error).__name__, str(error))

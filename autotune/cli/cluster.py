@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_exact
+from autotune.cli.printing import print_exact, print_lines
 
 
 def submit(
@@ -26,8 +26,14 @@ def submit(
     account: Annotated[str | None, typer.Option(help="Account that is charged.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch.")] = None,
     srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
-    container_image: Annotated[str | None, typer.Option(help="Run everything in it (pyxis).")] = None,
-    container_mounts: Annotated[str | None, typer.Option(help="Its mounts (pyxis).")] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="One more line of bash before the driver: module load cuda."),
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter on the nodes; default: this one.")] = None,
+    container_image: Annotated[str | None, typer.Option(help="Run everything in it.")] = None,
+    container_mounts: Annotated[str | None, typer.Option(help="Its mounts: A:B,C:D.")] = None,
+    container_runtime: Annotated[Literal["pyxis", "apptainer"], typer.Option(help="Who starts it.")] = "pyxis",
     container_python: Annotated[str, typer.Option(help="Its interpreter.")] = "python3",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")] = False,
     run_dir: options.RunDir = None,
@@ -41,13 +47,22 @@ def submit(
     image: Annotated[str | None, typer.Option(help="With --k8s: the image that the pods run.")] = None,
     claim: Annotated[str, typer.Option(help="With --k8s: the driver's volume claim.")] = "autotune",
     mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
+    carry: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="With --k8s: one more file or folder of the program's.")
+    ] = None,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
     from autotune import cluster
     from autotune.machine import driver_python
-    from autotune.model import StudyFileError, load_study
+    from autotune.model import StudyFileError, load_study, parse_duration
 
     spec = load_study(study)
+    if time_budget is not None:
+        try:
+            budget_s = parse_duration(time_budget)
+        except ValueError as error:
+            raise StudyFileError(f"--time-budget: {error}") from error
+        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
     path = run_dir or options.RUNS / spec.name
     typed = cluster.shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
     time_s, grace_s = cluster.parse_time(time), cluster.parse_time(grace)
@@ -60,9 +75,13 @@ def submit(
         pods = cluster.PodRequest(
             image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
             grace_s=grace_s, claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
-            options=typed, with_storage=storage is not None,
+            options=typed, with_storage=storage is not None, files=cluster.carried_files(spec, study, carry or ()),
         )  # fmt: skip
         documents = cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)
+        told = [f"carried beside the study file: {', '.join(pods.files)}"] if pods.files else []
+        told += [f"warning: {text}" for text in cluster.idle_gpus(spec, nodes, gpus_per_node)]
+        cost = cluster.estimate(spec, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s, requeue=False)
+        print_lines([*told, cost], stderr=True)
         tls = cluster.tls_folder(path)
         if not dry_run:
             cluster.make_certificates(tls)
@@ -71,22 +90,24 @@ def submit(
         )
         return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
-    python = container_python if container_image else driver_python()
-    program = cluster.Program(python=python, study=study.resolve(), run_dir=path.resolve(), options=typed)
+    called = container_python if container_image else python or driver_python()
+    program = cluster.Program(python=called, study=study.resolve(), run_dir=path.resolve(), options=typed)
     request = cluster.JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
         grace_s=grace_s, array=array, requeue=requeue, exclusive=exclusive, account=account,
-        sbatch=tuple(sbatch or ()), srun=tuple(srun or ()),
-        container_image=container_image, container_mounts=container_mounts,
+        sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
+        container_image=container_image, container_mounts=container_mounts, container_runtime=container_runtime,
     )  # fmt: skip
     script = cluster.render_script(spec, request, program, with_storage=storage is not None)
+    cost = cluster.estimate(spec, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s, requeue=requeue)
+    print_lines([*(f"warning: {text}" for text in cluster.warnings(spec, request, program)), cost], stderr=True)
     if dry_run:
         print_exact(script)
         return
     job = cluster.submit_script(request, program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
-    print(f"  autotune status {shorten_path(path)}")
+    print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")
     print(f"  tail -f {shorten_path(path)}.slurm-{job}*.log")
     print(f"  scancel {job}                # what is done is kept: submit again, and it goes on")
 

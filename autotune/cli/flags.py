@@ -89,7 +89,7 @@ def check_flags(
         typer.Option(
             "--for",
             metavar="PLACE|STUDY.toml",
-            help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm; or a study, for the build that its program runs on.",
+            help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm; or a study, for the build that it runs on.",
         ),
     ] = None,
     plugin: options.Plugin = "auto",

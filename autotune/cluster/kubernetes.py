@@ -1,8 +1,8 @@
 """A study on Kubernetes: one pod that drives it, and a Job of workers that join its pool and may come and go.
 
-The manifests are data: shown for a person to apply, never applied here. The study travels in a ConfigMap, the run
-directory lies on a volume that only the driver's pod mounts, the certificate of the pool and a storage's URL come from
-Secrets. Workers know nothing of the study: they join, get units, and end with it.
+The manifests are data: shown for a person to apply, never applied here. The study and its files travel in a ConfigMap,
+the run directory lies on a volume that only the driver's pod mounts, the certificate of the pool and a storage's URL
+come from Secrets. Workers know nothing of the study but its files: they join, get units, and end with it.
 
 References:
     https://kubernetes.io/docs/concepts/workloads/controllers/job/
@@ -11,19 +11,24 @@ References:
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from autotune.cluster.carried_files import is_text
+from autotune.cluster.fit import refuse_longer
 from autotune.cluster.submit import STORAGE_VARIABLE
 from autotune.model import STOPPED, StudyFileError, StudySpec, strike_text, struck_names
 
 STUDY_FOLDER = "/etc/autotune"
+STUDY_FILE = "study.toml"
 TLS_FOLDER = "/etc/autotune-tls"
 PORT = 8786
 RETRIES = 3
@@ -49,6 +54,7 @@ class PodRequest:
         run_dir: Run directory below `mount`.
         options: Options of `autotune run`.
         with_storage: Whether the URL of a storage comes from a Secret.
+        files: What the study's program needs beside the study file, see `carried_files`: path to content.
     """
 
     image: str
@@ -62,16 +68,27 @@ class PodRequest:
     run_dir: str
     options: tuple[str, ...] = ()
     with_storage: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What each file is called in the ConfigMap, whose keys have no folders, by its path."""
+        return {path: f"{n}-{re.sub('[^A-Za-z0-9._-]', '-', path)[-200:]}" for n, path in enumerate(self.files)}
 
 
 def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dict[str, Any]]:
     """The ConfigMap that holds the study, the driver's Service and Job, and the Job of the workers.
 
     Raises:
-        StudyFileError: If the claim has no name as Kubernetes has them, no trial fits the workers, or the study holds a
-            secret.
+        StudyFileError: If the claim has no name as Kubernetes has them, no trial fits the workers, the pods would end
+            before the study's time budget, or the study holds a secret.
     """
     _refuse_secrets(spec, study_text)
+    refuse_longer(spec, request.time_s, 0.0)
+    if STUDY_FILE in request.files:
+        raise StudyFileError(
+            f"the study's own file must be the only {STUDY_FILE} but its program has one, too; rename it"
+        )
     if not _NAME.fullmatch(request.claim):
         raise StudyFileError(f"--claim must be a name as Kubernetes has them but got {request.claim!r}")
     if request.nodes % spec.device.node_count:
@@ -80,7 +97,16 @@ def manifests(spec: StudySpec, study_text: str, request: PodRequest) -> list[dic
             f"{request.nodes}; pods that no trial can use would only wait"
         )
     name = pods_name(spec)
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(name), "data": {"study.toml": study_text}}
+    texts = {request.keys[p]: content.decode() for p, content in request.files.items() if is_text(content)}
+    binary = {
+        request.keys[p]: base64.b64encode(content).decode()
+        for p, content in request.files.items()
+        if not is_text(content)
+    }
+    config = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(name),
+        "data": {STUDY_FILE: study_text, **texts}, **({"binaryData": binary} if binary else {}),
+    }  # fmt: skip
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -174,12 +200,12 @@ def _driver(name: str, request: PodRequest) -> dict[str, Any]:
         secret = {"secretKeyRef": {"name": f"{name}-storage", "key": "url"}}
         env.append({"name": STORAGE_VARIABLE, "valueFrom": secret})
     command = [
-        request.python, "-m", "autotune", "run", f"{STUDY_FOLDER}/study.toml",
+        request.python, "-m", "autotune", "run", f"{STUDY_FOLDER}/{STUDY_FILE}",
         "--run-dir", f"{request.mount}/{request.run_dir}",
         "--listen", f"tls://0.0.0.0:{PORT}", "--tls", TLS_FOLDER, *request.options,
     ]  # fmt: skip
     volumes = {
-        "study": (STUDY_FOLDER, {"configMap": {"name": name}}),
+        "study": (STUDY_FOLDER, _study_volume(name)),
         "run": (request.mount, {"persistentVolumeClaim": {"claimName": request.claim}}),
         "tls": (TLS_FOLDER, {"secret": {"secretName": f"{name}-tls"}}),
     }
@@ -196,12 +222,27 @@ def _worker(name: str, request: PodRequest) -> dict[str, Any]:
         "tls": (TLS_FOLDER, {"secret": {"secretName": f"{name}-tls"}}),
         "memory": ("/dev/shm", {"emptyDir": {"medium": "Memory"}}),
     }
+    if request.files:
+        volumes["study"] = (STUDY_FOLDER, _study_volume(name))
     pod = _pod("worker", request, command, [{"name": "WORKER", "valueFrom": index}], volumes)
     container = pod["containers"][0]
     container["command"].append("pod-$(WORKER)")  # Kubernetes fills in $(WORKER) itself; no shell reads this
     if request.gpus_per_node:
         container["resources"] = {"limits": {"nvidia.com/gpu": request.gpus_per_node}}
     return pod
+
+
+def _study_volume(name: str) -> dict[str, Any]:
+    return {"configMap": {"name": name, "defaultMode": 0o555}}  # a program may be a script
+
+
+def _study_mounts(part: str, request: PodRequest) -> list[dict[str, Any]]:
+    """Each file by itself: of a ConfigMap mounted whole, files are links into a folder that each pod names anew."""
+    own = {STUDY_FILE: STUDY_FILE} if part == "driver" else {}
+    return [
+        {"name": "study", "mountPath": f"{STUDY_FOLDER}/{path}", "subPath": key, "readOnly": True}
+        for path, key in (own | request.keys).items()
+    ]
 
 
 def _pod(
@@ -212,10 +253,11 @@ def _pod(
     volumes: dict[str, tuple[str, dict[str, Any]]],
 ) -> dict[str, Any]:
     """One container; `volumes` has where each is mounted, and what it is."""
-    read_only = {"study", "tls"}
-    mounts = [
-        {"name": n, "mountPath": where, **({"readOnly": True} if n in read_only else {})}
+    mounts = _study_mounts(part, request) if "study" in volumes else []
+    mounts += [
+        {"name": n, "mountPath": where, **({"readOnly": True} if n == "tls" else {})}
         for n, (where, _) in volumes.items()
+        if n != "study"
     ]
     container: dict[str, Any] = {
         "name": part,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 
 import jinja2
 
 from autotune.cluster.certificates import make_certificates, tls_folder
+from autotune.cluster.fit import check_request
+from autotune.cluster.job_request import JobRequest, Program, format_time
 from autotune.machine import (
     ask_slurm,
     caller_environment,
@@ -23,164 +25,22 @@ from autotune.machine import (
     slurm_client_environment,
     slurm_partitions,
 )  # fmt: skip
-from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, parse_duration
+from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, strike_text
 
 MOST_REQUEUES = 100
-LONGEST_GRACE_S = 65_535
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
-
-_SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """What is asked of the cluster.
-
-    Attributes:
-        nodes: Nodes in all, over the whole array if it is one.
-        gpus_per_node: GPUs of each node; None asks for none.
-        time_s: Longest wall time, seconds.
-        grace_s: How long before its end the job is told to stop.
-        array: One job for each lane, which may start at different times, instead of one for all.
-        requeue: Put a job that was stopped before its end back into the queue.
-        exclusive: Share the nodes with nobody: another job's noise would be in every measurement.
-        sbatch: More options for sbatch, as they are.
-        srun: More arguments for every srun.
-        container_image: For pyxis: what driver and workers run in.
-        container_mounts: For pyxis: its mounts.
-    """
-
-    partition: str | None
-    nodes: int
-    gpus_per_node: int | None
-    time_s: float
-    grace_s: float
-    array: bool = False
-    requeue: bool = False
-    exclusive: bool = True
-    account: str | None = None
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
-    container_image: str | None = None
-    container_mounts: str | None = None
-
-    @property
-    def is_pool(self) -> bool:
-        """Whether lanes join a pool, instead of being steps that the driver starts.
-
-        Jobs of an array start apart; and SLURM's commands, with which a driver starts steps, are not in a container.
-        """
-        return self.array or self.container_image is not None
-
-    @property
-    def srun_arguments(self) -> list[str]:
-        """More arguments for every srun, those for containers included."""
-        container = {"--container-image": self.container_image, "--container-mounts": self.container_mounts}
-        return [*(f"{name}={value}" for name, value in container.items() if value), *self.srun]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """How a driver is called on a node.
-
-    Attributes:
-        python: The interpreter, as it is called there.
-        study: The study file, absolute.
-        run_dir: The run directory, absolute.
-        options: Options of `run`.
-    """
-
-    python: str
-    study: Path
-    run_dir: Path
-    options: tuple[str, ...] = ()
-
-    def run_command(self, *more: str) -> list[str]:
-        """The driver's command."""
-        run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
-        return [*run, *self.options, *more]
-
-    @property
-    def join_command(self) -> list[str]:
-        """A worker's command, but for its name: it finds the driver by the folder with the pool's certificate."""
-        return [self.python, "-m", "autotune", "worker", "--join", str(tls_folder(self.run_dir))]
-
-    @property
-    def script(self) -> Path:
-        """Where the batch script lies: beside the run directory, which holds nothing but the run."""
-        return self.run_dir.with_name(f"{self.run_dir.name}.sbatch")
-
-    def log(self, pattern: str) -> str:
-        """A log file beside the run directory, as SLURM takes it: it fills in the job's number and the like."""
-        return f"{str(self.run_dir).replace('%', '%%')}.slurm-{pattern}.log"
-
-
-def parse_time(text: str) -> float:
-    """Seconds in ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]``.
-
-    Raises:
-        StudyFileError: If it is none of them; a plain number says no unit, and SLURM's is not everybody's.
-    """
-    found = _SLURM_TIME.fullmatch(text.strip())
-    try:
-        if found is None:
-            return parse_duration(text)
-        days, *fields = found.groups()
-        if days is None and fields[2] is None:
-            raise ValueError("no unit")
-        hours, minutes, seconds = (int(f or 0) for f in fields)
-        total = int(days or 0) * 86_400.0 + hours * 3600 + minutes * 60 + seconds
-        if total <= 0:
-            raise ValueError("nothing")
-        return total
-    except ValueError as error:
-        raise StudyFileError(
-            f"a time limit must look like 8h, 90m, 08:00:00 or 1-12:00:00 but got {text!r}; say its unit"
-        ) from error
-
-
-def format_time(seconds: float) -> str:
-    """Seconds in SLURM's ``D-HH:MM:SS``, rounded up to whole ones."""
-    whole = int(-(-seconds // 1))
-    days, rest = divmod(whole, 86_400)
-    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-
-
-def check_request(spec: StudySpec, request: JobRequest) -> int:
-    """How many drivers the job has: one for each group of nodes that a trial spans.
-
-    Raises:
-        StudyFileError: If the nodes do not divide into such groups, or their GPUs do not suffice.
-    """
-    device = spec.device
-    if request.nodes % device.node_count:
-        raise StudyFileError(
-            f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
-            f"{request.nodes}; nodes that no trial can use would only wait"
-        )
-    if spec.replay is None and device.platform == "cuda":
-        gpus = (request.gpus_per_node or 0) * device.node_count
-        if gpus < (device.count or device.node_count):
-            raise StudyFileError(
-                f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} nodes has {gpus} "
-                f"and the study asks for {device.count or 'at least one on each node'}"
-            )
-    if not 1 <= request.grace_s <= LONGEST_GRACE_S or request.grace_s >= request.time_s:
-        raise StudyFileError(
-            f"--grace must be shorter than --time and at most {LONGEST_GRACE_S} s but got {request.grace_s:.0f} s of "
-            f"{request.time_s:.0f} s"
-        )
-    return request.nodes // device.node_count
 
 
 def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
     """The batch script.
 
     Raises:
-        StudyFileError: If a path or option holds what a batch script cannot.
+        StudyFileError: If the study does not fit the job, or a path, option or set-up line holds what a batch script
+            cannot.
     """
     drivers = check_request(spec, request)
+    _check_setup(request.setup)
     template = _templates().get_template("submit.sbatch.j2")
     return template.render(
         study=spec.name,
@@ -194,6 +54,28 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         stopped=STOPPED,
         most_requeues=MOST_REQUEUES,
     )
+
+
+def _check_setup(lines: Sequence[str]) -> None:
+    """Refuses set-up lines that would break the script, or that it must not hold.
+
+    Raises:
+        StudyFileError: If they are no bash, or one has the shape of a secret.
+    """
+    text = "\n".join(lines)
+    if secret := [line for line in lines if strike_text(line) != line]:
+        raise StudyFileError(
+            f"a set-up line must hold no secret, for the script is a file, but got {strike_text(secret[0])!r}; set it "
+            "in the environment of your call instead, which the job inherits"
+        )
+    if any(not (c.isprintable() or c in "\n\t") for c in text):
+        raise StudyFileError("a set-up line must be printable text but got a control character; write it without")
+    if lines and (bash := shutil.which("bash")) is not None:
+        done = subprocess.run([bash, "-n"], input=text + "\n", capture_output=True, text=True, check=False, timeout=30)
+        if done.returncode != 0:
+            raise StudyFileError(
+                f"the set-up lines must be bash but it says: {done.stderr.strip()[:300]}; correct --setup"
+            )
 
 
 def _templates() -> jinja2.Environment:
@@ -223,7 +105,9 @@ def _directive(option: str) -> str:
 
 def _pool_steps(spec: StudySpec, request: JobRequest, program: Program) -> tuple[list[str], list[str]]:
     """What starts the driver of a pool, and a worker on each node of the job, called after its node."""
-    driver = program.run_command("--listen", "tls://0.0.0.0:0")
+    with_gpus = spec.replay is None and spec.device.platform == "cuda"
+    driver = request.inside(program.run_command("--listen", "tls://0.0.0.0:0"), with_gpus=with_gpus)
+    worker = request.inside(program.join_command, with_gpus=with_gpus)
     nodes = spec.device.node_count if request.array else request.nodes
     shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
     if request.container_image is not None:
@@ -232,17 +116,7 @@ def _pool_steps(spec: StudySpec, request: JobRequest, program: Program) -> tuple
     survive = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
     named = 'exec "$@" --name "${SLURMD_NODENAME:-node}"'
-    return driver, ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *program.join_command]
-
-
-def shared_options(
-    *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
-) -> tuple[str, ...]:
-    """The options of `run`, as they are typed; the storage goes through the environment."""
-    more = effort if effort != "standard" else None
-    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
-    typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
-    return (*typed, *(() if soak else ("--no-soak",)))
+    return driver, ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *worker]
 
 
 # ---------------------------------------------------------------------- the cluster

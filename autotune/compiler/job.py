@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child import workloads_root
 from autotune.compiler import plugin
 from autotune.compiler.targets import Target, Topology
 from autotune.machine import caller_environment
@@ -62,7 +63,7 @@ def _source_digest(entry: str, paths: Sequence[str]) -> str:
     module = entry.partition(":")[0]
     digest = hashlib.sha256()
     roots = [Path(p) for p in paths] if ":" in entry else []
-    packaged = Path(__file__).resolve().parents[2] / "workloads"
+    packaged = workloads_root() / "workloads"
     files = [r / (module.replace(".", "/") + ".py") for r in roots] + sorted(packaged.glob("*.py"))
     for path in files:
         if path.is_file():

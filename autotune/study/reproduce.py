@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from autotune.child import workloads_root
 from autotune.machine import reproduction_environment
 from autotune.model import STRUCK, AutotuneError, TrialResult, struck_names
 from autotune.rundir import Store
@@ -58,6 +59,8 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
         environment = {**environment, **workload.variables}
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
+        if (root := workloads_root()).name == "bundled":  # there, `-m` does not find it by itself
+            environment["PYTHONPATH"] = str(root)
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
     secrets = () if store.spec.replay else struck_names(command)
     return Reproduction(environment=environment, command=command, secrets=secrets, directory=store.study_dir)
