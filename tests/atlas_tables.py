@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autotune.settings import Atlas, AtlasRow, AtlasVerdict, load_catalog, load_recipes
-from autotune.settings.atlas import header
+from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog, load_recipes
 
 KINDS = ("dense-fsdp", "tensor-parallel", "pipeline", "moe", "recurrent", "long-context")
 TARGETS = ("a100-sxm-80", "h100-sxm", "h200", "b200", "gb200")
@@ -160,6 +159,6 @@ def write(atlas: Atlas, folder: Path) -> Path:
     """A table as `autotune atlas build` leaves it: a file for each release."""
     folder.mkdir(parents=True, exist_ok=True)
     for jaxlib in atlas.jaxlibs:
-        lines = [r.model_dump_json(exclude_defaults=True) for r in atlas if r.jaxlib == jaxlib]
-        (folder / f"{jaxlib}.jsonl").write_text("\n".join([header(), *lines]) + "\n", encoding="utf-8")
+        text = atlas_text(r for r in atlas if r.jaxlib == jaxlib)
+        (folder / f"{jaxlib}.jsonl").write_text(text, encoding="utf-8")
     return folder

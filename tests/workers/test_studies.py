@@ -63,7 +63,7 @@ def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, m
     soon = {"xla_backend_optimization_level": 0}
     search = {**SEARCH, "settings": {"xla_cpu_prefer_vector_width": [128, 256]}}
     measure = {**MEASURE, "smallest_effect": 0.4}  # so large that noise alone brings about no proof
-    more = {"device": {"count": 8}, "baseline": soon, "search": search, "measure": measure}
+    more: dict[str, Any] = {"device": {"count": 8}, "baseline": soon, "search": search, "measure": measure}
     conclusion, store, _ = run(tmp_path, {"entry": entry, "options": {"mesh": mesh}}, **more)
     assert conclusion.outcome in (Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.INCONCLUSIVE, Outcome.WINNER)
     results = store.of(TrialResult)

@@ -23,7 +23,8 @@ import jax.numpy as jnp  # noqa: E402
 
 @jax.jit
 def step(w: jax.Array, x: jax.Array) -> jax.Array:
-    return w - 1e-3 * jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - arguments.seed) ** 2))(w)
+    slope: jax.Array = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - arguments.seed) ** 2))(w)
+    return w - 1e-3 * slope
 
 
 w, x = jnp.ones((256, 256)) / 256, jnp.ones((64, 256))
