@@ -33,14 +33,16 @@ def html(
     table: Table = None,
 ) -> None:
     """Writes the table as a page to search, compare and check blocks of flags in; it needs no network."""
-    from autotune.results import HOW_TO_BUILD, render_atlas
+    from autotune.results import render_atlas
     from autotune.rundir import write_atomically
 
     found = _table(table)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "index.html", render_atlas(found))
     if not found.cells:
-        print(f"autotune: {HOW_TO_BUILD}; the page says so", file=sys.stderr)
+        print(
+            "autotune: the table is empty; `autotune atlas build` compiles one, and the page says so", file=sys.stderr
+        )
     print(f"written to {folder / 'index.html'}", file=sys.stderr)
 
 
