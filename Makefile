@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-versions test-slow test-screen test-cluster truth lint site env installed wheelhouse offline clean
+.PHONY: atlas quickstart test test-versions test-slow test-screen test-cluster truth lint site env installed wheelhouse offline clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
@@ -49,6 +49,13 @@ lint: $(VENV)/.linted
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited
 	$(BIN)/python -m mkdocs build --strict
+
+# The atlas for one release of jaxlib (docs/atlas.md): `make atlas JAX=0.11.2 VENV=.venv-0.11.2 PYTHON=python3.12 ARGS="--gpus 8"`.
+JAX ?=
+ARGS ?=
+atlas: $(VENV)/.screen
+	$(if $(JAX),$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax[cuda12-local]==$(JAX)")
+	$(BIN)/autotune atlas build --into autotune/data/atlas $(ARGS)
 
 env: $(VENV)/.installed
 
