@@ -49,12 +49,17 @@ class _Lines:
 def build(
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", help="Kind of model, such as dense-fsdp; may be repeated. Default: all."),
+        typer.Option(
+            "--kind", metavar="KIND", help="Kind of model, such as dense-fsdp; may be repeated. Default: all."
+        ),
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", help="GPU (`autotune targets list`); may be repeated.")
+        list[str] | None,
+        typer.Option("--target", metavar="GPU", help="GPU (`autotune targets list`); may be repeated."),
     ] = None,
-    gpus: Annotated[list[int] | None, typer.Option("--gpus", min=1, help="How many of them; may be repeated.")] = None,
+    gpus: Annotated[
+        list[int] | None, typer.Option("--gpus", metavar="N", min=1, help="How many of them; may be repeated.")
+    ] = None,
     into: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the table lies; default: within this package.")
     ] = None,

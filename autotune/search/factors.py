@@ -23,15 +23,8 @@ Codes = NDArray[np.int64]
 GRID = 16
 """Places of a long range between which effects are interpolated."""
 
-MAIN_RANK = 6
-"""Most features of a setting."""
-
-PAIR_RANK, LEAST_PAIR_RANK, PAIR_FEATURES = 12, 4, 1200
-"""Most features of a pair; of many pairs fewer, but no fewer than that, so that all have about so many together.
-
-Two settings of four and five values have twelve combinations beside their defaults: with fewer features some of these
-cannot be told at all.
-"""
+MAIN_RANK, PAIR_RANK = 6, 4
+"""Most features of a setting, and of a pair."""
 
 REACH = 0.5
 """Distance, as a share of a scale's length, over which effects of ordered values lose correlation to 1/e."""
@@ -105,8 +98,7 @@ class Design:
         mains = [_main_table(f.size, f.default, f.scale) for f in factors]
         self.pairs = list(pairs) if pairs is not None else likely_pairs(self.factors)
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
-        rank = min(max(PAIR_FEATURES // max(len(self.pairs), 1), LEAST_PAIR_RANK), PAIR_RANK)
-        self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]], rank)) for pair in self.pairs]
+        self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
         self.rank = max((b.table.shape[1] for b in self.blocks), default=1)
         """Features of the block that has the most."""
         self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
@@ -172,11 +164,11 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
     return table
 
 
-def _pair_table(one: Floats, other: Floats, rank: int) -> Floats:
+def _pair_table(one: Floats, other: Floats) -> Floats:
     """Features of each combination: the products of both settings' features that matter most."""
     products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(
         len(one) * len(other), one.shape[1] * other.shape[1]
     )
     size = (products**2).sum(axis=0)
-    best = np.sort(np.argsort(-size, kind="stable")[:rank])
+    best = np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])
     return np.ascontiguousarray(products[:, best])

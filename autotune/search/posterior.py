@@ -22,9 +22,6 @@ from autotune.search.factors import Floats
 BURN_IN, JUMPS = 8, 20
 """States of each walk that are forgotten, and that are kept."""
 
-FEW_JUMPS, MANY_TRIALS = 12, 150
-"""States that are kept where there are so many trials, which leave less open and take longer to walk over."""
-
 _LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
 
 SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
@@ -34,9 +31,6 @@ MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
 _PRECISIONS = np.array(SIZES) ** -2.0
-
-_NARROW = 3
-"""Most features of the blocks that are worked out apart from those with more: most have one to three."""
 
 
 class State:
@@ -51,7 +45,6 @@ class State:
         told: Precision of each block's coefficients by the data alone, shape (blocks, rank, rank).
         pull: That times what the data expect of them, shape (blocks, rank); 0 where a block has fewer.
         log_odds: Of each block to be in, before anything is measured, shape (blocks,).
-        is_wide: Which blocks have more than a few features, likewise.
     """
 
     def __init__(
@@ -65,11 +58,10 @@ class State:
         told: Floats,
         pull: Floats,
         log_odds: Floats,
-        is_wide: NDArray[np.bool_],
     ) -> None:
         self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
         self._told, self._pull = told, pull
-        self.odds = _odds(told, pull, is_wide) + np.log(SHARES)[:, None] + log_odds[None, :]
+        self.odds = _odds(told, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
         """Log odds of each size of each block against being out, shape (sizes, blocks)."""
 
     @functools.cached_property
@@ -112,7 +104,6 @@ class Chain:
         offsets = np.arange(rank)[None, :]
         self.index = np.where(offsets < sizes[:, None], starts[:-1, None] + offsets, total)
         """Features of each block, shape (blocks, rank)."""
-        self.is_wide = sizes > _NARROW
         # By feature, so that those of one block lie together.
         self._features = np.zeros((total + 1, len(features)))
         self._features[:total] = features.T
@@ -122,7 +113,6 @@ class Chain:
         for block, size in enumerate(sizes.tolist()):
             mine = self._features[starts[block] : starts[block + 1]]
             self.own[block, :size, :size] = mine @ mine.T
-        self._trials = len(features)
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
@@ -160,7 +150,7 @@ class Chain:
         if not len(self.log_odds):
             return [place.state()], np.ones(1)
         states, stayed = [], []
-        for jump in range(BURN_IN + (JUMPS if self._trials < MANY_TRIALS else FEW_JUMPS)):
+        for jump in range(BURN_IN + JUMPS):
             state = place.state()
             odds = state.odds
             rates = _sigmoid(odds) + _LEAST
@@ -272,26 +262,15 @@ class Place:
         )
         log_weight += sum(float(chain.log_odds[b] + np.log(SHARES[size])) for b, size in self.sizes.items())
         return State(
-            dict(self.sizes), self._columns, mean, cov, log_weight,
-            told=told, pull=pull, log_odds=chain.log_odds, is_wide=chain.is_wide,
+            dict(self.sizes), self._columns, mean, cov, log_weight, told=told, pull=pull, log_odds=chain.log_odds
         )  # fmt: skip
 
 
-def _odds(told: Floats, pull: Floats, is_wide: NDArray[np.bool_]) -> Floats:
-    """Log odds of blocks of each size by the data, shape (sizes, blocks)."""
-    if not is_wide.any() or is_wide.all():
-        return _eliminate(told, pull)
-    odds = np.empty((len(SIZES), len(pull)))
-    odds[:, is_wide] = _eliminate(told[is_wide], pull[is_wide])
-    odds[:, ~is_wide] = _eliminate(told[~is_wide, :_NARROW, :_NARROW], pull[~is_wide, :_NARROW])
-    return odds
-
-
-def _eliminate(told: Floats, pull: Floats) -> Floats:
+def _odds(told: Floats, pull: Floats) -> Floats:
     """Log odds of blocks of each size by the data, shape (sizes, blocks).
 
-    Gauss's elimination goes over all blocks and sizes at once: there are hundreds of matrices of a few rows, for each
-    of which a call of LAPACK takes longer than the arithmetic does. A feature that a block lacks tells nothing.
+    Gauss's elimination goes over all blocks and sizes at once: there are hundreds of matrices of six rows, for each of
+    which a call of LAPACK takes longer than the arithmetic does.
     """
     blocks, rank = pull.shape
     rows = np.empty((len(SIZES), blocks, rank, rank + 1))

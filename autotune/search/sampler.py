@@ -20,9 +20,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
-from autotune.search.additive import AdditiveModel
+from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.coded import FINISHED, CodedSpace, Flag
-from autotune.search.evidence import Observations
 from autotune.search.factors import Codes, Design, Floats, likely_pairs
 from autotune.search.hazards import Hazards
 from autotune.search.policy import key, propose

@@ -44,8 +44,7 @@ def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
 
 
 RIVALS: dict[str, Rival] = {
-    "additive": Rival(_product(), "this project's search, told nothing of settings beforehand"),
-    "with priors": Rival(_product(has_priors=True), "the same with a screen that calls half of what is inert dead"),
+    "additive": Rival(_product(), "this project's search as shipped"),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
     "without pairs": Rival(_product(options={"with_pairs": False}), "the same, settings act alone only"),
     "before": Rival(

@@ -24,7 +24,6 @@ from autotune.stats import Estimate
 from autotune.study.proposer import Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
-from benchmarks.search.screened import screened_priors
 
 _Z = 1.959964
 
@@ -79,7 +78,6 @@ class Product(Remembers):
         options: `search.sampler_options`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
-        has_priors: Whether it has what a screen and recipes say of settings before anything is measured.
     """
 
     def __init__(
@@ -92,15 +90,13 @@ class Product(Remembers):
         options: Mapping[str, Any] | None = None,
         has_widths: bool = True,
         finds_culprits: bool = False,
-        has_priors: bool = False,
     ) -> None:
         super().__init__(problem, seed)
         search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
-        priors = screened_priors(problem, seed, has_recipes=has_recipes) if has_priors else {}
-        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None, priors=priors)
+        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0

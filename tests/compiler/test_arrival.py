@@ -289,6 +289,6 @@ def test_results_of_another_version_of_the_worker_are_not_believed(
     assert list(compile_once()) == [False]
     assert list(compile_once()) == [True]
     (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("v3-")
+    assert folder.name.startswith("v4-")
     folder.rename(tmp_path / folder.name.replace("v3-", "v2-"))
     assert list(compile_once()) == [False]

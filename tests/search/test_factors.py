@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.search.factors import MAIN_RANK, PAIR_FEATURES, PAIR_RANK, Design, Factor
+from autotune.search.factors import MAIN_RANK, PAIR_RANK, Design, Factor
 
 
 def covariance(design: Design, *rows: list[int]) -> np.ndarray:
@@ -77,16 +77,3 @@ def test_what_another_setting_switches_off_is_left_alone() -> None:
     assert design.settle(np.array([0, 2, 1])).tolist() == [0, 0, 0]
     assert design.settle(np.array([1, 1, 1])).tolist() == [1, 1, 0]
     assert design.settle(np.array([1, 2, 1])).tolist() == [1, 2, 1]
-
-
-def test_every_combination_of_two_settings_of_a_few_values_has_an_effect_of_its_own() -> None:
-    design = Design([Factor(name="a", size=4, group="g"), Factor(name="b", size=5, group="g")])
-    rows = np.array([[a, b] for a in range(1, 4) for b in range(1, 5)])
-    assert np.linalg.matrix_rank(design.blocks[-1].features(rows, design.sizes)) == 12
-
-
-def test_many_pairs_have_fewer_features_each() -> None:
-    factors = [Factor(name=str(i), size=5, group="g") for i in range(22)]
-    design = Design(factors)
-    assert len(design.pairs) == 231
-    assert {b.table.shape[1] for b in design.blocks[22:]} == {PAIR_FEATURES // 231}

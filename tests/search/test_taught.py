@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from autotune.search.additive import AdditiveModel
-from autotune.search.evidence import Observations
+from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.factors import Codes, Design, Factor, Floats
 from autotune.search.hazards import Hazards
 from autotune.search.taught import Taught
