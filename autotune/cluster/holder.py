@@ -8,15 +8,11 @@ scheduler closes, and takes its plugins down first.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm import get_address_host
@@ -25,6 +21,7 @@ from distributed.worker import get_worker
 
 from autotune.cluster.carry import RANK_OPERATION, serve_rank
 from autotune.cluster.engine import ANSWERS, Message
+from autotune.cluster.scratch import Scratch, sweep_scratch
 from autotune.machine import caller_environment, driver_python, let_import_packages
 from autotune.workers import GANG_VARIABLE, GuardedProcess
 
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
 TOPIC = "autotune"
 HELLO, SAID, ENDED, CLOSED = "hello", "said", "ended", "closed"
 """What a holder tells: that it is there, what its lane says, that its lane ended by itself, that it was ended."""
+
+PREFIX = "autotune-lane-"
+"""Of the names of folders of lane processes."""
 
 LANE_LOG_BYTES = 1_000_000
 KILL_PATIENCE_S = 15.0
@@ -92,7 +92,9 @@ class LaneHolder(WorkerPlugin):
         self._in_hand = ""
         self._leaves = False
         self._unwanted: set[str] = set()
-        self._folder = Path(tempfile.mkdtemp(prefix="autotune-lane-"))
+        sweep_scratch(PREFIX)
+        self._scratch = Scratch(PREFIX)
+        self._folder = self._scratch.path
         for page in worker.services.values():
             page.stop()  # a plain worker's, over plain HTTP
         worker.handlers[RANK_OPERATION] = serve_rank
@@ -118,7 +120,7 @@ class LaneHolder(WorkerPlugin):
     def _end_for_good(self) -> None:
         with self._turn:
             self._close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._scratch.remove()
 
     def do(self, key: str, unit: Message, gang: str) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
@@ -178,9 +180,7 @@ class LaneHolder(WorkerPlugin):
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.close(KILL_PATIENCE_S)
-            for left in self._folder.iterdir():
-                with contextlib.suppress(OSError):
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            self._scratch.clear()
 
     def _tell(self, kind: str, key: str = "", **fields: Any) -> None:
         self._worker.log_event(TOPIC, {"kind": kind, "key": key, **fields})  # Dask adds which worker it is

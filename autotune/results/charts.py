@@ -140,6 +140,59 @@ def forest(
     return _svg(parts, height, description, width)
 
 
+def panels(
+    labels: Sequence[str],
+    columns: Sequence[tuple[str, Sequence[Mark | str]]],
+    *,
+    band: float,
+    description: str,
+    is_narrow: bool = False,
+) -> str:
+    """Forests beside each other: ratios with intervals in the same rows and on the same logarithmic axis.
+
+    Args:
+        labels: Of the rows, top to bottom.
+        columns: Each with its name and one mark for each row, or why there is none, in a word or two.
+        band: Half width of the band around 1 in which a difference does not count.
+        description: Of the chart, for who does not see it.
+        is_narrow: For a phone: the columns stand below each other in each row, the name of each beside its interval.
+    """
+    if not labels or not columns:
+        return ""
+    marks = [m for _, rows in columns for m in rows if isinstance(m, Mark)]
+    spread = [v for m in marks for v in (m.x, *m.x_ends) if 0.0 < v < math.inf]
+    low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
+    left, gap, line_px = (110.0 if is_narrow else 250.0), 14.0, 17.0
+    across = NARROW - RIGHT - left if is_narrow else max(150.0, (WIDTH - RIGHT - left) / len(columns) - gap)
+    width = NARROW if is_narrow else math.ceil(left + len(columns) * (across + gap))
+    top, row_px = (TOP, 16.0 + line_px * len(columns)) if is_narrow else (TOP + 14.0, 22.0)
+    end, parts = top + row_px * len(labels), list[str]()
+    for j, (name, rows) in enumerate(columns):
+        start = left if is_narrow else left + j * (across + gap)
+        x = _Scale(low, high, start, start + across, log=True)
+        if j == 0 or not is_narrow:
+            parts.append(_rect(x(1 - band), top, x(1 + band) - x(1 - band), end - top, "band"))
+            parts += [_vertical(x, t, top, end, format_ratio(t)) for t in x.ticks(3)]
+            parts.append(_line(x(1), top, x(1), end, "unit"))
+        if not is_narrow:
+            parts.append(_text(start + across / 2, TOP + 4, _cut(name, int(across / 7)), "label"))
+        for i, mark in enumerate(rows):
+            y = top + row_px * i + (22.0 + line_px * j if is_narrow else row_px / 2)
+            beside = _text(left - 8, y + 4, _cut(name, 15), "axis", anchor="end") if is_narrow else ""
+            if isinstance(mark, str):
+                has_room = x(1) + 70 < start + across  # on the side of the line that has it
+                word = _text(x(1) + (6 if has_room else -6), y + 4, mark, "axis", anchor="start" if has_room else "end")
+                parts.append(f"<g>{_title(f'{name}: {labels[i]}: {mark}')}{beside}{word}</g>")
+            else:
+                arm = _arm(x, mark.x_ends, mark.style, at_y=y) + _mark(x(mark.x), y, mark.style, 4.5)
+                parts.append(f"<g>{_title(mark.detail)}{beside}{arm}</g>")
+    for i, label in enumerate(labels):
+        at = (2.0, top + row_px * i + 10) if is_narrow else (left - 8, top + row_px * (i + 0.5) + 4)
+        parts.append(_text(*at, _cut(label, 52 if is_narrow else 38), "label", anchor="start" if is_narrow else "end"))
+    parts.append(_text((left + width) / 2, end + BOTTOM - 4, "time over the default's (left is less)", "axis"))
+    return _svg(parts, end + BOTTOM, description, width)
+
+
 def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
     """Ratios of step time (upwards is more) against something else, each with its intervals.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import json
 import math
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from autotune.model import (
     PREDICTED,
@@ -29,13 +32,15 @@ from autotune.model import (
     format_ratio,
     format_seconds,
 )
+from autotune.results import charts
+from autotune.results.charts import Chart, Mark
 from autotune.results.conditions import conditions_of
 from autotune.results.pages import Styled, render
 from autotune.results.rows import EffectRow, effect_rows
 from autotune.results.winner import workload_name
 from autotune.results.words import format_figures, spaced
 from autotune.rundir import Store
-from autotune.stats import Verdict
+from autotune.stats import Outlook, Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -47,6 +52,19 @@ _GOOD = ("in the winner", Verdict.FASTER)
 _NOTHING = ("dead", Verdict.NO_DIFFERENCE)
 _BAD = (Verdict.SLOWER, "failed")
 """What is known of a setting: by a proof, its program or a failure. What trials promise is no such state."""
+
+
+_STYLES = {
+    **dict.fromkeys(_GOOD, "good"),
+    **dict.fromkeys(_NOTHING, "same"),
+    **dict.fromkeys(_BAD, "bad"),
+    Outlook.PROMISING: "promising",
+    Outlook.NOT_PROMISING: "unpromising",
+}
+"""How a state is drawn."""
+
+MOST_DRAWN = 60
+"""Settings in the chart of effects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +80,7 @@ class ComparisonTable:
             ``(not settled)``, with a ratio of NaN, if it is inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
+        effects: What each setting does in each study, as one chart.
     """
 
     by: tuple[str, ...]
@@ -69,14 +88,18 @@ class ComparisonTable:
     frame: pd.DataFrame
     settings: pd.DataFrame
     changes: tuple[str, ...]
+    effects: Chart
 
     def to_markdown(self) -> str:
         """The comparison as Markdown."""
         return render("compare.md.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
 
     def to_html(self) -> str:
-        """The comparison as one HTML page that loads nothing."""
-        return render("compare.html.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
+        """The comparison as one HTML page that loads nothing; its one script sorts and filters its tables."""
+        script = render("tables.js.j2")
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        shown = {"rows": _shown(self), "settings": _shown_settings(self)}
+        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, **shown)
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -126,13 +149,15 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
     stores, facts = [stores[i] for i in order], [facts[i] for i in order]
     names = _names(stores)
-    states = {name: _states(store) for name, store in zip(names, stores, strict=True)}
+    rows = {name: effect_rows(store) for name, store in zip(names, stores, strict=True)}
+    states = {name: _states(store, rows[name]) for name, store in zip(names, stores, strict=True)}
     return ComparisonTable(
         by=tuple(by),
         same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
         settings=_settings_table(states),
         changes=tuple(_changes(states, facts, by)),
+        effects=_effects_chart(rows, states, band=min(s.spec.measure.smallest_effect for s in stores)),
     )
 
 
@@ -209,12 +234,12 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
 # ---------------------------------------------------------------------- settings
 
 
-def _states(store: Store) -> dict[str, tuple[str, str]]:
+def _states(store: Store, rows: Sequence[EffectRow]) -> dict[str, tuple[str, str]]:
     """For each setting and value that was tried: its state in one word or two, and its figures."""
     conclusion = store.last(ConclusionRecord)
     winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
-    for row in effect_rows(store):
+    for row in rows:
         figures = ""
         if not math.isnan(row.low):
             figures = format_figures(row.ratio, row.low, row.high)
@@ -222,8 +247,12 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
             figures = f"about {format_ratio(row.ratio)}"
         is_in = winner.get(row.setting) == row.value
         state = "in the winner" if is_in else _state(row)
-        found[f"{row.setting}={row.value}"] = (state, figures)
+        found[_name(row)] = (state, figures)
     return found
+
+
+def _name(row: EffectRow) -> str:
+    return f"{row.setting}={row.value}"
 
 
 def _state(row: EffectRow) -> str:
@@ -274,6 +303,46 @@ def _changes(
                     f"{setting}: {' '.join(before).strip()} with {here}, {' '.join(after).strip()} with {there}"
                 )
     return lines
+
+
+# ---------------------------------------------------------------------- the chart
+
+
+def _effects_chart(
+    rows: Mapping[str, Sequence[EffectRow]], states: Mapping[str, Mapping[str, tuple[str, str]]], *, band: float
+) -> Chart:
+    """What each setting does: a row each, a forest for each study; what is furthest from 1 anywhere comes first."""
+    by_name = {study: {_name(row): row for row in found} for study, found in rows.items()}
+    far = dict[str, float]()
+    for found in rows.values():
+        for row in found:
+            if math.isfinite(row.ratio) and row.ratio > 0.0:
+                far[_name(row)] = max(far.get(_name(row), 0.0), abs(math.log(row.ratio)))
+    names = sorted(far, key=lambda name: (-far[name], name))[:MOST_DRAWN]
+    columns = [
+        (study, [_cell(by_name[study].get(name), *states[study].get(name, ("not tried", ""))) for name in names])
+        for study in rows
+    ]
+    labels = [re.sub(r"^xla_(gpu_|cpu_)?", "", name) for name in names]
+    description = "effects of each setting in each study"
+    svg, narrow = (
+        charts.panels(labels, columns, band=band, description=description, is_narrow=is_narrow)
+        for is_narrow in (False, True)
+    )
+    left_out = len(far) - len(names)
+    note = "Each ratio is against its own study's default. A mark without an interval rests on medians among other "
+    note += "settings. The shaded band is too small to matter."
+    note += f" {left_out} settings with less effect are in the table alone." if left_out else ""
+    return Chart(title="Effect of each setting, study by study", svg=svg, note=note, narrow=narrow)
+
+
+def _cell(row: EffectRow | None, state: str, figures: str) -> Mark | str:
+    """A setting in one study: its ratio, or the word for why there is none."""
+    if row is None or not (math.isfinite(row.ratio) and row.ratio > 0.0):
+        return state
+    how = f" ({row.how})" if row.how else ""
+    detail = f"{_name(row)}: {' '.join(filter(None, (state, figures)))}{how}"
+    return Mark(x=row.ratio, x_ends=(row.low, row.high), detail=detail, style=_STYLES.get(state, "open"))
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:

@@ -26,6 +26,9 @@ HOST = "127.0.0.1"
 MOST_OFTEN_S = 5.0
 """A page is built at most once in so many seconds: it takes about one of a processor that may be measuring."""
 
+TRIED_AGAIN_S = 60.0
+"""What could not be built is tried again after so many seconds though no file has changed."""
+
 FRESH_S = 120.0
 """Raw pairs that were written within so many seconds are those of what is measured now."""
 
@@ -51,8 +54,9 @@ class LivePage:
         self._token = secrets.token_urlsafe(16)
         self._nonce = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
-        self._built: tuple[str, str] = ("", "")
-        self._built_at = -MOST_OFTEN_S
+        self._state = ""
+        self._built: str | AutotuneError = ""
+        self._looked_at = self._built_at = -math.inf
         page = self
 
         class Handler(_Handler):
@@ -111,16 +115,32 @@ class LivePage:
         )
 
     def _page(self) -> tuple[str, str]:
-        """Which page it is, and the page; built anew where the run directory has changed since, not too often."""
+        """Which page it is, and the page; built anew where the run directory has changed since, not too often.
+
+        What cannot be built is told again, not tried again, until the run directory is another, or for a while: a disk
+        may have failed once.
+
+        Raises:
+            AutotuneError: If the run directory is damaged.
+        """
         with self._lock:
-            if time.monotonic() - self._built_at >= MOST_OFTEN_S:
-                state = _state(self._path)
-                if state != self._built[0]:
-                    store = Store.open(self._path)
-                    shown = {**build(store), "now": _under_way(store)}
-                    self._built = (state, render("live.html.j2", r=shown, nonce=self._nonce, state=state))
-                self._built_at = time.monotonic()
-            return self._built
+            now = time.monotonic()
+            if now - self._looked_at >= MOST_OFTEN_S:
+                state, self._looked_at = _state(self._path), now
+                is_to_be_tried = isinstance(self._built, AutotuneError) and now - self._built_at >= TRIED_AGAIN_S
+                if state != self._state or is_to_be_tried:
+                    self._built, self._state, self._built_at = self._build(state), state, now
+            if isinstance(self._built, AutotuneError):
+                raise self._built.with_traceback(None)
+            return self._state, self._built
+
+    def _build(self, state: str) -> str | AutotuneError:
+        try:
+            store = Store.open(self._path)
+            shown = {**build(store), "now": _under_way(store)}
+        except AutotuneError as error:
+            return error
+        return render("live.html.j2", r=shown, nonce=self._nonce, state=state)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -158,12 +178,12 @@ def _raw(path: Path) -> list[Path]:
 def _state(path: Path) -> str:
     """A text that changes when the run directory does."""
     seen = [f"{is_held(path)}"]
-    for file in (path / "records.jsonl", *sorted(path.glob("records/*.jsonl")), *_raw(path)):
+    for file in (path / "study.json", path / "records.jsonl", *sorted(path.glob("records/*.jsonl")), *_raw(path)):
         try:
             stat = file.stat()
         except OSError:
             continue
-        seen.append(f"{file.relative_to(path)} {stat.st_size} {stat.st_mtime_ns}")
+        seen.append(f"{file.relative_to(path)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
 
 

@@ -290,5 +290,5 @@ def test_results_of_another_version_of_the_worker_are_not_believed(
     assert list(compile_once()) == [True]
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("v4-")
-    folder.rename(tmp_path / folder.name.replace("v3-", "v2-"))
+    folder.rename(tmp_path / folder.name.replace("v4-", "v3-"))
     assert list(compile_once()) == [False]

@@ -113,6 +113,37 @@ def test_damaged_records_are_told_and_the_page_comes_back(served: tuple[LivePage
     assert get(page)[0] == 200
 
 
+def test_damage_is_read_once_and_mending_anything_is_seen(
+    served: tuple[LivePage, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, path = served
+    tried: list[Store] = []
+    real = report.build
+
+    def build(store: Store) -> dict[str, Any]:
+        tried.append(store)
+        return real(store)
+
+    monkeypatch.setattr(module, "build", build)
+    whole = (path / "records.jsonl").read_text()
+    (path / "records.jsonl").write_text("{not json}\n" + whole)
+    answers = {get(page, name)[:2] for name in ("", "state") * 4}
+    assert len(answers) == 1
+    assert answers.pop()[0] == 503
+    assert len(tried) == 1
+    monkeypatch.setattr(module, "TRIED_AGAIN_S", 0.0)  # no file has changed, but some time has passed
+    assert get(page)[0] == 503
+    assert len(tried) == 2
+    monkeypatch.setattr(module, "TRIED_AGAIN_S", 1e9)
+    (path / "records.jsonl").write_text(whole)
+    assert get(page)[0] == 200
+    study = (path / "study.json").read_text()
+    (path / "study.json").write_text("{")
+    assert get(page)[0] == 503
+    (path / "study.json").write_text(study)
+    assert get(page)[0] == 200
+
+
 def test_what_is_built_often_is_built_seldom(finished: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     real = report.build
