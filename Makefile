@@ -15,7 +15,7 @@ test: $(VENV)/.tested
 # left out (`search`, `stats`, `study`) is arithmetic on numbers and records with seeds of its own, or rules of this
 # repository's texts; the studies that `cli`, `workers` and `rundir` run to their end go through all of it.
 VERSIONS = tests/child tests/cli tests/cluster tests/compiler tests/machine tests/model tests/results tests/rundir \
-    tests/settings tests/study/test_foretell.py tests/workers tests/workloads
+    tests/settings tests/study/test_foretell.py tests/survey tests/workers tests/workloads
 
 test-versions: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 $(VERSIONS) -m "not slow and not gpu and not cluster"

@@ -357,8 +357,7 @@ def evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        is_told = winner.loss.is_ok or winner.loss.is_silent
-        lines.append(f"loss: {'' if is_told else 'NOT PROVEN: '}{winner.loss.words}")
+        lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
     for name, digest in artefacts_of(winner.in_force).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {WHAT[name]}")
     if winner.kernels is not None and not winner.loads_kernels:

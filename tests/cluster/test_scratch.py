@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster import scratch
 from autotune.cluster.scratch import OWNER, Scratch, sweep_scratch
 
 PREFIX = "autotune-lane-"
@@ -77,7 +76,7 @@ def test_what_is_not_known_to_be_dead_stays(folder: Path, monkeypatch: pytest.Mo
     dead.mkdir()
     (dead / OWNER).touch()
     with monkeypatch.context() as patch:  # everything is another user's
-        patch.setattr(scratch.os, "getuid", lambda: os.geteuid() + 1)
+        patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
         sweep_scratch(PREFIX)
     assert dead.is_dir()
     sweep_scratch(PREFIX)
