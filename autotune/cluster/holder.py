@@ -21,7 +21,7 @@ from distributed.worker import get_worker
 
 from autotune.cluster.carry import RANK_OPERATION, serve_rank
 from autotune.cluster.engine import ANSWERS, Message
-from autotune.cluster.scratch import Scratch, sweep_scratch
+from autotune.cluster.scratch import LANE_PREFIX, Scratch, sweep_scratch
 from autotune.machine import caller_environment, driver_python, let_import_packages
 from autotune.workers import GANG_VARIABLE, GuardedProcess
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 TOPIC = "autotune"
 HELLO, SAID, ENDED, CLOSED = "hello", "said", "ended", "closed"
 """What a holder tells: that it is there, what its lane says, that its lane ended by itself, that it was ended."""
-
-PREFIX = "autotune-lane-"
-"""Of the names of folders of lane processes."""
 
 LANE_LOG_BYTES = 1_000_000
 KILL_PATIENCE_S = 15.0
@@ -92,8 +89,8 @@ class LaneHolder(WorkerPlugin):
         self._in_hand = ""
         self._leaves = False
         self._unwanted: set[str] = set()
-        sweep_scratch(PREFIX)
-        self._scratch = Scratch(PREFIX)
+        sweep_scratch(LANE_PREFIX)
+        self._scratch = Scratch(LANE_PREFIX)
         self._folder = self._scratch.path
         for page in worker.services.values():
             page.stop()  # a plain worker's, over plain HTTP

@@ -13,6 +13,9 @@ import stat
 import tempfile
 from pathlib import Path
 
+LANE_PREFIX = "autotune-lane-"
+"""Of the names of folders of lane processes, and of who holds one."""
+
 OWNER = "owner"
 """The file on which the owner of a folder holds its lock."""
 

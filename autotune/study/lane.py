@@ -7,13 +7,13 @@ Its logs go into the run directory where that is a disk that both see, and are s
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autotune.child import Channel
+from autotune.cluster import LANE_PREFIX, Scratch, sweep_scratch
 from autotune.machine import restrict_devices
 from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
@@ -79,8 +79,10 @@ def main() -> int:
         told = channel.receive()
         if told["type"] != "study":
             return 0
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-lane-"))
-        folders = Folders(Path(told["run"] or scratch))
+        sweep_scratch(LANE_PREFIX)
+        scratch = Scratch(LANE_PREFIX)
+        stack.callback(scratch.remove)
+        folders = Folders(Path(told["run"] or scratch.path))
         desk = _Desk(channel, folders)
         desk.send("alive")
         stack.enter_context(desk.alive())
