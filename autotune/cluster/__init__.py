@@ -6,13 +6,7 @@ from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Message, Told
 from autotune.cluster.kubernetes import PodRequest, manifests, secret_command, to_yaml
 from autotune.cluster.pools import join_pool, open_pool, pool_address
 from autotune.cluster.processes import Place, Processes, lane_name, lanes_here, lanes_of_groups, lanes_on_nodes
-<<<<<<< HEAD
 from autotune.cluster.fit import estimate, idle_gpus, refuse_longer, warnings
 from autotune.cluster.job_request import JobRequest, Program, Runtime, parse_time, shared_options
 from autotune.cluster.submit import render_script, submit_script
-=======
 from autotune.cluster.scratch import LANE_PREFIX, Scratch, sweep_scratch
-from autotune.cluster.submit import (
-    JobRequest, Program, parse_time, render_script, shared_options, submit_script,
-)  # fmt: skip
->>>>>>> h-look
