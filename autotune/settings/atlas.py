@@ -60,8 +60,8 @@ class AtlasRow(Record):
         tried: How ``same`` was found: ``alone``; ``together``, in sets of all that change nothing; or ``company``, with
             every two values in some set, as a screen does (docs/screening.md).
         changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
-        needs: Settings among which it acts, if it does nothing alone. Where some value of a setting acts alone, its
-            others are not looked at in company: they are ``same`` as ``tried`` says, alone.
+        needs: Settings among which some value of it acts, if none does alone; which values do was not told apart. Where
+            some value of a setting acts alone, its others are not looked at in company.
         program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled
             for it alone.
         peak_bytes: Device memory that the step needs.

@@ -39,6 +39,9 @@ PREDICTED_GROUPS = frozenset(
 )
 """Groups of settings of collectives and scheduling: of others a model of kernels without a device says little."""
 
+SHARING = frozenset({"xla_gpu_async_dot", "xla_gpu_experimental_parallel_async_compute_limit"})
+"""Settings that run kernels beside kernels: the model lets each have the whole GPU, and would promise a quarter."""
+
 
 @dataclass(slots=True)
 class Found:
@@ -226,8 +229,8 @@ class Judge:
         settings = FlagSet({name: value})
         judged = self._judged(settings, predicts=self._predicts(settings))
         needs = found.awake.get(name, ())
-        if judged["verdict"] is AtlasVerdict.SAME and needs:
-            judged |= {"verdict": AtlasVerdict.CHANGES, "needs": needs, "changes": ()}
+        if judged["verdict"] is AtlasVerdict.SAME and needs and self._is_silent(name):
+            judged = {"verdict": AtlasVerdict.CHANGES, "needs": needs}
         return AtlasRow(**fields, **judged)
 
     def _judged(self, settings: FlagSet, *, predicts: bool) -> dict[str, Any]:
@@ -251,7 +254,7 @@ class Judge:
 
     def _predicts(self, settings: FlagSet) -> bool:
         """Whether a model without a device can say what a set is worth."""
-        return all(self._groups[n] in PREDICTED_GROUPS for n in settings)
+        return all(self._groups[n] in PREDICTED_GROUPS and n not in SHARING for n in settings)
 
     def _predicted(self, program: CompiledProgram) -> float | None:
         """Predicted seconds of a step; None if the model does not know the GPU."""

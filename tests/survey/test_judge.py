@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,6 +128,29 @@ def test_a_set_is_the_programs_of_what_acts_in_it() -> None:
     assert "NCCL_PROTO" in row.message
     silent = judge.recipe("silent", FlagSet({SLOP: "17"}), FlagSet({SLOP: "17"}), dead, CELL)
     assert silent.verdict is AtlasVerdict.SAME
+
+
+def test_where_one_value_acts_alone_the_others_are_what_they_are_alone() -> None:
+    values = {n: ["1", "2"] for n in NAMES}
+    rules = Drawn(values, random.Random(0), most=1)
+    rules.effects = [{NAMES[0]: "2"}, {NAMES[0]: "2", NAMES[1]: "1"}]
+    space = SearchSpace(tuple(parameter(n, *v) for n, v in values.items()))
+    rows = Judge(screen(rules), space, acts=lambda name: False).settings(CELL)
+    found = {(r.name, r.value): r for r in rows}
+    assert found[NAMES[0], "2"].verdict is AtlasVerdict.CHANGES
+    assert (found[NAMES[0], "1"].verdict, found[NAMES[0], "1"].needs) == (AtlasVerdict.SAME, ())
+
+
+def test_kernels_beside_kernels_are_not_predicted() -> None:
+    both = SearchSpace((parameter(COMBINE, "11"), parameter("xla_gpu_async_dot", "true")))
+
+    class Beside(Rules):
+        def name(self, settings: Mapping[str, str]) -> str:
+            return " ".join(sorted(f"{n}={v}" for n, v in settings.items() if n in (COMBINE, "xla_gpu_async_dot")))
+
+    space = SearchSpace(tuple(dataclasses.replace(p, group="scheduling") for p in both.parameters))
+    rows = Judge(screen(Beside()), space, acts=lambda name: True).settings(CELL)
+    assert {r.name: r.predicted_change is not None for r in rows} == {COMBINE: True, "xla_gpu_async_dot": False}
 
 
 def test_what_is_not_compiled_in_time_is_no_verdict() -> None:
