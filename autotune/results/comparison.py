@@ -63,6 +63,9 @@ _STYLES = {
 }
 """How a state is drawn."""
 
+_KEY = tuple(dict.fromkeys(_STYLES.values()))
+"""The styles, in the order in which they are explained."""
+
 MOST_DRAWN = 60
 """Settings in the chart of effects."""
 
@@ -99,7 +102,10 @@ class ComparisonTable:
         script = render("tables.js.j2")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         shown = {"rows": _shown(self), "settings": _shown_settings(self)}
-        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, **shown)
+        cells = [cell for column in self.settings.drop(columns="agreement") for cell in self.settings[column]]
+        known = [state for state in _STYLES if any(cell.startswith(state) for cell in cells)]
+        key = [(style, " or ".join(s for s in known if _STYLES[s] == style)) for style in _KEY]
+        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, key=key, **shown)
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""

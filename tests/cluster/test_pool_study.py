@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 from autotune.cluster import open_pool
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import Message, Told
+from autotune.cluster.engine import JOINED, Message, Told
 from autotune.model.records import FloorResult, IncidentRecord, Outcome
 from autotune.model.trial import TrialResult
 from autotune.study.engines import study_message
@@ -36,10 +37,13 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 class Watched:
-    """An engine that does something when so many units have been answered."""
+    """An engine that does something when so many units have been answered, and then waits for a lane.
 
-    def __init__(self, engine: DaskEngine, at: int, act: Callable[[], object]) -> None:
-        self._engine, self._left, self._act = engine, at, act
+    Its study is over in seconds, and a busy machine takes longer to start a worker.
+    """
+
+    def __init__(self, engine: DaskEngine, at: int, act: Callable[[], object], awaited: str) -> None:
+        self._engine, self._left, self._act, self._awaited = engine, at, act, awaited
         self.words = engine.words
 
     def begin(self, lane: str, message: Message) -> None:
@@ -52,6 +56,14 @@ class Watched:
             if self._left == 0:
                 self._left = -1
                 self._act()
+                told += self._until_joined()
+        return told
+
+    def _until_joined(self) -> list[Told]:
+        told, until = list[Told](), time.monotonic() + 120
+        while not any(one.message["type"] == JOINED and self._awaited in one.lane for one in told):
+            assert time.monotonic() < until, f"{self._awaited} has not joined"
+            told += self._engine.news(1.0)
         return told
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
@@ -78,7 +90,7 @@ def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joi
             victim.kill()
             stays.append(workers.join(engine.address, tls, name="comes-later"))
 
-        return Watched(engine, 6, act)
+        return Watched(engine, 6, act, awaited="comes-later")
 
     run = given_run(study, tmp_path / "run", GivenSetup(given_space=SPACE), Diary())
     run.make_engine = make_engine

@@ -46,7 +46,7 @@ def test_a_lane_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slu
         env={**slurm.env, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )  # fmt: skip
     row = json.loads(shown.stdout)[0]
-    assert (row["state"], row["trials"]) == ("finished", "17 of 17")
+    assert (row["state"], row["trials"], row["asked_trials"]) == ("finished", 17, 17)
     assert [(x["lane"], x["is_here"], x["is_slow"]) for x in row["lanes"]] == [
         (f"127.0.0.{i}", False, False) for i in (1, 2, 3)
     ]
