@@ -13,7 +13,7 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 from autotune.cluster import open_pool
 from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import JOINED, Message, Told
+from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.records import FloorResult, IncidentRecord, Outcome
 from autotune.model.trial import TrialResult
 from autotune.study.engines import study_message
@@ -37,13 +37,16 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 class Watched:
-    """An engine that does something when so many units have been answered, and then waits for a lane.
+    """An engine that does something when so many units have been answered, and has others wait for who joins then.
 
-    Its study is over in seconds, and a busy machine takes longer to start a worker.
+    Units take milliseconds: a worker that starts on a busy machine would come when all is done. So what the others say
+    is held back until it has answered one.
     """
 
-    def __init__(self, engine: DaskEngine, at: int, act: Callable[[], object], awaited: str) -> None:
-        self._engine, self._left, self._act, self._awaited = engine, at, act, awaited
+    def __init__(self, engine: DaskEngine, at: int, act: Callable[[], object], newcomer: str) -> None:
+        self._engine, self._left, self._act, self._newcomer = engine, at, act, newcomer
+        self._held: list[Told] = []
+        self._until = 0.0
         self.words = engine.words
 
     def begin(self, lane: str, message: Message) -> None:
@@ -51,20 +54,24 @@ class Watched:
 
     def news(self, wait_s: float) -> list[Told]:
         told = self._engine.news(wait_s)
+        if self._until:
+            return self._without_others(told)
         for one in told:
             self._left -= one.message["type"] == "result"
             if self._left == 0:
                 self._left = -1
                 self._act()
-                told += self._until_joined()
+                self._until = time.monotonic() + 120
         return told
 
-    def _until_joined(self) -> list[Told]:
-        told, until = list[Told](), time.monotonic() + 120
-        while not any(one.message["type"] == JOINED and self._awaited in one.lane for one in told):
-            assert time.monotonic() < until, f"{self._awaited} has not joined"
-            told += self._engine.news(1.0)
-        return told
+    def _without_others(self, told: list[Told]) -> list[Told]:
+        assert time.monotonic() < self._until, f"{self._newcomer} has answered nothing"
+        passed = [one for one in told if self._newcomer in one.lane or one.message["type"] in (JOINED, LEFT)]
+        self._held += [one for one in told if one not in passed]
+        if not any(self._newcomer in one.lane and one.message["type"] == "result" for one in passed):
+            return passed
+        self._until = 0.0
+        return [*passed, *self._held]
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         self._engine.give_up(lane, why, for_good=for_good)
@@ -90,7 +97,7 @@ def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joi
             victim.kill()
             stays.append(workers.join(engine.address, tls, name="comes-later"))
 
-        return Watched(engine, 6, act, awaited="comes-later")
+        return Watched(engine, 6, act, newcomer="comes-later")
 
     run = given_run(study, tmp_path / "run", GivenSetup(given_space=SPACE), Diary())
     run.make_engine = make_engine
