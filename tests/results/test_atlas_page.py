@@ -272,7 +272,10 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
         ("#v=releases", ["4 differences between 0.10.2 and 0.12.0.1", "rejected"]),
         (f"#v=check&flags=--{COMBINE}=1073741824+stray&place={PLACE}&jaxlib=0.10.2", ["3.1 %, predicted", "no flag"]),
         ("#v=recipes", ["distinct programs", "program A, as 1 other"]),
-        ("#v=about", ["compiled with all others that change nothing", "for settings of collectives and scheduling only"]),
+        (
+            "#v=about",
+            ["compiled with all others that change nothing", "for settings of collectives and scheduling only"],
+        ),
     ],
 )
 def test_each_view_shows_its_answers_in_a_browser(tmp_path: Path, address: str, words: list[str]) -> None:
