@@ -9,4 +9,3 @@ from autotune.cluster.processes import Place, Processes, lane_name, lanes_here, 
 from autotune.cluster.fit import estimate, idle_gpus, refuse_longer, warnings
 from autotune.cluster.job_request import JobRequest, Program, Runtime, parse_time, shared_options
 from autotune.cluster.submit import render_script, submit_script
-from autotune.cluster.scratch import LANE_PREFIX, Scratch, sweep_scratch

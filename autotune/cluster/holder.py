@@ -21,8 +21,7 @@ from distributed.worker import get_worker
 
 from autotune.cluster.carry import RANK_OPERATION, serve_rank
 from autotune.cluster.engine import ANSWERS, Message
-from autotune.cluster.scratch import LANE_PREFIX, Scratch, sweep_scratch
-from autotune.machine import caller_environment, driver_python, let_import_packages
+from autotune.machine import LANE, Scratch, caller_environment, driver_python, let_import_packages
 from autotune.workers import GANG_VARIABLE, GuardedProcess
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ class LaneHolder(WorkerPlugin):
         self._in_hand = ""
         self._leaves = False
         self._unwanted: set[str] = set()
-        sweep_scratch(LANE_PREFIX)
-        self._scratch = Scratch(LANE_PREFIX)
+        self._scratch = Scratch(LANE)
         self._folder = self._scratch.path
         for page in worker.services.values():
             page.stop()  # a plain worker's, over plain HTTP
@@ -117,7 +115,7 @@ class LaneHolder(WorkerPlugin):
     def _end_for_good(self) -> None:
         with self._turn:
             self._close()
-            self._scratch.remove()
+            self._scratch.close()
 
     def do(self, key: str, unit: Message, gang: str) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""

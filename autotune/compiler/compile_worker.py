@@ -12,7 +12,7 @@ from autotune.compiler.arrival import require_arrival
 from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.program import CompileResult
 from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
-from autotune.machine import Scratch, child_environment, driver_python, let_import_packages
+from autotune.machine import COMPILES, Scratch, child_environment, driver_python, let_import_packages
 from autotune.model import OPTION, PROCESS_COUNT, Failure, FailureKind, FlagSet, options_in
 from autotune.workers import GuardedProcess, classify_failure
 
@@ -48,7 +48,7 @@ class CompileWorker:
         self.shared = shared
         self._limit_s = 0.0
         self._count = 0
-        self._scratch = Scratch()
+        self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
         is_cpu = job.target is None
         env = child_environment(

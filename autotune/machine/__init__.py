@@ -15,7 +15,7 @@ from autotune.machine.gpus import Gpu, Runner, find_gpus, gpu_topology, run_prog
 from autotune.machine.host_memory import available_memory_bytes
 from autotune.machine.provenance import describe_machine, foreign_owner, is_this_host, processor_name, utc_now
 from autotune.machine.ran_on import RanOn, would_run_on
-from autotune.machine.scratch import Scratch
+from autotune.machine.scratch import COMPILES, LANE, Scratch
 from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,

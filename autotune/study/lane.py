@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import Channel
-from autotune.cluster import LANE_PREFIX, Scratch, sweep_scratch
-from autotune.machine import restrict_devices
+from autotune.machine import LANE, Scratch, restrict_devices
 from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
 from autotune.study.preflight import make_launcher
@@ -79,9 +78,8 @@ def main() -> int:
         told = channel.receive()
         if told["type"] != "study":
             return 0
-        sweep_scratch(LANE_PREFIX)
-        scratch = Scratch(LANE_PREFIX)
-        stack.callback(scratch.remove)
+        scratch = Scratch(LANE)
+        stack.callback(scratch.close)
         folders = Folders(Path(told["run"] or scratch.path))
         desk = _Desk(channel, folders)
         desk.send("alive")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import strip_hlo
-from autotune.machine import Scratch
+from autotune.machine import COMPILES, Scratch
 from autotune.model import FlagSet, SettingError
 
 DUMP_FLAG = "xla_dump_to"
@@ -83,7 +83,7 @@ class ProgramWatch:
     """
 
     def __init__(self) -> None:
-        self._scratch = Scratch()
+        self._scratch = Scratch(COMPILES)
         self._given = FlagSet()
         self._written: Counter[str] = Counter()
         self._foreign = ""

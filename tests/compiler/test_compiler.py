@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from autotune.compiler.compiler import Compiler
-from autotune.machine.scratch import PREFIX, Scratch, sweep
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 
@@ -37,20 +34,3 @@ def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any)
     assert not thread.is_alive()
     assert "stopped" in str(thread_error[0])
     assert not folder.exists()
-
-
-def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    living = Scratch(tmp_path)
-    dead, young, foreign = (tmp_path / name for name in (f"{PREFIX}dead", f"{PREFIX}young", "other"))
-    for folder in (dead, young, foreign):
-        folder.mkdir()
-        (folder / "dump").write_text("x")
-    old = time.time() - 3600
-    for folder in (living.path, dead, foreign):
-        os.utime(folder, (old, old))
-    assert sweep(tmp_path) == [dead]
-    assert living.path.is_dir()
-    assert young.is_dir()
-    assert foreign.is_dir()
-    living.close()
-    assert not living.path.exists()
