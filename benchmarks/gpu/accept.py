@@ -31,6 +31,9 @@ from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, st
 BLOCKS_S = {0.06: 30, 0.5: 12, 3.0: 5}
 """Length of a block, in seconds, to pairs of it."""
 
+WORKLOAD_S, LARGE_S = 30, 50
+"""What a workload is planned with: start, compilation, some seconds of steps; and one that fills the memory of a GPU."""
+
 WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "llama-small": {},
     "moe-small": {},
@@ -66,7 +69,8 @@ def main() -> int:
             hour.do("out of memory", OUT_OF_MEMORY_S + 10, lambda: out_of_memory(found))
             hour.do("screen", 40, lambda: {"found": ask(found, "predict", str(found.study("dense")), "--json")})
         for entry in DRY if dry else WORKLOADS:
-            hour.do(f"workload {entry}", 10 if dry else 30, functools.partial(workload, found, entry))
+            cost_s = 10 if dry else LARGE_S if entry.endswith("-80gb") else WORKLOAD_S
+            hour.do(f"workload {entry}", cost_s, functools.partial(workload, found, entry))
         for name in () if dry else more_pairs():
             work, cost_s = functools.partial(started, found, name), hour.cost_of("pair", pair_s)
             if hour.do(name, cost_s, work, kind="pair") is None:
@@ -118,7 +122,7 @@ def workload(found: Part, entry: str) -> Row:
     options = dict((DRY if found.args.dry_run else WORKLOADS)[entry])
     seconds = 0.1 if found.args.dry_run else 3.0
     row = run_alone(
-        found.machine, found.workload(entry, options), FlagSet(), found.hour.folder / entry,
+        found.machine, found.workload(entry, options, 2.0 * seconds), FlagSet(), found.hour.folder / entry,
         warm_s=seconds / 2, steady_s=seconds,
     )  # fmt: skip
     return {**row, "entry": entry, "options": options}

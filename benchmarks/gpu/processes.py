@@ -72,15 +72,15 @@ class Part:
         """The study file of a name; in a dry run the tiny one."""
         return HERE / f"{'dry' if self.args.dry_run else name}.toml"
 
-    def spec(self, name: str) -> StudySpec:
-        """That study, read; its processes end within what is left."""
-        return within(load_study(self.study(name)), self.hour)
+    def spec(self, name: str, after_s: float = 0.0) -> StudySpec:
+        """That study, read; its processes start within what is left, less what is to be done with them."""
+        return within(load_study(self.study(name)), self.hour, after_s)
 
-    def workload(self, entry: str, options: dict[str, Any]) -> StudySpec:
-        """A study of one workload."""
+    def workload(self, entry: str, options: dict[str, Any], after_s: float = 0.0) -> StudySpec:
+        """A study of one workload, likewise."""
         device = {"platform": self.machine.platform, "count": 1}
         found = parse_study({"name": "workload", "workload": {"entry": entry, "options": options}, "device": device})
-        return within(found, self.hour)
+        return within(found, self.hour, after_s)
 
 
 def open_machine(args: argparse.Namespace) -> Machine:
@@ -91,10 +91,17 @@ def open_machine(args: argparse.Namespace) -> Machine:
     return RealMachine("cpu" if args.dry_run else "cuda", home)
 
 
-def within(spec: StudySpec, hour: Hour) -> StudySpec:
-    """The study with limits by which a process that hangs ends before the time does."""
-    limit_s = max(5.0, min(LONGEST_START_S, hour.left_s))
-    measure = spec.measure.model_copy(update={"start_limit_s": limit_s, "block_limit_s": limit_s})
+def within(spec: StudySpec, hour: Hour, after_s: float) -> StudySpec:
+    """The study with limits by which a process that hangs ends before the time does.
+
+    Args:
+        spec: The study.
+        hour: What is left of it is the limit.
+        after_s: Seconds of blocks that follow a start: one that leaves them no time is ended, for it would be for nothing.
+    """
+    left_s = hour.left_s
+    start_s, block_s = (max(5.0, min(LONGEST_START_S, s)) for s in (left_s - after_s, left_s))
+    measure = spec.measure.model_copy(update={"start_limit_s": start_s, "block_limit_s": block_s})
     return spec.model_copy(update={"measure": measure})
 
 

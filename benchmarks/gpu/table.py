@@ -90,8 +90,9 @@ def one_process(found: Part, unit: str, settings: FlagSet, folder: Path) -> bool
     scale = 0.02 if found.args.dry_run else 1.0
 
     def work() -> Row:
-        spec = found.spec(found.args.of)
-        return run_alone(found.machine, spec, settings, folder, warm_s=WARM_S * scale, steady_s=STEADY_S * scale)
+        warm_s, steady_s = WARM_S * scale, STEADY_S * scale
+        spec = found.spec(found.args.of, warm_s + steady_s + 1.0)
+        return run_alone(found.machine, spec, settings, folder, warm_s=warm_s, steady_s=steady_s)
 
     cost_s = found.hour.cost_of("process", 10.0 if found.args.dry_run else FIRST_COST_S)
     return found.hour.do(unit, cost_s, work, kind="process") is not None
