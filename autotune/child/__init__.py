@@ -12,4 +12,5 @@ from autotune.child.read_files import Follow, find, records_of
 from autotune.child.read_output import last_exception
 from autotune.child.read_presets import PRESETS
 from autotune.child.read_rules import LONGEST_LINE, StepReader
+from autotune.child.read_units import plain
 from autotune.child.recognise import Recognised, recognise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
+from autotune.child import Follow, Recognised, StepReader, last_exception, plain, recognise
 from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
 from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
 from autotune.study.interpreter import direct_python
@@ -90,7 +90,7 @@ class Understood:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Steps of some lines: when each came, how long it took, and a line that told one."""
+    """Steps of some lines: when each came, how long it took, and a line that told one, without colours."""
 
     at_s: tuple[float, ...]
     took_s: tuple[float, ...]
@@ -113,7 +113,7 @@ def read_steps(lines: Sequence[tuple[float, str]], rules: Mapping[str, Any]) -> 
         if step is not None and step.step_s is not None:
             at_s.append(came_s)
             took_s.append(step.step_s)
-            example = line
+            example = plain(line)
     return Reading(tuple(at_s), tuple(took_s), example)
 
 

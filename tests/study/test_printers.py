@@ -52,6 +52,7 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
     found = look(tmp_path, sys.executable, "train.py")
     assert 0.01 < found.step_s < 0.2, found
     assert found.steps >= 25
+    assert found.example.isprintable(), "colours and movements of the cursor are no part of what a person is shown"
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
 
 
