@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MOST_NAMES = 6
 """Settings that are named before the rest is counted."""
 
+SEVERAL = 1.5
+"""Steps for a line from which on a person is told that not each step has one."""
+
 
 def ask_for(
     command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str, *, verb: str,
@@ -223,7 +226,9 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         if gain is not None
     ]
     jaxlib = f", jaxlib {found.jaxlib}" if found.jaxlib else ""
-    steps = f"{found.steps} steps seen{', then it ended by itself' if found.ended else ''}"
+    steps = f"{found.steps} lines of steps seen{', then it ended by itself' if found.ended else ''}"
+    if found.line_s > SEVERAL * found.step_s:
+        steps = f"a line comes every {format_seconds(found.line_s)}; {steps}"
     _print_rows([
         ("command", shlex.join(plan.spec.workload.shown.command or ())),
         ("interpreter", f"{found.python}{jaxlib}" if found.python else "none loaded jaxlib; autotune's own is asked"),

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from autotune.child import plain
 from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     Arm,
@@ -334,7 +335,7 @@ class Bench:
 
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
-        lines = "\n".join(f"    {line}" for line in failure.last_lines[-8:])
+        lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
         advice = why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "

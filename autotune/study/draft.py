@@ -91,10 +91,10 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
         StudyFileError: If no study can be of it.
     """
     steps, soak_s, soak_steps = _sizes(found)
-    run_s = found.start_s + steps * found.step_s
+    run_s = found.start_s + steps * found.line_s
     trial_s = SANDWICHES * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
-    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.step_s)
+    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
     kind = kind_of_devices(found.asked.platform, found.device_count)
     read = {k: v for k, v in found.rules.items() if v is not None}
@@ -110,7 +110,7 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
         (
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
-            f"{format_seconds(found.start_s)}.",
+            f"{format_seconds(found.start_s)}. Steps are counted by the lines that tell them.",
             {"run_steps": steps, "sandwiches": SANDWICHES},
         ),
         (
@@ -192,12 +192,12 @@ def checked(text: str) -> StudySpec:
 def _sizes(found: Understood) -> tuple[int, float, int]:
     """Counted steps of a run, seconds and fewest steps of the soak: no more than the program makes, if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
-    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.step_s)))
-    soak_s, soak_steps = SOAK_S, min(200, max(2 * LEAST_STEPS, int(SOAK_S / found.step_s)))
+    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
+    soak_s, soak_steps = SOAK_S, min(200, max(2 * LEAST_STEPS, int(SOAK_S / found.line_s)))
     if found.ended:
         left = found.steps - WARMUP_STEPS - 1
         steps, soak_steps = min(steps, left), min(soak_steps, left)
-        soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.step_s) / 10)
+        soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.line_s) / 10)
     return steps, soak_s, soak_steps
 
 

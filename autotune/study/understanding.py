@@ -31,6 +31,9 @@ RECOGNISED_LINES = 600
 
 TELL_EVERY_S = 10.0
 
+_BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
+"""A bar as long as a terminal, or what is left of it: a person who is shown a line wants what is beside it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -62,8 +65,10 @@ class Understood:
         doubt: What speaks against the durations that are printed; empty if nothing does.
         example: A line from which a step was read.
         step_s: Median of a step, seconds.
+        line_s: Mean time from one line that tells a step to the next, seconds: of several steps where not each has a
+            line, or only those that are not too soon after the one before. What a study counts is lines.
         start_s: Seconds until its warm-up was over.
-        steps: Steps that it made; all of them if it `ended`.
+        steps: Lines that told a step; all of them if it `ended`.
         ended: Whether it ended by itself.
         device: Kind of device, in words.
         device_count: How many of them.
@@ -78,6 +83,7 @@ class Understood:
     example: str
     doubt: str
     step_s: float
+    line_s: float
     start_s: float
     steps: int
     ended: bool
@@ -90,7 +96,7 @@ class Understood:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Steps of some lines: when each came, how long it took, and a line that told one, without colours."""
+    """Steps of some lines: when each came, how long it took, and a line that told one, cleaned of colours and bars."""
 
     at_s: tuple[float, ...]
     took_s: tuple[float, ...]
@@ -113,7 +119,7 @@ def read_steps(lines: Sequence[tuple[float, str]], rules: Mapping[str, Any]) -> 
         if step is not None and step.step_s is not None:
             at_s.append(came_s)
             took_s.append(step.step_s)
-            example = plain(line)
+            example = _BAR.sub(r"\1\1\1…", plain(line))
     return Reading(tuple(at_s), tuple(took_s), example)
 
 
@@ -239,7 +245,7 @@ def _understood(
     return Understood(
         asked=asked, rules=rules, how=_in_words(rules, is_given=asked.rules is not None), example=reading.example,
         doubt=_doubt(best),
-        step_s=_typical_s(reading),
+        step_s=_typical_s(reading), line_s=_between_lines_s(reading),
         start_s=reading.at_s[min(WARMUP_STEPS, steps - 1)], steps=steps, ended=look.status is not None,
         device=device_words(asked.platform), device_count=count, python=python,
         jaxlib=look.pythons[python] if python else None,
@@ -251,6 +257,12 @@ def _typical_s(reading: Reading) -> float:
     """A typical step, seconds: the median, unless lines came at once; never 0."""
     typical_s = statistics.median(reading.took_s[WARMUP_STEPS:])
     return typical_s if typical_s > 1e-6 else max(1e-6, statistics.fmean(reading.took_s[WARMUP_STEPS:]))
+
+
+def _between_lines_s(reading: Reading) -> float:
+    """From line to line, seconds: never less than a step, for lines that come at once tell nothing."""
+    came = reading.at_s[WARMUP_STEPS - 1 :]
+    return max(_typical_s(reading), (came[-1] - came[0]) / (len(came) - 1))
 
 
 def device_count(platform: str) -> int:

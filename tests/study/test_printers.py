@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.model import LaunchError
-from autotune.study import Asked, Understood, understand
+from autotune.study import Asked, Understood, plan_of, understand
+from autotune.study.draft import SHORTEST_RUN_S, SOAK_S
 
 LOOP = "import time\nfor step in range(60):\n    time.sleep(0.02)\n    "
 
@@ -52,8 +53,24 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
     found = look(tmp_path, sys.executable, "train.py")
     assert 0.01 < found.step_s < 0.2, found
     assert found.steps >= 25
+    assert len(found.example) < 120, "no bar as long as a terminal"
     assert found.example.isprintable(), "colours and movements of the cursor are no part of what a person is shown"
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
+
+
+def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
+    """A bar of Keras is drawn every 50 ms: so many lines as steps fill a run would have taken 7 times that."""
+    (tmp_path / "train.py").write_text(
+        "import time\nfor step in range(4000):\n    time.sleep(0.005)\n"
+        "    if step % 10 == 0:\n        print(f'step {step} loss 2.5 time 5.0 ms')"
+    )
+    found = look(tmp_path, sys.executable, "train.py")
+    assert found.step_s == pytest.approx(0.005)
+    assert 0.05 <= found.line_s < 0.12
+    plan = plan_of(found, name="every-tenth", trials=4, budget_s=None, said="tune")
+    assert plan.spec.measure.run_steps * found.line_s == pytest.approx(plan.run_s - found.start_s)
+    assert plan.run_s - found.start_s < 1.2 * SHORTEST_RUN_S
+    assert plan.spec.confirm.soak_steps * found.line_s <= 1.2 * SOAK_S
 
 
 def test_of_one_that_prints_nothing_it_is_told_what_to_do(tmp_path: Path) -> None:
