@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,8 @@ def drawn(rows: list[AtlasRow], each: int, seed: int) -> list[AtlasRow]:
     return sorted(found, key=lambda r: (*r.cell, r.name, r.value))
 
 
-def checked(rows: list[AtlasRow]) -> list[dict[str, Any]]:
+def checked(rows: list[AtlasRow]) -> Iterator[dict[str, Any]]:
     """Each row with what compiling it alone gave; rows of one cell share the default's program."""
-    found = []
     for (_, kind, target, gpus), of_cell in groupby(rows, key=lambda r: r.cell):
         cell = planned_cells([kind], [target], [gpus])[0]
         with open_screener(cell.study, study_dir=HERE, target=cell.target, topology=cell.topology) as (_, screener):
@@ -49,33 +48,31 @@ def checked(rows: list[AtlasRow]) -> list[dict[str, Any]]:
                     is_right = program == reference
                 else:
                     is_right = program != reference and (program or "").startswith(row.program)
-                found.append({"row": row.model_dump(mode="json", exclude_defaults=True), "is_right": is_right})
                 print(f"{'right' if is_right else 'WRONG'}: {cell}: {row.name}={row.value} {row.verdict}", flush=True)
-    return found
+                yield {"row": row.model_dump(mode="json", exclude_defaults=True), "is_right": is_right}
 
 
 def main() -> None:
-    """Entry point; writes what was found as JSON."""
+    """Entry point; writes what was found as JSON, row by row, and goes on where it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     jaxlib = compiler_versions()["jaxlib"]
-    started = time.monotonic()
-    found = checked(drawn([r for r in load_atlas() if r.jaxlib == jaxlib], arguments.each, arguments.seed))
-    wrong = sum(not f["is_right"] for f in found)
-    result = {
-        "jaxlib": jaxlib,
-        "seed": arguments.seed,
-        "checked": len(found),
-        "wrong": wrong,
-        "wall_s": round(time.monotonic() - started),
-        "rows": found,
-    }
     path = arguments.into / f"atlas_spot_{jaxlib}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found)} rows, {wrong} wrong: {path}")
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows = drawn([r for r in load_atlas() if r.jaxlib == jaxlib], arguments.each, arguments.seed)
+    wanted = [r.model_dump(mode="json", exclude_defaults=True) for r in rows]
+    # Of an older table, or of other draws, nothing is taken over.
+    found = [f for f in before.get("rows", []) if f["row"] in wanted]
+    done = [f["row"] for f in found]
+    for told in checked([row for row, words in zip(rows, wanted, strict=True) if words not in done]):
+        found.append(told)
+        wrong = sum(not f["is_right"] for f in found)
+        result = {"jaxlib": jaxlib, "seed": arguments.seed, "asked": len(rows), "checked": len(found), "wrong": wrong}
+        path.write_text(json.dumps({**result, "rows": found}, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} rows, {sum(not f['is_right'] for f in found)} wrong: {path}")
 
 
 if __name__ == "__main__":

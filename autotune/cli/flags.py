@@ -267,6 +267,7 @@ def space(
                 "build": told.build,
                 "facts": facts,
                 "priors": {n: plain(p) for n, p in told.priors.items()},
+                "first": {name: dict(settings) for name, settings in told.first},
             }
         )
         return
@@ -276,6 +277,8 @@ def space(
         likely = sorted(told.priors.items(), key=lambda item: -item[1].act)
         thought = [(n, f"{100 * p.act:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
         print_table(("parameter", "thought to act", "for"), thought)
+    for name, settings in told.first:
+        print(f"tried first, {name}: {settings}")
     print(f"{found.size():.6g} points on {told.build}; told by {told.told_by}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

@@ -51,6 +51,7 @@ class _Space(_Shape):
     build: str
     facts: _Facts
     priors: dict[str, Prior]
+    first: dict[str, dict[str, str]]
 
 
 class _ReadLine(_Shape):

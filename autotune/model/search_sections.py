@@ -60,6 +60,8 @@ class SearchSpec(Section):
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
         symptoms: Symptoms whose groups are searched.
+        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
+            that winners hold are thought likelier to act.
         first: Sets with names that are tried before the sampler proposes.
         known_failures: Leave out combinations that crashed or hung with this workload in earlier studies on this build
             and device, tell those that did with others, and keep what is found for later ones.
@@ -84,6 +86,7 @@ class SearchSpec(Section):
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     symptoms: tuple[str, ...] = ()
+    learn_from: Annotated[str, Field(min_length=1)] | None = None
     first: tuple[NamedSet, ...] = ()
     use_environment: bool = True
     step_time: Literal["measured", "predicted"] = "measured"

@@ -367,7 +367,7 @@ _YOUNG: dict[str, dict[str, Any]] = {
         "autotune_results": "",
         "start_s": 0.0,
     },
-    "search": {"options": {}, "when": {}, "sampler_options": {}},
+    "search": {"options": {}, "when": {}, "sampler_options": {}, "learn_from": None},
     "measure": {"settle_s": 0.0, "steady_s": 0.0},
     "first": {"options": {}},
 }

@@ -9,7 +9,9 @@ from autotune.results.artefacts import (
 from autotune.results.audit import doubts, proof_digest
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
-from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
+from autotune.results.library import (
+    Entry, LibraryQuery, Match, add_to_library, best_known, describe_entry, library_entries, nearest_known,
+)  # fmt: skip
 from autotune.results.trace import check_records, origin_line, origin_of_run
 from autotune.results.carried import read_winner
 from autotune.results.proof_words import describe_finalist

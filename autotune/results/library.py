@@ -128,8 +128,13 @@ def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
+    return nearest_known(known, query)[0]
+
+
+def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
+    """All entries, the nearest to what is asked first; among equally near ones the fastest."""
     matches = [_match(entry, query) for entry in known]
-    return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
+    return sorted(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:

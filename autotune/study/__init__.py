@@ -7,6 +7,7 @@ from autotune.study.foretell import foretell_space
 from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.interpreter import program_python
+from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.measured import Measuring
 from autotune.study.predicted import facts_of
 from autotune.study.priors import Prior

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.machine import caller_environment, visible_gpus
-from autotune.model import AutotuneError, FloorResult, RunDirectoryError, StudySpec, WorkloadFacts
+from autotune.model import AutotuneError, FlagSet, FloorResult, RunDirectoryError, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace, build_space
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.interpreter import program_python, refuse_other_build
+from autotune.study.library_priors import by_library, entries_for, lessons_of
 from autotune.study.predicted import Facts, on_its_cluster, seen_by_model
 from autotune.study.preflight import known_settings
 from autotune.study.priors import Prior, priors_of, screened_by
@@ -33,6 +34,7 @@ class Foretold:
         device_count: As told; None if nobody knows.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer, as told.
         priors: Parameter to how likely it is thought to act, and why; by the screen of the run, too, if it has one.
+        first: Sets of a library that are tried first, with their names.
     """
 
     space: SearchSpace
@@ -41,6 +43,7 @@ class Foretold:
     device_count: int | None = None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     priors: Mapping[str, Prior] = field(default_factory=dict)
+    first: tuple[tuple[str, FlagSet], ...] = ()
 
 
 def foretell_space(
@@ -60,7 +63,8 @@ def foretell_space(
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
         RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
-        StudyFileError: If a study predicts and its cluster is not named, or that run was on another build.
+        StudyFileError: If a study predicts and its cluster is not named, that run was on another build, or there is no
+            such library.
         LaunchError: If the installed build cannot be asked.
     """
     spec = on_its_cluster(spec) if spec.is_predicted else spec
@@ -80,13 +84,17 @@ def foretell_space(
     if spec.is_predicted:
         space = seen_by_model(space, known.catalog)
     report, count = screened_by(store) if store is not None else None, facts.device_count if facts else None
+    priors = by_atlas(priors_of(space, report), spec, count, known.build.jaxlib, report)
+    kind = floor.reference.device_kind if floor is not None else None
+    lessons = lessons_of(entries_for(spec, study_dir), spec, known, device_kind=kind, device_count=count)
     return Foretold(
         space=space,
         build=known.build.build,
         told_by=told_by,
         device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
-        priors=by_atlas(priors_of(space, report), spec, count, known.build.jaxlib, report),
+        priors=by_library(priors, lessons.winners),
+        first=lessons.first,
     )
 
 

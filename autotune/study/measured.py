@@ -54,7 +54,7 @@ class Measuring:
     def _foreseen(self, screen: Screener) -> Sequence[FlagSet]:
         """What the screen is going to compile, before the reference has run: its program tells what the space needs."""
         space = self._run.setup.space(facts_of(screen.reference(), screen.job.topology))
-        return screen.wanted(domains(space), dict(self._run.setup.first))
+        return screen.wanted(domains(space), dict(self._run.first))
 
     def narrow(self, space: SearchSpace) -> SearchSpace:
         """The space without what compiling shows to need no measurement."""
@@ -63,7 +63,7 @@ class Measuring:
             return space
         if (table := self._run.time.timetable()) is not None:
             self._screen.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
-        left = self._screen.narrow(space, dict(self._run.setup.first), reference)
+        left = self._screen.narrow(space, dict(self._run.first), reference)
         if self._screen.report is not None and self._run.spec.device.platform == "cuda":
             self.doubt = doubt_of(space, self._screen.report)
         return left

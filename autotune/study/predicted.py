@@ -163,7 +163,7 @@ class Predicting:
         seen = seen_by_model(space, load_catalog())
         if not self._screener.is_asked_for:
             return seen
-        return self._screener.screened(self._screen, seen, dict(self._run.setup.first))
+        return self._screener.screened(self._screen, seen, dict(self._run.first))
 
     def evaluate(self, config: TrialConfig, known: Known) -> TrialResult:
         """Compiles and predicts one set, unless its program is known."""

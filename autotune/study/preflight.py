@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.machine import caller_environment, open_meter, steering_settings
@@ -20,6 +20,7 @@ from autotune.model import (
     kind_of,
     refuse_struck,
 )
+from autotune.results import Entry
 from autotune.rundir import Store
 from autotune.settings import (
     KnownSettings,
@@ -34,6 +35,7 @@ from autotune.settings import (
 )
 from autotune.study.bench import watch_of
 from autotune.study.interpreter import program_python, refuse_other_build
+from autotune.study.library_priors import Lessons, entries_for, lessons_of
 from autotune.study.proposer import open_mirror
 from autotune.study.samplers import check_sampler
 from autotune.workers import (
@@ -60,6 +62,7 @@ class Preflight:
         python: Interpreter of that build: the one under which the study's program runs.
         first: Sets to try before the sampler proposes, with who suggests them.
         rule_defaults: See `rule_defaults`.
+        library: The winners that the study learns from.
     """
 
     spec: StudySpec
@@ -67,6 +70,7 @@ class Preflight:
     python: str
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
+    library: tuple[Entry, ...] = ()
 
     @property
     def jaxlib(self) -> str:
@@ -76,6 +80,11 @@ class Preflight:
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
         return make_launcher(store.spec, store.study_dir)
+
+    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+        """See `autotune.study.run.Setup`; sets that break a rule of the study are left out."""
+        found = lessons_of(self.library, self.spec, self.known, device_kind=kind, device_count=count, note=note)
+        return replace(found, first=keeping_rules(self.spec, found.first, self.rule_defaults, note))
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
@@ -102,14 +111,15 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
-        StudyFileError: If there is no such sampler, energy is an objective and nothing counts it, or the storage cannot
-            be opened.
+        StudyFileError: If there is no such sampler or library, energy is an objective and nothing counts it, or the
+            storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search)
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
+    library = entries_for(spec, study_dir)
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
@@ -119,7 +129,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse_uncounted_energy(spec)
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
-    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
+    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults, library=library)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
 from autotune.study.gain import measure_once_more
+from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.preflight import make_launcher, refuse_missing_secrets
 from autotune.study.proof import most_processes, prove
 from autotune.study.run import StudyRun
@@ -49,6 +50,10 @@ class NothingToSearch:
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """An empty one."""
         return SearchSpace(())
+
+    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+        """None, for nothing is searched."""
+        return NO_LESSONS
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """All of them, for nothing is shared between programs."""

@@ -27,6 +27,7 @@ from autotune.settings import SearchSpace
 from autotune.study.doubt import Doubt
 from autotune.study.here import Here
 from autotune.study.lanes import Lanes
+from autotune.study.library_priors import Lessons
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
 from autotune.study.time_left import TimeLeft
@@ -53,6 +54,9 @@ class Setup(Protocol):
     @property
     def rule_defaults(self) -> Mapping[str, str]:
         """What the build has for the settings that `limits.rules` name."""
+
+    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+        """What a library of winners teaches, for so many devices of a kind; None for what nobody knows."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The search space, once the reference has told what the workload is."""
@@ -129,6 +133,7 @@ class StudyRun:
         setup: Set by `probe`.
         time: What is left of the budgets; set by `probe`, too.
         facts: Set by `noise_floor`: what the reference told of the workload.
+        first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
         proposer: Set by `screen`: proposes what to try.
         search: Set by `search`, which `confirm` may go on with.
         finalists: Set by `confirm`: finalists with their verdicts.
@@ -158,6 +163,7 @@ class StudyRun:
     time: TimeLeft = field(init=False)
     evaluator: Evaluator = field(init=False)
     facts: WorkloadFacts = field(init=False)
+    first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
     search: MoreSearch = field(init=False)
     finalists: list[FinalistResult] = field(default_factory=list, init=False)

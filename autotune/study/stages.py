@@ -41,6 +41,7 @@ from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.gain import measure_once_more
+from autotune.study.library_priors import by_library
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
 from autotune.study.priors import priors_of, screened_by
@@ -79,6 +80,7 @@ def run_study(run: StudyRun) -> ConclusionRecord:
 def probe(run: StudyRun) -> None:
     """Asks the installed build, checks the study against it, then takes the devices and the run directory."""
     run.setup = run.prepare(run.view.note)
+    run.first = tuple(run.setup.first)
     run.open()
 
 
@@ -92,11 +94,15 @@ def screen(run: StudyRun) -> None:
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
+    kind = run.reference.device_kind if run.reference is not None else None
+    lessons = run.setup.lessons(kind, run.facts.device_count, run.view.note)
+    run.first += lessons.first
     space = run.evaluator.narrow(space)
     report = screened_by(run.store)
     priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
+    priors = by_library(priors, lessons.winners)
     run.proposer = Proposer(
-        run.spec, space, first=run.setup.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
+        run.spec, space, first=run.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,
         priors=priors,
     )  # fmt: skip

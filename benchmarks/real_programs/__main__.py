@@ -2,10 +2,11 @@
 
     python -m benchmarks.real_programs --into FOLDER [--minutes 12] [NAME ...]
 
-For each program of `programs.toml`: an environment of its own (made once, kept in FOLDER), its source unpacked if it has
-one, then ``autotune tune --yes`` as a newcomer types it. What was detected, what had to be told, the verdict and how long
-it took go into ``benchmarks/results/real_programs.json``, row by row. It needs Python 3.12 and a package index, and
-takes about a quarter of an hour a program. Run it on a machine that does nothing else: what can be proven hangs on that.
+For each program of `programs.toml`: an environment of its own (made once, kept in FOLDER), its source unpacked if it
+has one, then ``autotune tune --yes`` as a newcomer types it. What was detected, what had to be told, the verdict and
+how long it took go into ``benchmarks/results/real_programs.json``, row by row. It needs Python 3.12 and a package
+index, and takes about a quarter of an hour a program. Run it on a machine that does nothing else: what can be proven
+hangs on that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -87,6 +89,8 @@ def tuned(program: dict[str, Any], into: Path, python: Path, minutes: float) -> 
     work.mkdir(parents=True, exist_ok=True)
     command = [part.format(python=python, here=HERE) for part in shlex.split(program["command"])]
     name = into.name
+    (work / f"{name}.toml").unlink(missing_ok=True)  # else `tune` would go on with the study of the last time
+    shutil.rmtree(work / "runs", ignore_errors=True)
     tune = ["tune", "--yes", "--name", name, "--platform", "cpu", "--time-budget", f"{minutes:g}m", *program["told"]]
     began = time.monotonic()
     done = subprocess.run(

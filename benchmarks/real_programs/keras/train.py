@@ -27,4 +27,4 @@ for _ in range(2):
 model = keras.Model(tokens, keras.layers.Dense(VOCABULARY)(x))
 model.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 text = np.random.default_rng(0).integers(0, VOCABULARY, (4096, LENGTH + 1))
-model.fit(text[:, :-1], text[:, 1:], batch_size=ROWS, epochs=3)
+model.fit(text[:, :-1], text[:, 1:], batch_size=ROWS, epochs=8)
