@@ -31,8 +31,8 @@ from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, st
 BLOCKS_S = {0.06: 30, 0.5: 12, 3.0: 5}
 """Length of a block, in seconds, to pairs of it."""
 
-WORKLOAD_S, LARGE_S = 30, 50
-"""What a workload is planned with: start, compilation, some seconds of steps; and one that fills the memory of a GPU."""
+WORKLOAD_S, LARGE_S = 30.0, 50.0
+"""What a workload is planned with: start, compilation, some seconds of steps; and one as large as a GPU."""
 
 WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "llama-small": {},
@@ -69,7 +69,7 @@ def main() -> int:
             hour.do("out of memory", OUT_OF_MEMORY_S + 10, lambda: out_of_memory(found))
             hour.do("screen", 40, lambda: {"found": ask(found, "predict", str(found.study("dense")), "--json")})
         for entry in DRY if dry else WORKLOADS:
-            cost_s = 10 if dry else LARGE_S if entry.endswith("-80gb") else WORKLOAD_S
+            cost_s = 10.0 if dry else LARGE_S if entry.endswith("-80gb") else WORKLOAD_S
             hour.do(f"workload {entry}", cost_s, functools.partial(workload, found, entry))
         for name in () if dry else more_pairs():
             work, cost_s = functools.partial(started, found, name), hour.cost_of("pair", pair_s)

@@ -97,7 +97,8 @@ def within(spec: StudySpec, hour: Hour, after_s: float) -> StudySpec:
     Args:
         spec: The study.
         hour: What is left of it is the limit.
-        after_s: Seconds of blocks that follow a start: one that leaves them no time is ended, for it would be for nothing.
+        after_s: Seconds of blocks that follow a start: one that leaves them no time is ended, for nothing would come
+            of it.
     """
     left_s = hour.left_s
     start_s, block_s = (max(5.0, min(LONGEST_START_S, s)) for s in (left_s - after_s, left_s))
