@@ -50,6 +50,7 @@ StepUnit = Annotated[str | None, typer.Option("--step-unit", help="What that key
 StepFile = Annotated[str | None, typer.Option("--step-file", help="File, beside the study, that steps are written to.")]
 Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
+DEFAULT_TRIALS = 30
 Trials = Annotated[int, typer.Option(min=1, help="Most trials.")]
 
 
@@ -87,7 +88,7 @@ def tune(
     seconds_of(time_budget, "--time-budget")  # a mistyped one must not wait for the look
     file, known = file_of(asked, name)
     if known is None:
-        plan, understood = planned(asked, file.stem, trials=trials or 30, budget=time_budget)
+        plan, understood = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget=time_budget)
         show_plan(understood, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
@@ -105,12 +106,15 @@ def tune(
 def init(
     command: Command = None,
     entry: Annotated[str | None, typer.Option(help="Instead: a preset such as llama, or package.module:fn.")] = None,
+    example: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Instead: a copy of an example study; an unknown one lists all.")
+    ] = None,
     hook: Annotated[bool, typer.Option("--hook", help="The program has autotune.hook.steps in its loop.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", dir_okay=False, help="File to write; default: NAME.toml here.")
     ] = None,
     time_budget: options.TimeBudget = None,
-    trials: Trials = 30,
+    trials: Trials = DEFAULT_TRIALS,
     platform: Platform = None,
     name: Name = None,
     preset: Preset = None,
@@ -126,15 +130,22 @@ def init(
     A program without the hook is run once, to see how its steps are printed.
     """
     from autotune.model import StudyFileError
-    from autotune.study import plan_entry, plan_hook
+    from autotune.study import example_text, plan_entry, plan_hook
 
-    if (entry is None) == (not command):
-        raise StudyFileError("exactly one of --entry ENTRY and -- COMMAND must be given: autotune init --entry llama")
-    file = output or Path(f"{name or (name_of_entry(entry) if entry else name_of(command or []))}.toml")
+    if (entry is not None) + (example is not None) + bool(command) != 1:
+        raise StudyFileError(
+            "exactly one of --entry ENTRY, --example NAME and -- COMMAND must be given: autotune init --entry llama"
+        )
+    if example is not None and (time_budget, trials, platform) != (None, DEFAULT_TRIALS, None):
+        raise StudyFileError("with --example only --name and --output may be given: edit the file that is written")
+    own = name_of_entry(entry) if entry else example or name_of(command or [])
+    file = output or Path(f"{name or own}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
     study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
-    if entry is None and not hook:
+    if example is not None:
+        write_study(file, example_text(example, study), None)
+    elif entry is None and not hook:
         rules = rules_of(preset, pattern, json_key, unit, step_file, loss)
         asked = ask_for(command, platform, rules, look_limit, verb="init", cwd=file.resolve().parent)
         plan, understood = planned(asked, study, trials=trials, budget=time_budget)

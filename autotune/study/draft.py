@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.model import StudyFileError, StudySpec, format_seconds, parse_study, strike_command
+from autotune.child import workloads_root
+from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
 from autotune.stats import proof_pairs, smallest_gain, study_power
 from autotune.study.understanding import LEAST_STEPS, WARMUP_STEPS, Understood, is_named
 
@@ -173,6 +174,30 @@ def plan_hook(
         _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
     ]
     return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
+
+
+def example_studies() -> dict[str, Path]:
+    """The example studies that come with autotune and need no program of their own: name to file."""
+    files = sorted((workloads_root() / "studies").glob("*.toml"))
+    return {p.stem: p for p in files if "entry" in tomllib.loads(p.read_text(encoding="utf-8"))["workload"]}
+
+
+def example_text(name: str, study: str) -> str:
+    """The file of an example study, as a study of another name.
+
+    Args:
+        name: Of the example.
+        study: Of the copy.
+
+    Raises:
+        StudyFileError: If there is no such; all are named.
+    """
+    known = example_studies()
+    if name not in known:
+        rows = [f"  {n}: {tomllib.loads(p.read_text(encoding='utf-8'))['description']}" for n, p in known.items()]
+        told = f"--example must be one of these but got {name!r}{close_matches(name, known)}"
+        raise StudyFileError("\n".join([told, *rows]))
+    return known[name].read_text(encoding="utf-8").replace(f'name = "{name}"', f'name = "{study}"', 1)
 
 
 def kind_of_devices(platform: str, count: int) -> str:

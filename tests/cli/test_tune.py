@@ -163,6 +163,9 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--yes", "--loss", "a", "--", "python", "x.py"), "exactly one of"),
         (("init",), "exactly one of --entry"),
         (("init", "--entry", "llama", "--", "python", "train.py"), "exactly one of --entry"),
+        (("init", "--example", "one-gpu", "--entry", "llama"), "exactly one of --entry"),
+        (("init", "--example", "one-gpu", "--trials", "3"), "edit the file that is written"),
+        (("init", "--example", "one-gup"), "got 'one-gup'; did you mean `one-gpu`"),
     ],
 )
 def test_a_bad_call_says_what_must_hold_and_leaves_nothing(
