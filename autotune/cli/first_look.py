@@ -243,10 +243,21 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         *([("symptoms", ", ".join(plan.spec.search.symptoms))] if plan.spec.search.symptoms else []),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
+        *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
         *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ])  # fmt: skip
+
+
+def _too_short(plan: Plan) -> str:
+    """What a person is told whose time budget holds less than a study."""
+    from autotune.study import WORTH_TRIALS
+
+    return (
+        f"the noise floor and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
+        "less, what looks promising may stay unproven. The same command with a larger --time-budget goes on"
+    )
 
 
 def _busy() -> str:

@@ -1,7 +1,7 @@
 """The stages of a study, in order."""
 
 from autotune.study.comparer import Compared, fixed, sequential
-from autotune.study.draft import SPREADS, WHY, Plan, checked, example_text, plan_entry, plan_hook, plan_of
+from autotune.study.draft import SPREADS, WHY, WORTH_TRIALS, Plan, checked, example_text, plan_entry, plan_hook, plan_of
 from autotune.study.engines import choose_engine, parse_groups
 from autotune.study.foretell import foretell_space
 from autotune.study.here import Here

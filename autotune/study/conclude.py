@@ -79,7 +79,12 @@ def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object
             "estimate": ratio,
             "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
         }
-    if all(r.failure is not None for r in results):
+    if not results:
+        has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
+        why = "the noise floor left no time for a trial; with a larger budget the same command goes on from here"
+        sentence = f"inconclusive: nothing was tried {where}: {why if has_budget else 'there was nothing to try'}"
+        outcome = Outcome.INCONCLUSIVE
+    elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, f"no setting tried ran to a result {where}"
     else:
         outcome, sentence = _no_winner(run, results, where)

@@ -13,7 +13,8 @@ from typing import Any
 from autotune.child import workloads_root
 from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
 from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.understanding import LEAST_STEPS, WARMUP_STEPS, Understood, is_named
+from autotune.study.reading import WARMUP_STEPS
+from autotune.study.understanding import LEAST_STEPS, Understood, is_named
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -65,6 +66,7 @@ class Plan:
         run_s: Seconds of one run of the program.
         trial_s: Seconds of a trial.
         budget_s: Seconds of the whole study.
+        needed_s: Seconds in which a floor, some trials (`WORTH_TRIALS`) and proofs fit.
         gains: For each of `SPREADS`: smallest gain that is proven 9 times in 10, and the seconds of proofs; None where
             no gain below 50 % is.
     """
@@ -75,6 +77,7 @@ class Plan:
     run_s: float
     trial_s: float
     budget_s: float
+    needed_s: float
     gains: tuple[tuple[float, float] | None, ...]
 
 
@@ -125,7 +128,7 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
     )
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
-        gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
+        needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
     )  # fmt: skip
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import Follow, Recognised, StepReader, last_exception, plain, recognise
+from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
 from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
 from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
 from autotune.study.interpreter import direct_python
+from autotune.study.reading import WARMUP_STEPS, Reading, read_steps
 from autotune.workers import FirstLook, look_at
-
-WARMUP_STEPS = 5
-"""Steps that a study leaves out, as `measure.warmup_steps` has them."""
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -30,9 +27,6 @@ RECOGNISED_LINES = 600
 """Lines at the end of the output that are looked at to find out how steps are printed."""
 
 TELL_EVERY_S = 10.0
-
-_BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
-"""A bar as long as a terminal, or what is left of it: a person who is shown a line wants what is beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,35 +86,6 @@ class Understood:
     python: str | None
     jaxlib: str | None
     symptoms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Steps of some lines: when each came, how long it took, and a line that told one, cleaned of colours and bars."""
-
-    at_s: tuple[float, ...]
-    took_s: tuple[float, ...]
-    example: str
-
-
-def read_steps(lines: Sequence[tuple[float, str]], rules: Mapping[str, Any]) -> Reading:
-    """The steps that some rules find in lines.
-
-    Args:
-        lines: Each with the second at which it came.
-        rules: As `StepReader` takes them.
-
-    Raises:
-        ValueError: If a rule cannot work.
-    """
-    reader, at_s, took_s, example = StepReader(rules), list[float](), list[float](), ""
-    for came_s, line in lines:
-        step = reader.read(line, came_s)
-        if step is not None and step.step_s is not None:
-            at_s.append(came_s)
-            took_s.append(step.step_s)
-            example = _BAR.sub(r"\1\1\1…", plain(line))
-    return Reading(tuple(at_s), tuple(took_s), example)
 
 
 def understand(asked: Asked, *, tell: Callable[[str], None]) -> Understood:
@@ -245,24 +210,12 @@ def _understood(
     return Understood(
         asked=asked, rules=rules, how=_in_words(rules, is_given=asked.rules is not None), example=reading.example,
         doubt=_doubt(best),
-        step_s=_typical_s(reading), line_s=_between_lines_s(reading),
+        step_s=reading.typical_s, line_s=reading.line_s,
         start_s=reading.at_s[min(WARMUP_STEPS, steps - 1)], steps=steps, ended=look.status is not None,
         device=device_words(asked.platform), device_count=count, python=python,
         jaxlib=look.pythons[python] if python else None,
         symptoms=told_symptoms(line for _, line in look.lines),
     )  # fmt: skip
-
-
-def _typical_s(reading: Reading) -> float:
-    """A typical step, seconds: the median, unless lines came at once; never 0."""
-    typical_s = statistics.median(reading.took_s[WARMUP_STEPS:])
-    return typical_s if typical_s > 1e-6 else max(1e-6, statistics.fmean(reading.took_s[WARMUP_STEPS:]))
-
-
-def _between_lines_s(reading: Reading) -> float:
-    """From line to line, seconds: never less than a step, for lines that come at once tell nothing."""
-    came = reading.at_s[WARMUP_STEPS - 1 :]
-    return max(_typical_s(reading), (came[-1] - came[0]) / (len(came) - 1))
 
 
 def device_count(platform: str) -> int:

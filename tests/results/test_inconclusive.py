@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.cli.run import _more_of
-from autotune.model import AutotuneError, Outcome, format_detectable
+from autotune.model import AutotuneError, Outcome, TrialResult, format_detectable
 from autotune.results import ExportFormat, load, render_export, render_html, render_markdown
 from autotune.results.comparison import compare_stores
 from autotune.rundir.store import RECORDS, Store
+from autotune.settings import SearchSpace
+from tests.runs import EFFECTS, Run, replay_study
 
 SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"
 
@@ -61,6 +63,18 @@ def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_
     assert by_study["open"][0] == "(not settled)"
     assert math.isnan(by_study["open"][1])
     assert by_study["none"] == ("(default)", 1.0)
+
+
+def test_of_a_study_without_a_trial_nothing_is_said_of_settings(run_replay: Run) -> None:
+    """MaxText took nine of twelve minutes for its noise floor: "no setting tried ran to a result" was told of none."""
+    conclusion, store, _ = run_replay(replay_study(effects=EFFECTS), trials=5, budget_s=1e-6)
+    assert not store.of(TrialResult)
+    assert conclusion.outcome is Outcome.INCONCLUSIVE
+    assert "nothing was tried" in conclusion.sentence
+    assert "with a larger budget the same command goes on" in conclusion.sentence
+    nothing, _, _ = run_replay(replay_study(effects=EFFECTS), trials=5, folder="empty", space=SearchSpace(()))
+    assert nothing.outcome is Outcome.INCONCLUSIVE
+    assert nothing.sentence.endswith("there was nothing to try")
 
 
 def search(**keys: Any) -> Any:
