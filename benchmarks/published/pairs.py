@@ -14,15 +14,21 @@ Pair = dict[str, Any]
 def published_pairs() -> dict[str, Pair]:
     """Every pair by name, both arms as rows (``arms``: off, on) whose flags are in words."""
     found = tomllib.loads((HERE / "pairs.toml").read_text(encoding="utf-8"))
-    named = {name: {**row, "flags": found["flags"][row["flags"]]} for name, row in found["configurations"].items()}
-    rows = {**published(), **named}
-    return {name: {"kind": "flags", **pair, **_of(rows[pair["of"]], pair)} for name, pair in found["pairs"].items()}
+    named = {name: _like(row, found["configurations"]) for name, row in found["configurations"].items()}
+    rows = {**published(), **{name: {**row, "flags": found["flags"][row["flags"]]} for name, row in named.items()}}
+    pairs = {name: {"kind": "flags", **_like(pair, found["pairs"])} for name, pair in found["pairs"].items()}
+    return {name: {**pair, **_of(rows[pair["of"]], pair)} for name, pair in pairs.items()}
 
 
 def unasked_pairs() -> dict[str, str]:
     """What sources say that cannot be asked here, and why."""
     found: dict[str, str] = tomllib.loads((HERE / "pairs.toml").read_text(encoding="utf-8"))["unasked"]
     return found
+
+
+def _like(entry: Row, others: dict[str, Row]) -> Row:
+    """An entry with what it takes over from another one."""
+    return {**(others[entry["like"]] if "like" in entry else {}), **entry}
 
 
 def _of(row: Row, pair: Pair) -> dict[str, Any]:
