@@ -1,11 +1,11 @@
 """Predicted over published step times, and predicted against published changes of them.
 
 Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``screen`` and no GPU. Compiles each row of
-`rows.toml`, and both arms of each pair of `pairs.toml`, in a process of its own, with a time limit, or takes its program
-from the cache of `autotune screen`, and predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after each row,
-``published_pairs_JAXLIB.json`` after each pair, and goes on there; then the page ``docs/predictions.md`` with its
-picture, and ``autotune/data/published.json``, from which predictions have their interval and predicted changes their
-hit rate. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles nothing.
+`rows.toml`, and both arms of each pair of `pairs.toml`, in a process of its own, with a time limit, or takes its
+program from the cache of `autotune screen`, and predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after
+each row, ``published_pairs_JAXLIB.json`` after each pair, and goes on there; then the page ``docs/predictions.md`` with
+its picture, and ``autotune/data/published.json``, from which predictions have their interval and predicted changes
+their hit rate. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from benchmarks.published.rows import compiled, is_held_out, predicted, publishe
 
 ROOT = Path(__file__).parents[2]
 
+Predict = Callable[[str, Any], dict[str, Any]]
+
 
 def main() -> None:
     """Predicts what is not yet in the results, and writes the page."""
@@ -35,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     jaxlib, folder = version("jaxlib"), ROOT / "benchmarks/results"
 
-    def every(known: Mapping[str, Any], path: Path, predict: Callable[[str, Any], dict[str, Any]]) -> dict[str, Any]:
+    def every(known: Mapping[str, Any], path: Path, predict: Predict) -> dict[str, Any]:
         asked = [name for name in known if not args.names or name in args.names]
         return results(known, path, predict, [] if args.report else asked, again=args.again)
 
@@ -56,10 +58,8 @@ def main() -> None:
     (ROOT / "docs/predictions.md").write_text(text, encoding="utf-8")
 
 
-def results(
-    known: Mapping[str, Any], path: Path, predict: Callable[[str, Any], dict[str, Any]], names: list[str], *, again: bool
-) -> dict[str, Any]:
-    """What is predicted for each, next to what is known of it; what is not in the file yet is predicted and kept there."""
+def results(known: Mapping[str, Any], path: Path, predict: Predict, names: list[str], *, again: bool) -> dict[str, Any]:
+    """What is predicted for each, next to what is known of it; what the file lacks is predicted and kept there."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found = {name: found[name] for name in known if name in found}
     for name in names:

@@ -57,7 +57,7 @@ def one_pair(name: str, pair: Pair) -> dict[str, Any]:
     off, on = steps
     return {
         "predicted": round(100.0 * (on.step_s / off.step_s - 1.0), 3),
-        **{f"{part}_s": [getattr(step, f"{part}_s") for step in steps] for part in ("step", "compute", "exposed", "idle")},
+        **{name: [getattr(step, name) for step in steps] for name in ("step_s", "compute_s", "exposed_s", "idle_s")},
         "fingerprints": [program.fingerprint for program in programs],
         "peak_gib": [round(p.memory.peak_bytes / 2**30, 1) if p.memory else None for p in programs],
         "wall_s": round(time.perf_counter() - started, 1),

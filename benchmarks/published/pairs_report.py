@@ -23,8 +23,8 @@ HEAD = f"""
 What a setting did to the step time of a configuration that its source names, and what is predicted for that
 configuration with and without it. Pairs, sources and what is assumed are `benchmarks/published/pairs.toml`; results are
 `benchmarks/results/published_pairs_{{jaxlib}}.json`. Changes are of the step time: above zero is slower. A published
-change below {NO_CHANGE:g} % is none, which is right if at most {NO_CHANGE_MET:g} % is predicted; a change of which less
-than {UNSEEN:g} % is predicted is *unseen*. No figure of the model was chosen by these pairs.
+change below {NO_CHANGE:g} % is none, which is right if at most {NO_CHANGE_MET:g} % is predicted; a change of which
+less than {UNSEEN:g} % is predicted is *unseen*. No figure of the model was chosen by these pairs.
 
 | pairs | count | sign right | unseen | wrong | most on the wrong side | Spearman |
 |---|---|---|---|---|---|---|"""
@@ -74,7 +74,7 @@ def _group(words: str, pairs: list[Mapping[str, Any]]) -> str:
 
 
 def _pair(name: str, pair: Mapping[str, Any]) -> str:
-    off, on = pair["arms"]
+    off = pair["arms"][0]
     nodes, each = off["topology"].split("x")
     setting = pair.get("flags_on") or (pair.get("flags_off") and f"without {pair['flags_off']}") or ""
     setting = setting or ", ".join(f"{k} = {v}" for k, v in pair["on"].items())
