@@ -5,7 +5,8 @@ Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``scree
 program from the cache of `autotune screen`, and predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after
 each row, ``published_pairs_JAXLIB.json`` after each pair, and goes on there; then the page ``docs/predictions.md`` with
 its picture, and ``autotune/data/published.json``, from which predictions have their interval and predicted changes
-their hit rate. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles nothing.
+their hit rate. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles
+nothing.
 """
 
 from __future__ import annotations
