@@ -119,3 +119,13 @@ def test_a_predicted_change_tells_how_far_such_changes_are_right(monkeypatch: py
     assert line not in screen_words.predicted_lines(predicted_rows(1))
     monkeypatch.setattr(screen_words, "published_changes", lambda: PublishedChanges({}))
     assert not any("published" in words for words in screen_words.predicted_lines(predicted_rows(2)))
+
+
+def test_with_more_memory_other_signs_are_right_but_not_more_of_them() -> None:
+    room = {name: pair["like"] for name, pair in PAIRS.items() if pair["kind"] == "room"}
+    assert len(room) == len([n for n in FLAGS if PAIRS[n]["of"] == "marin_fsdp"]) == 6
+    signs = [[by_hand(PAIRS[n]["published"], FOUND[n]["predicted"]) for n in names] for names in (room.values(), room)]
+    right = [found.count("right") for found in signs]
+    assert signs[0] != signs[1]
+    assert right[1] <= right[0]
+    assert f"flags of Marin, were the memory larger | {len(room)} | {right[1]} |" in PAGE
