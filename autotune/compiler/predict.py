@@ -13,6 +13,9 @@ Sources:
         kernels of a stream, 0.5 us inside a graph.
     Streams: xla/backends/gpu/runtime: a start waits for what its stream has been given so far, a done
         makes it wait.
+    Overlap: NCCL's kernels share no multiprocessor with others, and each of its channels holds one
+        (github.com/NVIDIA/nccl issues 689 and 1656): 16 with NVLink (XLA's own model of NCCL counts on as many,
+        kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ from autotune.model import LaunchError, StudyFileError
 MAIN = "compute"
 _EXACT_TRIPS = 3
 """Iterations of a loop that are simulated; the rest take as long as the last of them."""
+
+NVLINK_CORES, PCIE_CORES = 16, 2
+"""Multiprocessors that a collective keeps from the kernels beside it: one for each of NCCL's channels."""
 
 SANE = 4.0
 """Largest factor between a roofline and XLA's own estimate of a kernel without products at which that is believed."""
@@ -54,6 +60,8 @@ class Calibration:
         kernel_gap_s: Between kernels of a stream.
         graph_gap_s: Between kernels of a command buffer.
         host_launch_s: Time of the host for one launch; a graph is one launch.
+        collective_cores: Multiprocessors that a collective keeps from the kernels beside it, at most half of all; None
+            takes `NVLINK_CORES`, or `PCIE_CORES` without NVLink.
         compute_scale: Measured over predicted time of kernels, see `autotune.compiler.calibrate`; 1 without.
         exposed_scale: Likewise of communication.
         idle_scale: Likewise of gaps.
@@ -67,6 +75,7 @@ class Calibration:
     kernel_gap_s: float = 0.9e-6
     graph_gap_s: float = 0.5e-6
     host_launch_s: float = 2.5e-6
+    collective_cores: int | None = None
     compute_scale: float = 1.0
     exposed_scale: float = 1.0
     idle_scale: float = 1.0
@@ -223,6 +232,7 @@ class _Simulation:
         self._shares = shares
         self._host = 0.0
         self._clock: dict[str, float] = {MAIN: 0.0}
+        self._moving_until = 0.0
         self._finished: dict[int, float] = {}
         self._in_graph = False
         self._is_recorded = True
@@ -261,8 +271,11 @@ class _Simulation:
         if not self._in_graph:
             self._host += self._shares.host_launch_s
         begin = max(self._clock.get(stream, 0.0) + gap, self._host)
+        if kind == "compute":
+            seconds = self._beside(begin, seconds)
         self._clock[stream] = begin + seconds
         if kind == "communication":
+            self._moving_until = max(self._moving_until, begin + seconds)
             self.totals["communication"] += seconds
             if stream == MAIN:  # nothing else runs there meanwhile
                 self.totals["exposed"] += seconds
@@ -270,6 +283,15 @@ class _Simulation:
             self.totals["compute"] += seconds
         if self._is_recorded:
             self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
+
+    def _beside(self, begin: float, seconds: float) -> float:
+        """Seconds of a kernel beside collectives: while they move, it has the multiprocessors that they leave."""
+        held, cores = self._shares.collective_cores, self._target.core_count
+        if held is None:
+            held = NVLINK_CORES if self._network.nvlink_links else PCIE_CORES
+        left = 1.0 - min(held / cores, 0.5)
+        moving = max(0.0, self._moving_until - begin)
+        return min(seconds / left, seconds + (1.0 - left) * moving)
 
     def _graph(self, op: Op, stream: str) -> None:
         """One launch of the host for all that a command buffer holds."""
@@ -323,6 +345,8 @@ class _Simulation:
         for name, clock in list(self._clock.items()):
             if clock > before.get("stream:" + name, 0.0):  # a stream that the loop uses
                 self._clock[name] = clock + one * left
+        if self._moving_until > before["moving"]:
+            self._moving_until += one * left
         for name in self.totals:
             self.totals[name] += (self.totals[name] - totals[name]) * left
         if self._is_recorded:
@@ -330,7 +354,7 @@ class _Simulation:
             self.events.append(Event(stream, label, "loop", began, began + one * left, count=left))
 
     def _state(self) -> Mapping[str, float]:
-        return {"host": self._host, **{"stream:" + n: c for n, c in self._clock.items()}}
+        return {"host": self._host, "moving": self._moving_until, **{"stream:" + n: c for n, c in self._clock.items()}}
 
 
 def _rough(op: Op, target: Target, shares: Calibration) -> float:

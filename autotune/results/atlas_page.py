@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from autotune.compiler import published_changes
 from autotune.model import visible
 from autotune.results.pages import render
 from autotune.settings import Atlas, AtlasRow, AtlasVerdict, Setting, load_catalog, load_kinds, load_recipes
@@ -35,7 +36,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
     Returns:
         jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
         settings and recipes, each with its values and their rows, and known: settings that the catalogue has and the
-        table lacks.
+        table lacks; and signs: how far predicted changes are right, in words, empty where nobody knows.
     """
     catalog, recipes = load_catalog(), load_recipes()
     cells = sorted(
@@ -73,6 +74,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         ],
         "known": [[name, s.summary] for name, s in catalog.items() if name not in names],
         "words": words.all,
+        "signs": visible(str(published_changes())),
     }  # fmt: skip
 
 

@@ -174,6 +174,22 @@ def alive_lines(table: Atlas, name: str) -> list[str]:
     return lines
 
 
+def signs_line(table: Atlas, name: str, places: Places, *, kind: str = "setting") -> str:
+    """How far predicted changes are right, for below a table that shows any; empty where none is shown.
+
+    Args:
+        table: The table.
+        name: Of the setting or set.
+        places: Which cells are shown.
+        kind: ``setting`` or ``recipe``.
+    """
+    if not any(r.predicted_change is not None and places.fits(r) for r in table.of(name, kind=kind)):
+        return ""
+    from autotune.compiler import published_changes  # brings SciPy
+
+    return str(published_changes())
+
+
 def recipe_lines(table: Atlas, name: str) -> list[str]:
     """Which program a published set gives, a line for each release, newest first; none where the table lacks it."""
     lines, programs = [], _recipes_by_program(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport
+from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport, published_changes
 from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_change, format_seconds, format_share
 
 MOST_NAMED = 4
@@ -95,6 +95,8 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
     if published := next((row["published"] for row in rows if row.get("published")), None):
         yield f"the model is {published}; a run of your own does better: --calibrate RUN"
+    if sum("failure" not in row for row in rows) > 1 and (signs := str(published_changes())):
+        yield signs
     yield PREDICTED
 
 

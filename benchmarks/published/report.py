@@ -33,8 +33,8 @@ rank by MFU does not. Goal: geometric mean within 5 % of 1, spread at most 12 %,
 
 What is seen in the rows below, and not in the model:
 
-* Pax of early 2024 on H100 took 10 to 20 % longer than is predicted for its shapes, at 5B and at 175B, while the same
-  code on A100 is met within 2 %; MaxText a year later on DGX H100 is met within 7 %. The model knows of no version of
+* Pax of early 2024 on H100 took 8 to 18 % longer than is predicted for its shapes, at 5B and at 175B, while the same
+  code on A100 is met within 2 %; MaxText a year later on DGX H100 is met within 8 %. The model knows of no version of
   the software.
 * float8 is up to 35 % too slow: the presets scale an array by its own largest value, which is read for that, where
   Transformer Engine and MaxText take the scale of the steps before.

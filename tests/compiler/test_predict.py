@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from autotune.compiler.collective_time import NCCL_LAUNCH_S, collective_time
-from autotune.compiler.predict import MAIN, Calibration, kernel_time, predict_step
+from autotune.compiler.predict import MAIN, Calibration, Prediction, kernel_time, predict_step
 from autotune.compiler.product_time import product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
@@ -23,7 +24,9 @@ TARGET = Target(
     name="t", title="T", config_text="", memory_bytes=1 << 30, memory_bytes_per_s=1e12, core_count=7,
     flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK,
 )  # fmt: skip
-PLAIN = Calibration(matrix_share=0.5, memory_share=0.8, kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=0.0)
+PLAIN = Calibration(
+    matrix_share=0.5, memory_share=0.8, kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=0.0, collective_cores=0
+)
 
 
 def kernel(name: str, seconds: float) -> Op:
@@ -104,6 +107,45 @@ def test_loop_counts_by_its_trips_with_overlap_across_iterations(trips: int) -> 
     body = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
     loop = Op(kind=OpKind.LOOP, name="while", content=body, condition=(kernel("c", 0.01),), trip_count=trips)
     assert run(loop, kernel("end", 0.1)) == pytest.approx(trips * 0.36 + 0.1)
+
+
+def beside(cores: int | None, *ops: Op, target: Target = TARGET) -> Prediction:
+    return predict_step(program(*ops), target, Topology(1, 8), replace(PLAIN, collective_cores=cores))
+
+
+def test_a_kernel_beside_a_collective_has_the_multiprocessors_that_it_leaves() -> None:
+    hidden = beside(2, start(3, gather(0.2)), kernel("a", 0.1), done(3))  # 2 of 7 are held all the while
+    assert hidden.compute_s == pytest.approx(0.1 * 7 / 5)
+    longer = beside(2, start(3, gather(0.2)), kernel("a", 0.3), done(3))  # for 0.2 s only
+    assert longer.step_s == pytest.approx(0.3 + 0.2 * 2 / 7, rel=1e-3)
+    after = beside(2, start(3, gather(0.2)), done(3), kernel("a", 0.3))
+    assert after.compute_s == pytest.approx(0.3)
+    assert beside(2, gather(0.2), kernel("a", 0.3)).compute_s == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7, 100])
+def test_what_a_collective_takes_from_kernels_does_not_hang_on_how_they_are_cut(pieces: int) -> None:
+    kernels = [kernel(f"k{i}", 0.3 / pieces) for i in range(pieces)]
+    assert beside(3, start(1, gather(0.2)), *kernels, done(1)).step_s == pytest.approx(0.3 + 0.2 * 3 / 7, rel=1e-3)
+
+
+@pytest.mark.parametrize("trips", [1, 2, 4, 31])
+def test_a_loop_takes_as_long_beside_collectives_as_its_iterations_one_by_one(trips: int) -> None:
+    body = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
+    loop = Op(kind=OpKind.LOOP, name="while", content=body, trip_count=trips)
+    assert beside(3, loop).step_s == pytest.approx(beside(3, *body * trips).step_s)
+    open_end = (kernel("a", 0.1), start(5, gather(0.25)), kernel("b", 0.2), done(5))
+    loop = Op(kind=OpKind.LOOP, name="while", content=open_end, trip_count=trips)
+    last = kernel("end", 0.5)
+    assert beside(3, loop, last).step_s == pytest.approx(beside(3, *open_end * trips, last).step_s)
+
+
+def test_a_small_gpu_keeps_half_of_itself_and_one_without_nvlink_nearly_all() -> None:
+    ops = (start(3, gather(0.2)), kernel("a", 0.01), done(3))
+    assert beside(None, *ops).compute_s == pytest.approx(0.02)  # 7 multiprocessors, 16 channels
+    over_pcie = replace(TARGET, core_count=58, network=replace(NETWORK, nvlink_links=0))
+    assert beside(None, *ops, target=over_pcie).compute_s == pytest.approx(0.01 * 58 / 56)
+    assert beside(None, *ops, target=replace(TARGET, core_count=132)).compute_s == pytest.approx(0.01 * 132 / 116)
 
 
 def test_nested_loops_multiply() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler import published_changes
 from autotune.model.flags import parse_tokens
-from autotune.results import render_atlas
+from autotune.results import atlas_page, render_atlas
 from autotune.results.atlas_page import pack
 from autotune.results.pages import render
 from autotune.settings import Atlas, AtlasRow, is_default, load_catalog, load_recipes
@@ -56,6 +57,15 @@ def test_flags_are_split_as_python_and_so_xla_splits_them() -> None:
         for part in parts:  # XLA stops at the first token that is no flag
             is_over = is_over or not part["isFlag"]
             assert part["isRead"] != is_over
+
+
+def test_the_page_has_how_far_predicted_changes_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = str(published_changes())
+    assert known
+    assert ask("model.signs") == known
+    assert known in render_atlas(small())
+    monkeypatch.setattr(atlas_page, "published_changes", lambda: "")
+    assert ask("model.signs") == ""
 
 
 SCRIPTS = [
@@ -274,7 +284,11 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
         ("#v=recipes", ["distinct programs", "program A, as 1 other"]),
         (
             "#v=about",
-            ["compiled with all others that change nothing", "for settings of collectives and scheduling only"],
+            [
+                "compiled with all others that change nothing",
+                "for settings of collectives and scheduling only",
+                str(published_changes()),
+            ],
         ),
     ],
 )
