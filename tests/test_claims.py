@@ -137,7 +137,8 @@ def test_what_is_told_of_searches_that_end_by_themselves_is_what_was_recorded() 
 def test_what_is_told_of_real_processes_is_what_was_recorded() -> None:
     runs = json.loads((RESULTS / "real_truth_speedup.json").read_text(encoding="utf-8"))["runs"]
     figures = told(
-        r"Of (\d+) recorded studies (\d+) name the winner, in (\d+) and (\d+) minutes; they report ([\d.]+) % and ([\d.]+) %"
+        r"Of (\d+) recorded studies (\d+) name the winner, in (\d+) and (\d+) minutes; "
+        r"they report ([\d.]+) % and ([\d.]+) %"
     )
     gains = [round(100 * (1 - run["reported"][0]), 1) for run in runs]
     named = sum(run["outcome"] == "winner" for run in runs)
