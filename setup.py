@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
@@ -40,4 +41,13 @@ class BuildBundled(build_py):
         return sorted(p for p in (ROOT / "studies").iterdir() if p.suffix in (".toml", ".py"))
 
 
-setup(cmdclass={"build_py": BuildBundled})
+class WheelOfOnePackage(bdist_wheel):
+    """A wheel whose list of top-level packages has none that it does not hold."""
+
+    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+        """Turns the metadata of a build into a wheel's."""
+        super().egg2dist(egginfo_path, distinfo_path)
+        Path(distinfo_path, "top_level.txt").write_text("autotune\n", encoding="ascii")
+
+
+setup(cmdclass={"build_py": BuildBundled, "bdist_wheel": WheelOfOnePackage})

@@ -130,6 +130,7 @@ def test_it_installs_beside_a_foreign_jax_without_a_network_and_without_touching
 def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) -> None:
     """Presets are measured where no clone is; the workloads lie in the package, not beside it as anybody's."""
     assert not (site / "workloads").exists()
+    assert next(site.glob("autotune-*.dist-info/top_level.txt")).read_text().split() == ["autotune"]
     assert {p.name for p in (site / "autotune/bundled/workloads").glob("*.py")} == {
         p.name for p in (ROOT / "workloads").glob("*.py")
     }
@@ -146,6 +147,8 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
     call("init", "--entry", "llama")
     assert 'entry = "llama"' in (folder / "llama.toml").read_text()
     assert "quickstart" in (site / "autotune/bundled/studies/quickstart.toml").read_text()
+    call("init", "--example", "quickstart", "--name", "own")
+    assert 'name = "own"' in (folder / "own.toml").read_text()
     call("run", "tiny.toml", "--effort", "quick", "--no-soak")
     assert '"kind":"floor"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
