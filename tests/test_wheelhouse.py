@@ -130,7 +130,7 @@ def test_it_installs_beside_a_foreign_jax_without_a_network_and_without_touching
 def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) -> None:
     """Presets are measured where no clone is; the workloads lie in the package, not beside it as anybody's."""
     assert not (site / "workloads").exists()
-    assert next(site.glob("autotune-*.dist-info/top_level.txt")).read_text().split() == ["autotune"]
+    assert next(site.glob("xla_autotune-*.dist-info/top_level.txt")).read_text().split() == ["autotune"]
     assert {p.name for p in (site / "autotune/bundled/workloads").glob("*.py")} == {
         p.name for p in (ROOT / "workloads").glob("*.py")
     }
