@@ -112,7 +112,7 @@ def predict(
         held = check_predictions(Store.open(calibrate), cache_dir=_cache_dir(cache), progress=_tell)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
         if profile is not None:
-            held = check_profile(profile, opened)
+            held = check_profile(profile, opened, progress=_tell)
         rows = [predict_set(opened, candidate, held.calibration if held else None) for candidate in candidates]
     if as_json:
         print_json(rows)

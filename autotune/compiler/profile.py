@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.compiler.job import Progress
 from autotune.compiler.predict import OTHERS, PRODUCTS, SANE, Calibration, Prediction, predict_step
 from autotune.compiler.profiled_step import (
     HOW,
@@ -59,12 +60,13 @@ class ProfileCheck:
     notes: tuple[str, ...]
 
 
-def check_profile(path: Path, screener: Screener) -> ProfileCheck:
+def check_profile(path: Path, screener: Screener, *, progress: Progress = lambda what: None) -> ProfileCheck:
     """Compiles the reference of a study, and holds its prediction against a profile of it.
 
     Args:
         path: See `autotune.compiler.xplane.read_device`.
         screener: Of the study, for the GPUs that were profiled.
+        progress: Told what is under way.
 
     Raises:
         StudyFileError: If there is no profile of GPUs, or it is of another program, GPU or number of GPUs.
@@ -73,6 +75,7 @@ def check_profile(path: Path, screener: Screener) -> ProfileCheck:
     target, topology = screener.job.target, screener.job.topology
     if target is None:
         raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
+    progress(f"reading {path}")
     found = read_device(path)
     _refuse_other_gpus(found, target, topology)
     result = screener.result(FlagSet())

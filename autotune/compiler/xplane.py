@@ -24,8 +24,10 @@ from typing import Any
 
 from autotune.model import StudyFileError, format_bytes
 
-LARGEST_BYTES = 1 << 30
-"""Of a file, unpacked. Ten steps of a large model are tens of megabytes; a gigabyte of events takes minutes to read."""
+LARGEST_BYTES = 512 << 20
+"""Of one GPU's events, or of an unpacked trace: about a minute of reading. Ten steps of a large model are tens of MB."""
+
+_MOST_SEEN = 100_000
 
 _HOW = "; take one with `jax.profiler.trace(FOLDER)` around about ten steps on the GPUs; give FOLDER or its *.xplane.pb"
 _DEVICE = re.compile(r"/device:GPU:(\d+)")
@@ -92,11 +94,8 @@ def read_device(path: Path) -> DeviceProfile:
     """
     file = _choose(path)
     try:
-        size = file.stat().st_size
-        if not size:
+        if not file.stat().st_size:
             raise StudyFileError(f"a profile must hold what ran but {file} is empty{_HOW}")
-        if size > LARGEST_BYTES:
-            raise StudyFileError(_too_large(file, format_bytes(size)))
         return _from_trace(file) if file.name.endswith(_TRACE) else _from_xplane(file)
     except OSError as error:
         raise StudyFileError(f"a profile must be readable but {file}: {error}{_HOW}") from error
@@ -127,8 +126,8 @@ def _choose(path: Path) -> Path:
 
 def _too_large(file: Path, size: str) -> str:
     return (
-        f"a profile must be at most {format_bytes(LARGEST_BYTES)} (unpacked) to be read in a minute but {file} has "
-        f"{size}; profile fewer steps: ten are enough"
+        f"a profile must have at most {format_bytes(LARGEST_BYTES)} of one GPU, or unpacked, to be read in a minute but "
+        f"{file} has {size}; profile fewer steps: ten are enough"
     )
 
 
@@ -147,6 +146,8 @@ def _from_xplane(file: Path) -> DeviceProfile:
         if not active:
             raise StudyFileError(_no_gpu(file, [name for name, _ in planes]))
         plane = active[0][1]
+        if (size := sum(end - start for start, end in plane.lines)) > LARGEST_BYTES:
+            raise StudyFileError(_too_large(file, format_bytes(size)))
         activities = [a for line in plane.lines for a in _activities(data, line, plane)]
         return DeviceProfile(file, len(active), plane.facts, _in_order(activities))
 
@@ -180,15 +181,20 @@ def _plane(data: mmap.mmap, span: Span) -> _Plane:
 
 def _activities(data: mmap.mmap, line: Span, plane: _Plane) -> Iterator[Activity]:
     stream, began_ps = _name(data, line, 2), _number(data, line, 3) * 1000
+    seen: dict[bytes, tuple[str, int | float | str]] = {}  # most are repeated from kernel to kernel
     for number, span in _messages(data, line):
         if number != 4:
             continue
-        name, offset, duration, told = 0, 0, 0, {}
+        name = offset = duration = 0
+        told: dict[str, int | float | str] = {}
         for part, value in _fields(data, span):
             if isinstance(value, tuple):
                 if part == 4:
-                    stat, found = _stat(data, value, plane.stats)
-                    told[stat] = found
+                    content = data[value[0] : value[1]]
+                    stat = seen.get(content) or _stat(data, value, plane.stats)
+                    told[stat[0]] = stat[1]
+                    if len(seen) < _MOST_SEEN:
+                        seen[content] = stat
             elif part == 1:
                 name = value
             elif part == 2:
@@ -258,6 +264,8 @@ def _fields(data: mmap.mmap, span: Span) -> Iterator[tuple[int, int | Span]]:
 
 
 def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    if at < end and data[at] < 128:  # most are short
+        return data[at], at + 1
     found = shift = 0
     while at < end:
         byte = data[at]

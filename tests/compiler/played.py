@@ -130,16 +130,16 @@ def plane(name: str, events: Sequence[Event], facts: dict[str, Any] | None = Non
             return found + tagged(4, value)
         return found + tagged(7, stats.setdefault(value, len(stats) + 1))
 
-    lines: dict[str, bytes] = {}
+    lines: dict[str, list[bytes]] = {}
     for e in events:
         body = tagged(1, kernels.setdefault(e.kernel, len(kernels) + 1))
         body += tagged(2, e.start_ps) + tagged(3, e.duration_ps)
         body += b"".join(tagged(4, stat(k, v)) for k, v in e.stats.items())
-        lines[e.stream] = lines.get(e.stream, b"") + tagged(4, body)
+        lines.setdefault(e.stream, []).append(tagged(4, body))
     told = b"".join(tagged(6, stat(k, v)) for k, v in (facts or {}).items())
     whole = tagged(2, name)
     for number, (stream, content) in enumerate(lines.items()):
-        whole += tagged(3, tagged(1, number) + tagged(2, stream) + tagged(3, 5_000) + content)
+        whole += tagged(3, tagged(1, number) + tagged(2, stream) + tagged(3, 5_000) + b"".join(content))
     for number, names in ((4, kernels), (5, stats)):
         for text, key in names.items():
             whole += tagged(number, tagged(1, key) + tagged(2, tagged(1, key) + tagged(2, text)))
