@@ -25,7 +25,7 @@ from typing import Any
 from autotune.model import StudyFileError, format_bytes
 
 LARGEST_BYTES = 512 << 20
-"""Of one GPU's events, or of an unpacked trace: about a minute of reading. Ten steps of a large model are tens of MB."""
+"""Of one GPU's events, or of an unpacked trace: about a minute of reading. Ten steps of a large model are less."""
 
 _MOST_SEEN = 100_000
 
@@ -126,8 +126,8 @@ def _choose(path: Path) -> Path:
 
 def _too_large(file: Path, size: str) -> str:
     return (
-        f"a profile must have at most {format_bytes(LARGEST_BYTES)} of one GPU, or unpacked, to be read in a minute but "
-        f"{file} has {size}; profile fewer steps: ten are enough"
+        f"a profile must have at most {format_bytes(LARGEST_BYTES)} of one GPU, or unpacked, to be read in a minute "
+        f"but {file} has {size}; profile fewer steps: ten are enough"
     )
 
 
