@@ -43,6 +43,7 @@ class DecoderConfig:
         routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
             ``capacity_factor`` times their fair share of each sequence (capacity).
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
+        float8_scales: Of float8, by the largest value that an array has, or had in the steps before (delayed).
         attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring); auto is cuDNN's on
             GPUs where it can and XLA's elsewhere, see `settled`.
         remat: What the backward pass computes again: nothing, all but products of matrices (cuDNN's attention is none),
@@ -72,6 +73,7 @@ class DecoderConfig:
     capacity_factor: float = 1.25
     balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
     dtype: str = choice("bfloat16", "float32", "float8")
+    float8_scales: str = choice("current", "delayed")
     remat: str = choice("none", *REMAT_POLICIES)
     attention: str = choice("auto", "xla", "cudnn", "ring")
     scan: bool = True
@@ -125,12 +127,15 @@ class DecoderConfig:
     def _check_choices(self, layout: Layout) -> None:
         """Raises a WorkloadError where an option does not go with another or with the mesh."""
         check_dtype(self.dtype, layout)
-        axes = layout.mesh.shape
+        axes, is_delayed = layout.mesh.shape, self.float8_scales == "delayed"
         wrong = {
             **{
                 f"`attention` = cudnn needs {what}": self.attention == "cudnn" and is_missing
                 for what, is_missing in self._cudnn_lacks(layout).items()
             },
+            "`float8_scales` = delayed needs `dtype` float8": is_delayed and self.dtype != "float8",
+            "`float8_scales` = delayed needs a workload without experts": is_delayed and self.experts > 0,
+            "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed and axes["pipeline"] > 1,
             "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
             "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
             "`experts` need `activation` swiglu and no `bias`": self.experts > 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from workloads import noise
 from workloads.base import WorkloadError
+from workloads.float8 import Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.mesh import Layout
 from workloads.noise import Stream
 from workloads.ring import ring_attention
@@ -65,10 +65,17 @@ def compute_dtype(dtype: str) -> jnp.dtype:
     return jnp.dtype("float32" if dtype == "float32" else "bfloat16")
 
 
-def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
-    """``einsum`` of activations and a float32 weight, in the compute dtype or in float8."""
+def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str, scaling: Scaling | None = None) -> jax.Array:
+    """``einsum`` of activations and a float32 weight, in the compute dtype or in float8, by scales of before if any."""
     x, kernel = x.astype(compute_dtype(dtype)), kernel.astype(compute_dtype(dtype))
-    return _matmul_f8(equation, x, kernel) if dtype == "float8" else jnp.einsum(equation, x, kernel)
+    if scaling is not None:
+        return matmul_delayed(equation, x, kernel, scaling[...])
+    return matmul_current(equation, x, kernel) if dtype == "float8" else jnp.einsum(equation, x, kernel)
+
+
+def scaling_of(config: Any) -> Scaling | None:
+    """What one matmul of a model keeps of its operands; None where they are scaled by what they are."""
+    return new_scaling() if config.float8_scales == "delayed" else None
 
 
 def check_dtype(dtype: str, layout: Layout) -> None:
@@ -85,47 +92,6 @@ def cuda_capability(layout: Layout) -> float | None:
     """The compute capability of the mesh's GPUs, such as 9.0; None for what is no NVIDIA GPU."""
     found = str(getattr(layout.mesh.devices.flat[0], "compute_capability", ""))
     return float(found) if re.fullmatch(r"\d+\.\d+", found) else None  # AMD's is a word, such as gfx942
-
-
-def _narrow(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """An array in a float8 type, scaled to its range, and the scale that undoes it."""
-    largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    scale = jnp.where(largest > 0, largest, 1.0) / float(jnp.finfo(dtype).max)
-    return (x.astype(jnp.float32) / scale).astype(dtype), scale
-
-
-def _product(equation: str, x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """``einsum`` of two narrowed arrays, summed in float32, in bfloat16."""
-    product = jnp.einsum(equation, x[0], y[0], preferred_element_type=jnp.float32)
-    return (product * (x[1] * y[1])).astype(jnp.bfloat16)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _matmul_f8(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """``einsum`` with e4m3 operands, and e5m2 gradients, each scaled by its present maximum.
-
-    References:
-        FP8 formats for deep learning, https://arxiv.org/abs/2209.05433
-    """
-    return _matmul_f8_forward(equation, x, kernel)[0]
-
-
-def _matmul_f8_forward(equation: str, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-    operands = _narrow(x, jnp.float8_e4m3fn), _narrow(kernel, jnp.float8_e4m3fn)
-    return _product(equation, *operands), operands
-
-
-def _matmul_f8_backward(equation: str, operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    inputs, _, out = equation.partition("->")
-    left, _, right = inputs.partition(",")
-    narrow = _narrow(gradient, jnp.float8_e5m2)
-    return (
-        _product(f"{out},{right}->{left}", narrow, operands[1]),
-        _product(f"{out},{left}->{right}", narrow, operands[0]),
-    )
-
-
-_matmul_f8.defvjp(_matmul_f8_forward, _matmul_f8_backward)
 
 
 class Norm(nnx.Module):
@@ -173,6 +139,8 @@ class Attention(nnx.Module):
         self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
         self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
         self.out = weight(stream, (c.heads, c.head_size, c.d_model), ("heads", None, "embed"), c.heads * c.head_size)
+        self.query_scaling, self.key_scaling, self.value_scaling = (scaling_of(c) for _ in _PROJECTIONS)
+        self.out_scaling = scaling_of(c)
         if c.bias:
             self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
             self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
@@ -182,8 +150,9 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> jax.Array:
         """Attends over [B, T, D]."""
         c, hold = self.config, self.layout.constrain
-        weights = zip(_PROJECTIONS, (self.query, self.key, self.value), strict=True)
-        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype), name) for name, w in weights)
+        scalings = (self.query_scaling, self.key_scaling, self.value_scaling)
+        parts = zip(_PROJECTIONS, (self.query, self.key, self.value), scalings, strict=True)
+        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype, s), name) for name, w, s in parts)
         if c.bias:
             biases = (self.query_bias, self.key_bias, self.value_bias)
             q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
@@ -197,7 +166,7 @@ class Attention(nnx.Module):
             k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
             y = causal_attention(q, k, v, c.attention)
         y = checkpoint_name(hold(y, "batch", "sequence", "heads", None), "context")
-        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype), "out")
+        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype, self.out_scaling), "out")
         return y + self.out_bias[...].astype(y.dtype) if c.bias else y
 
 
@@ -229,6 +198,8 @@ class FeedForward(nnx.Module):
         )
         self.up = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
         self.down = weight(stream, (c.ffw, c.d_model), ("ffw", "embed"), c.ffw)
+        self.gate_scaling = scaling_of(c) if c.activation == "swiglu" else None
+        self.up_scaling, self.down_scaling = scaling_of(c), scaling_of(c)
         if c.bias:
             self.up_bias = filled((c.ffw,), ("ffw",), 0.0)
             self.down_bias = filled((c.d_model,), (None,), 0.0)
@@ -236,15 +207,15 @@ class FeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, T, D] to [B, T, D]."""
         c = self.config
-        y = checkpoint_name(matmul("btd,df->btf", x, self.up[...], c.dtype), "up")
+        y = checkpoint_name(matmul("btd,df->btf", x, self.up[...], c.dtype, self.up_scaling), "up")
         if c.bias:
             y = y + self.up_bias[...].astype(y.dtype)
         gate = None
         if self.gate is not None:
-            gate = checkpoint_name(matmul("btd,df->btf", x, self.gate[...], c.dtype), "gate")
+            gate = checkpoint_name(matmul("btd,df->btf", x, self.gate[...], c.dtype, self.gate_scaling), "gate")
         y = jax.nn.gelu(y) if gate is None else jax.nn.silu(gate) * y
         y = self.layout.constrain(y, "batch", "sequence", "ffw")
-        y = checkpoint_name(matmul("btf,fd->btd", y, self.down[...], c.dtype), "down")
+        y = checkpoint_name(matmul("btf,fd->btd", y, self.down[...], c.dtype, self.down_scaling), "down")
         return y + self.down_bias[...].astype(y.dtype) if c.bias else y
 
 
@@ -267,5 +238,6 @@ def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 
 def param_count(params: Any) -> int:
-    """Numbers in a tree of arrays or shapes."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    """Weights in a tree of arrays or shapes; what is kept for float8 is none."""
+    found = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Scaling))
+    return sum(math.prod(leaf.shape) for leaf in found if not isinstance(leaf, Scaling))

@@ -161,6 +161,11 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     config = config.settled(layout)
     if train.batch % train.accumulate:
         raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
+    if train.accumulate > 1 and getattr(config, "float8_scales", "current") == "delayed":
+        raise WorkloadError(
+            f"`float8_scales` = delayed needs `accumulate` = 1, for what it remembers is of a whole step, but got "
+            f"{train.accumulate}; use current scales"
+        )
     config.check(layout, train.batch // train.accumulate)
     return make_workload(
         _full_name(family_name, size),

@@ -14,6 +14,7 @@ from flax import nnx
 
 from workloads.base import Batch, State, Workload, choice
 from workloads.batch import abstract_batch, make_batch
+from workloads.float8 import Scaling
 from workloads.layers import compute_dtype, param_count
 from workloads.mesh import Layout
 from workloads.noise import Stream
@@ -82,7 +83,10 @@ def make_workload(
     graphdef = nnx.graphdef(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
 
     def weights(seed: jax.Array) -> Any:
-        return jax.tree.map(lambda w: w.astype(kept), nnx.state(make_model(Stream(seed))))
+        def cast(w: nnx.Variable[Any]) -> nnx.Variable[Any]:
+            return w if isinstance(w, Scaling) else w.replace(w.get_value().astype(kept))
+
+        return jax.tree.map(cast, nnx.state(make_model(Stream(seed))), is_leaf=_is_variable)
 
     shapes = jax.eval_shape(weights, seed)
     moments = jax.eval_shape(optimizer.init, shapes)
@@ -132,7 +136,11 @@ def _with_shardings(layout: Layout, shapes: Any, *, zero: bool) -> Any:
             sharding = layout.zero(sharding, value.shape)
         return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
 
-    return jax.tree.map(place, shapes, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    return jax.tree.map(place, shapes, is_leaf=_is_variable)
+
+
+def _is_variable(leaf: Any) -> bool:
+    return isinstance(leaf, nnx.Variable)
 
 
 def _loss_and_gradients(
@@ -172,15 +180,27 @@ def _make_step(
     parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        value, gradients = loss(state["params"], batch)
+        value, found = loss(state["params"], batch)
+        gradients = jax.tree.map(_trained, found, is_leaf=_is_variable)
         gradients = jax.lax.with_sharding_constraint(gradients, parts)
         params = jax.lax.with_sharding_constraint(state["params"], parts)
         updates, moments = optimizer.update(gradients, state["optimizer"], params)
-        params = jax.lax.with_sharding_constraint(optax.apply_updates(params, updates), shardings)
+        params = jax.tree.map(_next_value, optax.apply_updates(params, updates), found, is_leaf=_is_variable)
+        params = jax.lax.with_sharding_constraint(params, shardings)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients)}
         return {"params": params, "optimizer": moments}, metrics
 
     return step
+
+
+def _trained(gradient: nnx.Variable[Any]) -> nnx.Variable[Any]:
+    """A gradient as the optimiser sees it: none of what is not trained."""
+    return gradient.replace(jnp.zeros_like(gradient.get_value())) if isinstance(gradient, Scaling) else gradient
+
+
+def _next_value(updated: nnx.Variable[Any], gradient: nnx.Variable[Any]) -> nnx.Variable[Any]:
+    """A weight after its update; of what is not trained, the gradient is the next value."""
+    return gradient if isinstance(gradient, Scaling) else updated
 
 
 def bytes_per_device(tree: Any) -> int:

@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import plain, print_json
 
 if TYPE_CHECKING:
-    from autotune.compiler import Screener
+    from autotune.compiler import PredictionCheck, Screener
     from autotune.model import StudySpec
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
@@ -89,28 +89,36 @@ def predict(
     ] = None,
     option: options.WorkloadOption = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run measured on GPUs, to scale the predictions by.")
+        Path | None,
+        typer.Option(
+            metavar="RUN|PROFILE",
+            help="To scale the predictions by: a run measured on GPUs, or what jax.profiler wrote of the reference.",
+        ),
     ] = None,
     cache: options.Cache = True,
     limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
-    from autotune.compiler import check_predictions, predict_set
+    from autotune.compiler import ProfileCheck, check_predictions, check_profile, is_profile, predict_set
     from autotune.model import parse_set
-    from autotune.results import held_lines, predicted_lines
+    from autotune.results import held_lines, predicted_lines, profile_lines
     from autotune.rundir import Store
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    held = None
-    if calibrate is not None:
+    profile = calibrate if calibrate is not None and is_profile(calibrate) else None
+    held: PredictionCheck | ProfileCheck | None = None
+    if calibrate is not None and profile is None:
         held = check_predictions(Store.open(calibrate), cache_dir=_cache_dir(cache), progress=_tell)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
+        if profile is not None:
+            held = check_profile(profile, opened, progress=_tell)
         rows = [predict_set(opened, candidate, held.calibration if held else None) for candidate in candidates]
     if as_json:
         print_json(rows)
-    else:
-        print("\n".join([*predicted_lines(rows), *(held_lines(held) if held else ())]))
+        return
+    said = profile_lines(held) if isinstance(held, ProfileCheck) else held_lines(held) if held else ()
+    print("\n".join([*predicted_lines(rows), *said]))
 
 
 @targets_app.command("list")

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.reports import Effect, ScreenReport, SettingReport, ValueReport
-from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here
+from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
 from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.model import FlagSet, StudyFileError, StudySpec, WorkerReport
@@ -95,10 +95,12 @@ def open_screener(
             "command; write the step as module:function (see workloads/example.py)"
         )
     moved, cluster = on_cluster(spec, target, topology)
+    if target is not None:  # as the reference will have it: XLA's scheduler overlaps less where memory is short
+        target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.network.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,
-        target=target and target.on_network(spec.network.nic_bytes_per_s),
+        target=target,
         topology=cluster,
         paths=(str(study_dir),),
         base=caller_environment(),

@@ -21,6 +21,7 @@ Sources:
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from autotune.compiler.targets import Network, Target, Topology
 from autotune.model import LaunchError, StudyFileError
 
 MAIN = "compute"
+PRODUCTS, OTHERS = "matrix products", "other kernels"
 _EXACT_TRIPS = 3
 """Iterations of a loop that are simulated; the rest take as long as the last of them."""
 
@@ -65,7 +67,10 @@ class Calibration:
         compute_scale: Measured over predicted time of kernels, see `autotune.compiler.calibrate`; 1 without.
         exposed_scale: Likewise of communication.
         idle_scale: Likewise of gaps.
-        source: Which measurements the three are from; empty without.
+        work_scales: Measured over predicted time of each kind of work (see `kind_of_work`), from a profile. Unlike the
+            three above they act in the simulation: what waits for what follows from them.
+        outside_s: Of each step, what a profile has between two steps: the host, and other programs.
+        source: Which measurements the factors are from; empty without.
     """
 
     matrix_share: float | None = None
@@ -79,6 +84,8 @@ class Calibration:
     compute_scale: float = 1.0
     exposed_scale: float = 1.0
     idle_scale: float = 1.0
+    work_scales: Mapping[str, float] = field(default_factory=dict)
+    outside_s: float = 0.0
     source: str = ""
 
 
@@ -112,6 +119,7 @@ class Prediction:
             calibration, which has an error of its own.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
         unknown_loops: Loops whose length the compiler does not know; counted once.
+        work_s: Seconds of each kind of work, hidden ones included; see `kind_of_work`.
         events: The simulated time line.
     """
 
@@ -124,6 +132,7 @@ class Prediction:
     mfu: float | None
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
+    work_s: Mapping[str, float] = field(default_factory=dict, repr=False)
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     @property
@@ -133,7 +142,7 @@ class Prediction:
 
     def to_json(self) -> dict[str, object]:
         """Plain data, the time line left out; labelled as what it is."""
-        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
+        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "work_s", "mfu", "tokens_per_s")
         return {
             "predicted": True,
             **{n: getattr(self, n) for n in names},
@@ -168,7 +177,8 @@ def predict_step(
     simulation.run(program.schedule, MAIN)
     done = simulation.totals
     compute_s, exposed_s = done["compute"] * shares.compute_scale, done["exposed"] * shares.exposed_scale
-    idle_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"]) * shares.idle_scale
+    gap_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"])
+    idle_s = gap_s * shares.idle_scale + shares.outside_s
     step_s = compute_s + exposed_s + idle_s
     if step_s <= 0:
         raise LaunchError(
@@ -187,8 +197,16 @@ def predict_step(
         mfu=flops / (peak * step_s) if flops and step_s else None,
         tokens_per_s=tokens / step_s if tokens and step_s else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
+        work_s=dict(simulation.work),
         events=tuple(simulation.events),
     )
+
+
+def kind_of_work(op: Op) -> str:
+    """A collective's kind, else whether a kernel multiplies matrices."""
+    if op.collective is not None:
+        return op.collective.kind
+    return PRODUCTS if op.matrix_flops else OTHERS
 
 
 def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
@@ -237,6 +255,7 @@ class _Simulation:
         self._in_graph = False
         self._is_recorded = True
         self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
+        self.work: dict[str, float] = defaultdict(float)
         self.events: list[Event] = []
         self.unknown_loops: set[str] = set()
 
@@ -267,6 +286,8 @@ class _Simulation:
                 self.run(op.content, stream)
 
     def _launch(self, op: Op, stream: str, seconds: float, kind: str) -> None:
+        work = kind_of_work(op)
+        seconds *= self._shares.work_scales.get(work, 1.0)
         gap = self._shares.graph_gap_s if self._in_graph else self._shares.kernel_gap_s
         if not self._in_graph:
             self._host += self._shares.host_launch_s
@@ -274,6 +295,8 @@ class _Simulation:
         if kind == "compute":
             seconds = self._beside(begin, seconds)
         self._clock[stream] = begin + seconds
+        if kind == "communication" or stream == MAIN:
+            self.work[work] += seconds
         if kind == "communication":
             self._moving_until = max(self._moving_until, begin + seconds)
             self.totals["communication"] += seconds
@@ -331,9 +354,9 @@ class _Simulation:
         if op.trip_count is None:
             self.unknown_loops.add(op.name)
         trips = 1 if op.trip_count is None else op.trip_count
-        before, totals = self._state(), dict(self.totals)
+        before, sums = self._state(), self._sums()
         for _ in range(min(trips, _EXACT_TRIPS)):
-            before, totals = self._state(), dict(self.totals)
+            before, sums = self._state(), self._sums()
             self.run(op.condition, stream)
             self.run(op.content, stream)
         left = trips - _EXACT_TRIPS
@@ -347,11 +370,15 @@ class _Simulation:
                 self._clock[name] = clock + one * left
         if self._moving_until > before["moving"]:
             self._moving_until += one * left
-        for name in self.totals:
-            self.totals[name] += (self.totals[name] - totals[name]) * left
+        for found, earlier in zip((self.totals, self.work), sums, strict=True):
+            for name, value in found.items():
+                found[name] = value + (value - earlier.get(name, 0.0)) * left
         if self._is_recorded:
             label = f"{left} more iterations of {op.name}"
             self.events.append(Event(stream, label, "loop", began, began + one * left, count=left))
+
+    def _sums(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return dict(self.totals), dict(self.work)
 
     def _state(self) -> Mapping[str, float]:
         return {"host": self._host, "moving": self._moving_until, **{"stream:" + n: c for n, c in self._clock.items()}}

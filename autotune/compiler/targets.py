@@ -139,6 +139,19 @@ class Target:
         return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
 
 
+def memory_fraction(settings: Mapping[str, str]) -> float | None:
+    """The share of a GPU's memory that settings give to JAX's client, at most 1; None if they name none that it takes.
+
+    A share above 1 is unified memory, of which the device has all.
+    """
+    named = settings.get("XLA_CLIENT_MEM_FRACTION", settings.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
+    try:
+        share = float(named)
+    except ValueError:  # the client will refuse it; not the compiler's business
+        return None
+    return min(share, 1.0) if share > 0 else None
+
+
 @dataclass(frozen=True)
 class Topology:
     """Machines and GPUs on each.

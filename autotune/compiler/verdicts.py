@@ -13,12 +13,12 @@ from autotune.compiler.company import TimeUp
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.reports import Effect, ScreenReport, SetReport, SettingReport, ValueReport
+from autotune.compiler.targets import memory_fraction
 from autotune.model import FlagSet, LaunchError
 from autotune.settings import Catalog, Stage
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
-_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 class Screener:
@@ -161,12 +161,8 @@ class Screener:
         """Device memory that JAX would take under some settings."""
         if self.job.target is None:
             return None
-        named = next((settings[n] for n in _FRACTIONS if n in settings), None)
-        try:
-            fraction = float(named) if named is not None else DEFAULT_MEMORY_FRACTION
-        except ValueError:  # the client will refuse it; not the compiler's business
-            fraction = DEFAULT_MEMORY_FRACTION
-        return int(self.job.target.memory_bytes * min(fraction, 1.0))
+        fraction = memory_fraction(settings)
+        return int(self.job.target.memory_bytes * (DEFAULT_MEMORY_FRACTION if fraction is None else fraction))
 
     def program_key(self, settings: FlagSet, *, on_device: bool = True) -> str | None:
         """Equal for two sets that one measurement serves: same program, same settings that are read at run time.

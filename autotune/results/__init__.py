@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.results.live_page import LivePage
     from autotune.results.report import render_html, render_markdown
     from autotune.results.screen_words import (
-        describe_screen, describe_screen_record, held_lines, predicted_lines, screen_lines,
+        describe_screen, describe_screen_record, held_lines, predicted_lines, profile_lines, screen_lines,
     )  # fmt: skip
     from autotune.results.t4 import read_t4, render_t4
     from autotune.results.tables import study_tables
@@ -47,7 +47,14 @@ _LATER = {
     "comparison": ("compare_stores",),
     "live_page": ("LivePage",),
     "report": ("render_html", "render_markdown"),
-    "screen_words": ("describe_screen", "describe_screen_record", "held_lines", "predicted_lines", "screen_lines"),
+    "screen_words": (
+        "describe_screen",
+        "describe_screen_record",
+        "held_lines",
+        "predicted_lines",
+        "profile_lines",
+        "screen_lines",
+    ),
     "t4": ("read_t4", "render_t4"),
     "tables": ("study_tables",),
     "taught": ("taught_lines",),

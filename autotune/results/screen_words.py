@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.compiler import Effect, PredictionCheck, ScreenReport, SettingReport, published_changes
+from autotune.compiler import (
+    Effect,
+    PredictionCheck,
+    ProfileCheck,
+    ScreenReport,
+    SettingReport,
+    published_changes,
+)  # fmt: skip
 from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_change, format_seconds, format_share
 
 MOST_NAMED = 4
@@ -78,6 +85,24 @@ def held_lines(held: PredictionCheck) -> Iterator[str]:
         )
 
 
+def profile_lines(held: ProfileCheck) -> Iterator[str]:
+    """What the predictions were calibrated by, where a profile was, and what of it could not be matched."""
+    c, step = held.calibration, held.step
+    kinds = ", ".join(f"{k} x {c.work_scales[k]:.3g}" for k in sorted(step.work_s) if k in c.work_scales)
+    yield (
+        f"calibrated by {c.source}: {kinds}; then kernels x {c.compute_scale:.3g}, exposed communication x "
+        f"{c.exposed_scale:.3g}, gaps x {c.idle_scale:.3g}"
+    )
+    yield (
+        f"the profile's step: {format_seconds(step.step_s)} (median of {held.step_count}, from "
+        f"{format_seconds(held.shortest_s)} to {format_seconds(held.longest_s)}): kernels "
+        f"{format_seconds(step.compute_s)}, exposed communication {format_seconds(step.exposed_s)}, gaps "
+        f"{format_seconds(step.gap_s)}, outside of the program {format_seconds(step.outside_s)}; the calibrated "
+        f"reference, as it was profiled: {format_seconds(held.predicted_s)}"
+    )
+    yield from held.notes
+
+
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predicted steps."""
     first = rows[0].get("step_s")
@@ -94,7 +119,7 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"idle {format_seconds(row['idle_s'])}{mfu}){_interval(row)}"
         )
     if published := next((row["published"] for row in rows if row.get("published")), None):
-        yield f"the model is {published}; a run of your own does better: --calibrate RUN"
+        yield f"the model is {published}; a run or a profile of your own does better: --calibrate"
     if sum("failure" not in row for row in rows) > 1 and (signs := str(published_changes())):
         yield signs
     yield PREDICTED

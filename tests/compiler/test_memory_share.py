@@ -1,0 +1,65 @@
+"""The memory that a study gives to JAX's client is what its programs are compiled for, and what they must fit in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.compiler.open import open_screener
+from autotune.compiler.program import CompiledProgram
+from autotune.compiler.targets import Target, Topology, load_target, memory_fraction
+from autotune.model.flags import FlagSet
+from autotune.model.spec import StudySpec
+
+H100, EIGHT, HERE = load_target("h100-sxm"), Topology(1, 8), Path(__file__).parent
+NEWER, OLDER = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+def study(baseline: dict[str, str]) -> StudySpec:
+    # 190 MB a GPU
+    workload = {"entry": "toy_workload:make", "options": {"batch": 1 << 18}}
+    return StudySpec.model_validate({"name": "toy", "workload": workload, "baseline": baseline})
+
+
+def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int | None]:
+    with open_screener(study(baseline), study_dir=HERE, target=target, topology=EIGHT) as (_, screen):
+        assert screen.job.target is not None
+        return screen.job.target, screen.limit_bytes(screen.baseline)
+
+
+@pytest.mark.parametrize("name", [NEWER, OLDER])
+def test_share_of_the_baseline_is_what_is_compiled_for(name: str) -> None:
+    target, limit = opened({name: "0.92"})
+    assert target.config_text == H100.with_memory(0.92).config_text != H100.config_text
+    assert limit == int(H100.memory_bytes * 0.92)
+
+
+@pytest.mark.parametrize("baseline", [{}, {NEWER: "much"}, {NEWER: "0"}, {NEWER: "nan"}, {"NCCL_PROTO": "LL"}])
+def test_without_a_share_that_the_client_takes_the_description_is_left_alone(baseline: dict[str, str]) -> None:
+    target, limit = opened(baseline)
+    assert target.config_text == H100.config_text
+    assert limit == int(H100.memory_bytes * 0.75)
+
+
+def test_share_that_was_described_by_the_caller_stays() -> None:
+    described = H100.with_memory(0.94)
+    assert opened({}, described)[0] == described
+
+
+def test_more_than_all_is_all() -> None:
+    assert memory_fraction({NEWER: "4.0"}) == 1.0
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_program_of_a_study_with_little_memory_is_another_one() -> None:
+    """With 120 MB for a step of 190, XLA overlaps less: without the share, a program is screened that no GPU runs."""
+
+    def compiled(baseline: dict[str, str]) -> CompiledProgram:
+        with open_screener(study(baseline), study_dir=HERE, target=H100, topology=EIGHT) as (_, screen):
+            found = screen.result(FlagSet()).program
+        assert found is not None
+        return found
+
+    assert compiled({}).fingerprint != compiled({NEWER: "0.0015"}).fingerprint
