@@ -36,8 +36,8 @@ What is seen in the rows below, and not in the model:
 * Pax of early 2024 on H100 took 8 to 18 % longer than is predicted for its shapes, at 5B and at 175B, while the same
   code on A100 is met within 2 %; MaxText a year later on DGX H100 is met within 8 %. The model knows of no version of
   the software.
-* float8 is up to 35 % too slow: the presets scale an array by its own largest value, which is read for that, where
-  Transformer Engine and MaxText take the scale of the steps before.
+* float8 is up to 35 % too slow. These rows take the scales of the steps before (`float8_scales = "delayed"`), as
+  Transformer Engine and MaxText do; that an array is scaled by its own largest value moved them by 1 %, so it is not why.
 * The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
   used here, some of them wait at 512 GPUs.
 * The 126M model trained with Transformer Engine's kernels on H100, and with XLA's on A100.
