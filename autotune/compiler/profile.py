@@ -100,8 +100,10 @@ def fit_profile(found: DeviceProfile, program: CompiledProgram, target: Target, 
     step = sorted(steps, key=lambda s: s.step_s)[(len(steps) - 1) // 2]
     _refuse_other_program(found, module, step, program, has_graphs=has_graphs)
     as_run = program if has_graphs else program.model_copy(update={"schedule": without_graphs(program.schedule)})
-    raw = predict_step(as_run, target, topology)
+    # What a kernel took in a profile holds what the collectives beside it took from it: that is not counted twice.
+    raw = predict_step(as_run, target, topology, Calibration(collective_cores=0))
     shares = Calibration(
+        collective_cores=0,
         work_scales=_work_scales(step.work_s, raw.work_s),
         outside_s=step.outside_s,
         source=f"{len(steps)} steps of {module} in {found.path.name}",

@@ -275,11 +275,11 @@ def test_words_say_what_was_matched(tmp_path: Path) -> None:
 def test_scales_act_in_the_simulation() -> None:
     """A collective that is hidden stays hidden if twice its time is, too."""
     program = model()
-    plain = predict_step(program, TARGET, EIGHT)
-    slow = predict_step(program, TARGET, EIGHT, Calibration(work_scales={"reduce-scatter": 0.5}))
+    plain = predict_step(program, TARGET, EIGHT, Calibration(collective_cores=0))
+    slow = predict_step(program, TARGET, EIGHT, Calibration(collective_cores=0, work_scales={"reduce-scatter": 0.5}))
     assert slow.communication_s < plain.communication_s
     assert slow.compute_s == plain.compute_s
-    longer = predict_step(program, TARGET, EIGHT, Calibration(outside_s=1.0))
+    longer = predict_step(program, TARGET, EIGHT, Calibration(collective_cores=0, outside_s=1.0))
     assert longer.step_s == pytest.approx(plain.step_s + 1.0)
     assert json.loads(json.dumps(plain.to_json()))["work_s"]["all-gather"] > 0
 
