@@ -101,7 +101,7 @@ def predict(
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
     from autotune.compiler import ProfileCheck, check_predictions, check_profile, is_profile, predict_set
-    from autotune.model import parse_set
+    from autotune.model import StudyFileError, parse_set
     from autotune.results import held_lines, predicted_lines, profile_lines
     from autotune.rundir import Store
 
@@ -109,6 +109,11 @@ def predict(
     profile = calibrate if calibrate is not None and is_profile(calibrate) else None
     held: PredictionCheck | ProfileCheck | None = None
     if calibrate is not None and profile is None:
+        if not (calibrate / "study.json").exists():
+            raise StudyFileError(
+                "--calibrate must be a run directory (it holds a study.json) or a profile (a *.xplane.pb of "
+                f"jax.profiler, or a folder with one) but {calibrate} is neither; `autotune status` lists the runs here"
+            )
         held = check_predictions(Store.open(calibrate), cache_dir=_cache_dir(cache), progress=_tell)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
         if profile is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -193,14 +194,16 @@ def example_text(name: str, study: str) -> str:
         study: Of the copy.
 
     Raises:
-        StudyFileError: If there is no such; all are named.
+        StudyFileError: If there is no such (all are named), or no study may have that name.
     """
     known = example_studies()
     if name not in known:
         rows = [f"  {n}: {tomllib.loads(p.read_text(encoding='utf-8'))['description']}" for n, p in known.items()]
         told = f"--example must be one of these but got {name!r}{close_matches(name, known)}"
         raise StudyFileError("\n".join([told, *rows]))
-    return known[name].read_text(encoding="utf-8").replace(f'name = "{name}"', f'name = "{study}"', 1)
+    text = known[name].read_text(encoding="utf-8").replace(f'name = "{name}"', f"name = {json.dumps(study)}", 1)
+    checked(text)
+    return text
 
 
 def kind_of_devices(platform: str, count: int) -> str:

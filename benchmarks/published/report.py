@@ -37,7 +37,7 @@ What is seen in the rows below, and not in the model:
   code on A100 is met within 2 %; MaxText a year later on DGX H100 is met within 8 %. The model knows of no version of
   the software.
 * float8 is up to 35 % too slow. These rows take the scales of the steps before (`float8_scales = "delayed"`), as
-  Transformer Engine and MaxText do; that an array is scaled by its own largest value moved them by 1 %, so it is not why.
+  Transformer Engine and MaxText do; scales of an array's own largest value moved them by 1 %, so that is not why.
 * The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
   used here, some of them wait at 512 GPUs.
 * The 126M model trained with Transformer Engine's kernels on H100, and with XLA's on A100.

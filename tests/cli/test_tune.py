@@ -165,6 +165,8 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("init", "--entry", "llama", "--", "python", "train.py"), "exactly one of --entry"),
         (("init", "--example", "one-gpu", "--entry", "llama"), "exactly one of --entry"),
         (("init", "--example", "one-gpu", "--trials", "3"), "edit the file that is written"),
+        (("init", "--example", "one-gpu", "--name", 'a"b'), "`name` must be"),
+        (("init", "--example", "one-gpu", "-o", "my study.toml"), "`name` must be"),
         (("init", "--example", "one-gup"), "got 'one-gup'; did you mean `one-gpu`"),
     ],
 )

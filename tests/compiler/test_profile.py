@@ -306,3 +306,12 @@ def test_predict_calibrated_by_a_profile_from_the_command_line(tmp_path: Path, m
     done = CliRunner().invoke(app, [*where[:-1], str(other)])
     assert done.exit_code != 0
     assert "a profile must be of the study's own step" in str(done.exception)
+
+
+def test_what_is_neither_a_run_nor_a_profile_is_told_so(tmp_path: Path) -> None:
+    toml = tmp_path / "study.toml"
+    toml.write_text('name = "toy"\n[workload]\nentry = "llama"\n', encoding="utf-8")
+    for neither in (tmp_path, tmp_path / "nowhere"):
+        done = CliRunner().invoke(app, ["predict", str(toml), "--target", "h100-sxm", "--calibrate", str(neither)])
+        assert "must be a run directory (it holds a study.json) or a profile" in str(done.exception)
+        assert f"but {neither} is neither" in str(done.exception)
