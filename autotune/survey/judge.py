@@ -4,7 +4,8 @@ Most settings change nothing in most cells, and what they do in one cell they mo
 thought to act are compiled alone, value by value; all others together, in sets that each hold all of them, until every
 value was in a set with the default's own program. A set with another program is taken apart until what changed it is
 found (`autotune.compiler.company`); that is then compiled alone as well. So a wrong guess costs compilations, never a
-wrong verdict, but for effects that hide each other; see `AtlasRow.tried`.
+wrong verdict, but for effects that hide each other, and those that two settings have only together if one of them is
+thought to act; see `AtlasRow.tried`.
 """
 
 from __future__ import annotations

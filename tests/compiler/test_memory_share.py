@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.compiler import plugin
 from autotune.compiler.open import open_screener
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction
@@ -28,6 +29,13 @@ def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int
         return screen.job.target, screen.limit_bytes(screen.baseline)
 
 
+@pytest.fixture
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were installed: what is compiled for is told before anything is compiled."""
+    monkeypatch.setattr(plugin, "compiler_problem", lambda versions: "")
+
+
+@pytest.mark.usefixtures("_plugin")
 @pytest.mark.parametrize("name", [NEWER, OLDER])
 def test_share_of_the_baseline_is_what_is_compiled_for(name: str) -> None:
     target, limit = opened({name: "0.92"})
@@ -35,6 +43,7 @@ def test_share_of_the_baseline_is_what_is_compiled_for(name: str) -> None:
     assert limit == int(H100.memory_bytes * 0.92)
 
 
+@pytest.mark.usefixtures("_plugin")
 @pytest.mark.parametrize("baseline", [{}, {NEWER: "much"}, {NEWER: "0"}, {NEWER: "nan"}, {"NCCL_PROTO": "LL"}])
 def test_without_a_share_that_the_client_takes_the_description_is_left_alone(baseline: dict[str, str]) -> None:
     target, limit = opened(baseline)
@@ -42,6 +51,7 @@ def test_without_a_share_that_the_client_takes_the_description_is_left_alone(bas
     assert limit == int(H100.memory_bytes * 0.75)
 
 
+@pytest.mark.usefixtures("_plugin")
 def test_share_that_was_described_by_the_caller_stays() -> None:
     described = H100.with_memory(0.94)
     assert opened({}, described)[0] == described
