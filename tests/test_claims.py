@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.settings import load_atlas
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README, PAGE = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/truth.md"))
@@ -143,3 +145,41 @@ def test_what_is_told_of_real_processes_is_what_was_recorded() -> None:
     gains = [round(100 * (1 - run["reported"][0]), 1) for run in runs]
     named = sum(run["outcome"] == "winner" for run in runs)
     assert figures == [len(runs), named, *(round(run["wall_s"] / 60) for run in runs), *gains]
+
+
+def test_what_is_told_of_programs_of_others_is_what_was_recorded() -> None:
+    rows = json.loads((RESULTS / "real_programs.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8").split("## Held to programs of others")[1]
+    table = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")][2:]
+    assert len(table) == len(rows)
+    by_name = {line.split()[1].removeprefix("google-").rstrip(",").lower(): line for line in table}
+    for name, row in rows.items():
+        line = by_name[name.split("-")[0]]
+        how = row["detected"].get("steps", "").split(" (")[0]
+        assert how in line
+        assert row["told"] == []
+        assert f"| {row['outcome']}" in line
+        if row["outcome"] != "none":
+            assert f"after {row['took_s'] / 60:.1f} min" in line
+
+
+def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
+    page = " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
+    cells = load_atlas().cells
+    figures = told(r"comes with it has (\d+) cells, .*? (\d+) compilations made it, ([\d.]+) hours", page)
+    hours = round(sum(c.seconds or 0.0 for c in cells) / 3600, 1)
+    assert figures == [len(cells), sum(c.compiled or 0 for c in cells), hours]
+    releases = re.search(r"all of jaxlib ([\d.]+):", page)
+    assert releases is not None
+    assert {c.jaxlib for c in cells} == {releases[1]}
+    assert {(c.workload, c.target, c.gpus) for c in cells} == {
+        *(
+            (kind, gpu, 8)
+            for kind in ("dense-fsdp", "tensor-parallel", "pipeline", "moe")
+            for gpu in ("h100-sxm", "b200")
+        ),
+        ("dense-one-gpu", "h100-sxm", 1),
+        ("dense-fsdp", "h100-sxm", 64),
+    }
+    with_recipes = {r.cell for r in load_atlas() if r.kind == "recipe"}
+    assert {c.cell for c in cells if c.target == "h100-sxm" and c.gpus > 1} == with_recipes
