@@ -136,7 +136,7 @@ def taught_lines(store: Store) -> list[str]:
             f"{format_figures(best.ratio, best.low, best.high)} as the model expects it: no proof"
         )
     else:
-        lines.append("no set promises more than the default")
+        lines.append("the model expects no set to beat the default")
     lines.append(left_to_gain(found))
     if found.stopped is not None:
         lines.append(f"the search {why_stopped(found)}")

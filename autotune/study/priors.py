@@ -44,15 +44,18 @@ class Prior:
     nothing: tuple[str, ...] = ()
 
 
-def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, Prior]:
+def priors_of(
+    space: SearchSpace, report: ScreenReport | None, published: Mapping[str, int] | None = None
+) -> dict[str, Prior]:
     """Parameter to what is thought of it.
 
     Args:
         space: What is searched.
         report: What compiling said of it; None where nothing was compiled.
+        published: Setting to how many distinct published sets hold it; None for the recipes that autotune knows.
     """
     screened = {s.name: s for s in report.settings} if report is not None else {}
-    published = _recipe_counts()
+    published = _recipe_counts() if published is None else published
     found = {}
     for parameter in space.parameters:
         weight, why = _by_screen(screened.get(parameter.name))

@@ -12,7 +12,7 @@ from benchmarks.search.problems import Problem
 from benchmarks.search.registry import RIVALS
 from benchmarks.search.runs import problem_of, run_one
 from benchmarks.search.scoring import cutoff, interval, random_search, score, table_baseline
-from benchmarks.search.strategies import UniformRandom
+from benchmarks.search.strategies import Ceiling, UniformRandom
 
 SPACES = 4
 """Spaces of each family whose facts are counted."""
@@ -30,6 +30,7 @@ def check() -> dict[str, Any]:
         "facts": {family: _facts(family) for family in FAMILIES},
         "scores": _scores(),
         "runs": _runs(),
+        "ceiling": _ceiling(),
     }
 
 
@@ -110,3 +111,18 @@ def _runs() -> dict[str, Any]:
         told[name] = {"equal": curves[0] == curves[1], **curves[0]}
     uniform = short(UniformRandom(problem, 1, has_recipes=False))
     return {**told, "uniform": {"failed": uniform["failed"], "found": uniform["found"]}}
+
+
+def _ceiling() -> dict[str, Any]:
+    """The search that is told which settings act: its space has the same optimum, and it changes nothing else."""
+    problems = [p for f in FAMILIES for seed in range(SPACES) if not (p := problem_of(f, seed)).hazards]
+    optima = [abs(p.only(p.acting).optimum - p.optimum) for p in problems]
+    problem = problem_of("gated", 1)
+    strategy, others = Ceiling(problem, 1, has_recipes=True), 0
+    idle = np.setdiff1d(np.arange(len(problem.sizes)), problem.acting)
+    for trial in range(8):
+        codes = strategy.ask()
+        if codes is not None:
+            others += int((codes != problem.defaults)[idle].sum())
+            strategy.tell(codes, *problem.measure(codes, trial, noise=0.01, seed=1))
+    return {"spaces": len(problems), "difference": max(optima), "others": others, "kept": len(problem.acting)}

@@ -103,14 +103,14 @@ class Problem:
     def effects(self, codes: Codes) -> Floats:
         """Log ratios of settled sets, shape (sets,), failures aside."""
         total = np.zeros(len(codes))
-        for i in self._acting:
+        for i in self._not_zero:
             total += self.mains[i][codes[:, i]]
         for joint in self.joints:
             total += joint.table[codes[:, joint.one], codes[:, joint.other]]
         return total
 
     @functools.cached_property
-    def _acting(self) -> list[int]:
+    def _not_zero(self) -> list[int]:
         return [i for i, table in enumerate(self.mains) if table.any()]
 
     def fails(self, codes: Codes) -> NDArray[np.bool_]:
@@ -171,6 +171,31 @@ class Problem:
                 codes[i] = self.values[i].index(located[parameter.name])
         return codes
 
+    @functools.cached_property
+    def acting(self) -> list[int]:
+        """Parameters that act, let another one act, or switch such a one."""
+        found = {i for i, table in enumerate(self.mains) if table.any()}
+        found |= {i for joint in self.joints for i in (joint.one, joint.other)}
+        waiting = list(found)
+        while waiting:
+            fresh = set(self.needs[waiting.pop()]) - found
+            found |= fresh
+            waiting += fresh
+        return sorted(found)
+
+    def only(self, kept: Sequence[int]) -> Problem:
+        """The space of some parameters alone, the others at their defaults, without what fails."""
+        at = {i: place for place, i in enumerate(kept)}
+        joints = tuple(Joint(at[j.one], at[j.other], j.table) for j in self.joints if j.one in at and j.other in at)
+        return Problem(
+            self.name,
+            SearchSpace(tuple(self.space.parameters[i] for i in kept)),
+            tuple(self.mains[i] for i in kept),
+            joints,
+            recipes=tuple(r[list(kept)] for r in self.recipes),
+            good=tuple(at[i] for i in self.good if i in at),
+        )
+
     # ------------------------------------------------------------------ the best set
 
     @property
@@ -195,16 +220,10 @@ class Problem:
     def _parts(self) -> Iterator[list[int]]:
         """Parameters that matter, in parts that do not touch each other: times add up over parts.
 
-        One matters that acts, gates, or switches such a one. A hazard joins those of it that matter; one that holds
-        another is avoided by that one's default, which costs nothing.
+        A hazard joins those of it that matter; one that holds another is avoided by that one's default, which costs
+        nothing.
         """
-        matters = {i for i, table in enumerate(self.mains) if table.any()}
-        matters |= {i for joint in self.joints for i in (joint.one, joint.other)}
-        waiting = list(matters)
-        while waiting:
-            fresh = set(self.needs[waiting.pop()]) - matters
-            matters |= fresh
-            waiting += fresh
+        matters = set(self.acting)
         part_of = {i: {i} for i in matters}
         links = [(joint.one, joint.other) for joint in self.joints]
         links += [(i, other) for i in matters for other in self.needs[i]]

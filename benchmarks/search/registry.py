@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 
 from benchmarks.search.problems import Problem
 from benchmarks.search.rivals import OneFactor, Racing
-from benchmarks.search.strategies import Asked, Product, Strategy, UniformRandom
+from benchmarks.search.strategies import Asked, Ceiling, Product, Strategy, UniformRandom
 
 Make = Callable[[Problem, int, bool], Strategy]
 
@@ -45,8 +45,13 @@ def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
 
 RIVALS: dict[str, Rival] = {
     "additive": Rival(_product(), "this project's search as shipped"),
+    "without priors": Rival(_product(has_priors=False), "the same, every setting as likely to act"),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
     "without pairs": Rival(_product(options={"with_pairs": False}), "the same, settings act alone only"),
+    "ceiling": Rival(
+        lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),
+        "no rival: this project's search, told beforehand which settings act",
+    ),
     "before": Rival(
         _product("tpe", finds_culprits=True),
         "what the project had before: 8 random sets near the default, then multivariate TPE; culprits found aside",

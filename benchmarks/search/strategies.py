@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,7 +22,8 @@ from autotune.search.policy import _penalties
 from autotune.search.sampler import USUAL_SD
 from autotune.settings import Parameter
 from autotune.stats import Estimate
-from autotune.study.proposer import Proposer
+from autotune.study.priors import priors_of
+from autotune.study.proposer import NO_PRIORS, Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
 
@@ -78,6 +80,7 @@ class Product(Remembers):
         options: `search.sampler_options`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
+        has_priors: Whether settings that recipes hold are thought likelier to act, as in a study.
     """
 
     def __init__(
@@ -90,13 +93,16 @@ class Product(Remembers):
         options: Mapping[str, Any] | None = None,
         has_widths: bool = True,
         finds_culprits: bool = False,
+        has_priors: bool = True,
     ) -> None:
         super().__init__(problem, seed)
         search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
-        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None)
+        held = Counter(name for _, settings in first for name in settings)
+        priors = priors_of(problem.space, None, held) if has_priors else NO_PRIORS
+        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None, priors=priors)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0
@@ -160,6 +166,35 @@ class Product(Remembers):
             return to_text(parameter, values[parameter.name])
 
         return self.problem.as_codes(self.problem.space.suggest(choose))
+
+
+class Ceiling(Product):
+    """This project's search, told beforehand which settings act, which no search can know.
+
+    What it scores below 1 is what the values' effects cost to find; what a search scores below it, finding who acts.
+    """
+
+    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool) -> None:
+        self._whole, self._kept = problem, problem.acting
+        super().__init__(problem.only(self._kept), seed, has_recipes=has_recipes)
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        codes = super().ask()
+        return None if codes is None else self._in_whole(codes)
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        super().tell(codes[self._kept], value, sd)
+
+    def chosen(self) -> Codes:
+        """See `Strategy`."""
+        return self._in_whole(super().chosen())
+
+    def _in_whole(self, codes: Codes) -> Codes:
+        whole = self._whole.defaults.copy()
+        whole[self._kept] = codes
+        return whole
 
 
 def _measured(value: float, sd: float) -> Measured:

@@ -70,6 +70,14 @@ def test_random_search_scores_0_and_an_oracle_1(checked: dict[str, Any]) -> None
     assert 0.05 < scores["width"] < 0.15
 
 
+def test_the_ceiling_changes_only_what_acts(checked: dict[str, Any]) -> None:
+    ceiling = checked["ceiling"]
+    assert ceiling["spaces"] == 16
+    assert ceiling["difference"] < 1e-12
+    assert ceiling["others"] == 0
+    assert ceiling["kept"] >= 3
+
+
 def test_equal_seeds_give_equal_runs(checked: dict[str, Any]) -> None:
     for name in ("additive", "racing", "one factor"):
         assert checked["runs"][name]["equal"], name
@@ -90,4 +98,4 @@ def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> No
     search("report", "--out", str(out))
     text = (tmp_path / "search.md").read_text()
     assert "**additive**" in text
-    assert "Not run: without widths" in text
+    assert "Not run: without priors" in text
