@@ -39,6 +39,7 @@ from autotune.child.channel import Channel, serve
 from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
+from autotune.child.ptxas import keep_kernels
 
 RESULT_FILE = "result.json"
 HLO_FILE = "optimized.hlo"
@@ -61,6 +62,27 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
         platform="cuda", target_config=job["target_config"], topology=job["topology"]
     )
     return list(described.devices)
+
+
+def let_attention_ask(device: Any) -> None:
+    """Has JAX's fused attention ask a described GPU what it can do.
+
+    JAX asks the first GPU of this process's own backend (``jax/_src/cudnn/fused_attention_stablehlo.py``): none is
+    here, so it would hold every GPU for one before Hopper, and start the backend by asking. A JAX that asks
+    otherwise is left as it is: then each fork builds the step for itself.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    def version(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split("."))
+
+    has = version(device.compute_capability)
+    for name, answer in (
+        ("check_compute_capability", lambda least: has >= version(least)),
+        ("is_cuda_compute_capability_equal", lambda wanted: has == version(wanted)),
+    ):
+        if hasattr(attention, name):
+            setattr(attention, name, answer)
 
 
 def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
@@ -96,6 +118,8 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
 
     def lower() -> Any:
         devices = jax.devices() if job["platform"] == "cpu" else described_devices(job)
+        if job["platform"] != "cpu":
+            let_attention_ask(devices[0])
         workload = load(job["entry"], job["options"], devices)
         facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
@@ -238,6 +262,8 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
 def work(channel: Channel, job: dict[str, Any]) -> None:
     """Builds the job, then compiles until told to stop."""
     give_way(job)
+    if job["platform"] != "cpu":
+        keep_kernels(Path(job["kernels"]))
     lower, facts = prepare(job)
     channel.send("ready", **facts)
     while (order := channel.receive())["type"] == "compile":
