@@ -82,8 +82,7 @@ class DecoderConfig:
     def settled(self, layout: Layout) -> DecoderConfig:
         """The config as it is computed on these devices: ``attention`` = auto becomes cudnn or xla.
 
-        The sizes of heads are those that cuDNN takes on every GPU, so that a program that is compiled without one
-        is the program that runs: JAX (0.10.2, 0.12.0.1) allows 256 on Hopper only if it sees the GPU.
+        The sizes of heads are those that cuDNN takes on every GPU: 256 it takes from Hopper on (JAX 0.10.2, 0.12.0.1).
         """
         if self.attention != "auto":
             return self
