@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune.settings import load_atlas
+from benchmarks.search.registry import RIVALS
+from benchmarks.search.scoring import interval
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,6 +20,7 @@ README, PAGE = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for 
 
 
 TRUTH = json.loads((RESULTS / "truth.json").read_text())["results"]
+GATED = ("additive", "without pairs")
 UNSOAKED = ("stalls", "rarer stalls")
 """Machines whose candidates stall, with the soak switched off."""
 
@@ -134,6 +139,35 @@ def test_what_is_told_of_searches_that_end_by_themselves_is_what_was_recorded() 
     )
     middle = ended[len(ended) // 2]["trials"]
     assert figures == [len(rows), len(ended), middle, len(left), *(round(100 * share, 1) for share in left)]
+
+
+def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
+    lines = (RESULTS / "search" / "families.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if (row["noise"], row["recipes"], row["trials"]) == (0.01, True, 60)]
+    report = (RESULTS / "search.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8").split("## What came of it")[1]
+    names = {"as shipped": "additive", "told beforehand which settings act": "ceiling"}
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    families = sorted({row["family"] for row in rows})
+    for words, seeds, told_score, found in table[2:]:
+        name = names.get(words, words)
+        mine = [[r for r in rows if r["strategy"] == name and r["family"] == f] for f in families]
+        assert {len(m) for m in mine} == {int(seeds)}
+        mean, low, high = interval([[r["score"] for r in m] for m in mine])
+        assert told_score == f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+        means = [_mean(_mean(r["found"][at] for r in m) for m in mine) for at in ("20", "40", "60")]
+        assert found == " / ".join(f"{m:.2f}" for m in means)
+        assert f"| {told_score} |" in report
+    rivals = {row["strategy"] for row in rows} - {"ceiling"} - {n for n in RIVALS if n.startswith("without")}
+    for family in families:
+        score = {n: _mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, family)) for n in rivals}
+        assert max(score, key=lambda n: score[n]) == "additive"
+    ends = [_mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, "gated")) for n in GATED]
+    assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
 
 
 def test_what_is_told_of_real_processes_is_what_was_recorded() -> None:
