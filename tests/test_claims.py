@@ -174,12 +174,25 @@ def _mean(values: Iterable[float]) -> float:
 def test_what_is_told_of_real_processes_is_what_was_recorded() -> None:
     runs = json.loads((RESULTS / "real_truth_speedup.json").read_text(encoding="utf-8"))["runs"]
     figures = told(
-        r"Of (\d+) recorded studies (\d+) name the winner, in (\d+) and (\d+) minutes; "
-        r"they report ([\d.]+) % and ([\d.]+) %"
+        r"Of (\d+) recorded studies (\d+) name the winner, in (\d+), (\d+) and (\d+) minutes; "
+        r"they report ([\d.]+) %, ([\d.]+) % and ([\d.]+) %"
     )
     gains = [round(100 * (1 - run["reported"][0]), 1) for run in runs]
     named = sum(run["outcome"] == "winner" for run in runs)
     assert figures == [len(runs), named, *(round(run["wall_s"] / 60) for run in runs), *gains]
+
+
+def test_what_is_told_of_equal_candidates_is_what_was_recorded() -> None:
+    runs = json.loads((RESULTS / "real_truth_identical.json").read_text(encoding="utf-8"))["runs"]
+    figures = told(
+        r"Of (\d+) studies of twelve equal .*? (\d+) name a winner; .*? after (\d+) to (\d+) minutes, "
+        r"for their noise floors resolve no gain below (\d+) to (\d+) %"
+    )
+    minutes = [round(run["wall_s"] / 60) for run in runs]
+    least = [round(100 * run["detectable"]) for run in runs]
+    winners = sum(run["outcome"] == "winner" for run in runs)
+    assert figures == [len(runs), winners, min(minutes), max(minutes), min(least), max(least)]
+    assert all(run["outcome"] == "inconclusive" and len(run["trials"]) == 12 for run in runs)
 
 
 def test_what_is_told_of_programs_of_others_is_what_was_recorded() -> None:
