@@ -8,9 +8,11 @@ in it, the real one runs.
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 NAME = "ptxas"
+TRIAL_S = 60.0
 SCRIPT = """\
 #!/bin/sh
 # XLA calls: ptxas TEXT -o KERNEL OPTIONS. Anything else goes to the real one, and so does what cannot be kept.
@@ -43,7 +45,7 @@ def keep_kernels(folder: Path) -> None:
 
 
 def stand_in(root: Path, folder: Path) -> bool:
-    """Makes a folder like CUDA's with the script as ptxas; False if CUDA has no ptxas, or it cannot be made.
+    """Makes a folder like CUDA's with the script as ptxas; False if CUDA has no ptxas, or the script does not run.
 
     Args:
         root: CUDA's: ``bin/ptxas``, ``nvvm/libdevice``.
@@ -63,6 +65,8 @@ def stand_in(root: Path, folder: Path) -> bool:
         text = SCRIPT.format(real=shlex.quote(str(real.resolve())), kept=shlex.quote(str(folder / "kept")))
         script.write_text(text, encoding="utf-8")
         script.chmod(0o755)
-    except OSError:
+        # Where the folder lies no program may be allowed to run, and XLA would hold that for a fault of the set.
+        done = subprocess.run([script, "--version"], capture_output=True, timeout=TRIAL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return False
-    return True
+    return done.returncode == 0

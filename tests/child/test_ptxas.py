@@ -52,8 +52,9 @@ class Cuda:
 
     @property
     def count(self) -> int:
-        """How often the real one ran."""
-        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+        """How often the real one ran for a kernel."""
+        calls = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return sum(line != "--version" for line in calls)
 
 
 @pytest.fixture
@@ -121,3 +122,10 @@ def test_a_cuda_without_ptxas_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cuda").mkdir()
     assert not stand_in(tmp_path / "cuda", tmp_path / "kernels")
     assert not (tmp_path / "kernels").exists()
+
+
+def test_a_folder_in_which_nothing_may_run_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cuda" / "bin").mkdir(parents=True)
+    (tmp_path / "cuda" / "bin" / "ptxas").touch()
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)  # as on a file system that is mounted noexec
+    assert not stand_in(tmp_path / "cuda", tmp_path / "kernels")
