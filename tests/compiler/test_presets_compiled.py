@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.job import CompileJob
 from autotune.compiler.targets import load_target, parse_topology
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -72,6 +76,33 @@ def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh
     assert fused["sets"][0]["calls"] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     assert plain["sets"][0]["calls"] == []
     assert fused["sets"][0]["counts"] == plain["sets"][0]["counts"]
+
+
+@with_cudnn
+@pytest.mark.parametrize(
+    ("target", "head_size", "is_taken"), [("h100-sxm", 64, 1), ("h100-sxm", 256, 1), ("a100-sxm-80", 256, 0)]
+)
+def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it(
+    target: str, head_size: int, is_taken: int
+) -> None:
+    options = {
+        **SMALL,
+        "head_size": head_size,
+        "dtype": "bfloat16",
+        "batch": 16,
+        "mesh": {"fsdp": 8},
+        "attention": "cudnn",
+    }
+    job = CompileJob(entry="llama-small", options=options, target=load_target(target), topology=parse_topology("1x8"))
+    with Compiler(job) as compiler:
+        if not is_taken:  # the largest head before Hopper is 128
+            with pytest.raises(LaunchError, match="head dim must be <= 128"):
+                list(compiler.compile([FlagSet()]))
+            return
+        (result,) = compiler.compile([FlagSet()])
+        assert compiler.workers[0].touched_by is None
+    assert result.program is not None
+    assert sum(count for name, count in result.program.custom_calls.items() if name.startswith("__cudnn")) >= 2
 
 
 def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_alone() -> None:
