@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,23 @@ from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.program import CompileResult
 from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
 from autotune.machine import COMPILES, Scratch, child_environment, driver_python, let_import_packages
-from autotune.model import OPTION, PROCESS_COUNT, Failure, FailureKind, FlagSet, options_in
+from autotune.model import (
+    COMPILE_FACTOR,
+    OPTION,
+    PROCESS_COUNT,
+    CompileLimits,
+    Failure,
+    FailureKind,
+    FlagSet,
+    options_in,
+)
 from autotune.workers import GuardedProcess, classify_failure
 
 NICENESS = 15
 """Of every process that compiles: whatever else runs goes first."""
+
+TOO_SLOW = "SIGXCPU"
+"""What ends a compilation that has used up its processor time."""
 
 START_LIMIT_S = 900.0
 STOP_PATIENCE_S = 10.0
@@ -25,6 +38,11 @@ LOG_BYTES = 2_000_000
 
 ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its own estimates beside each kernel; the program stays the same."""
+
+
+def is_too_slow(result: CompileResult) -> bool:
+    """Whether a compilation was ended because it took many times as long as the default's."""
+    return result.failure is not None and result.failure.signal == TOO_SLOW
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
@@ -46,7 +64,7 @@ class CompileWorker:
         self._job = job
         self.kept_to = kept_to
         self.shared = shared
-        self._limit_s = 0.0
+        self._limits = CompileLimits(0.0)
         self._count = 0
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
@@ -86,10 +104,10 @@ class CompileWorker:
     def _manners(self) -> dict[str, Any]:
         return {"niceness": NICENESS, "processors": sorted(self.kept_to)}
 
-    def compile(self, settings: FlagSet, *, limit_s: float, has_estimates: bool) -> CompileResult | None:
-        """Compiles one set, for so many seconds at most; None if the worker itself is gone."""
+    def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
+        """Compiles one set within limits; None if the worker itself is gone."""
         self._count += 1
-        self._limit_s = limit_s
+        self._limits = limits
         folder = self._folder / str(self._count)
         folder.mkdir()
         env = settings.of_kind("env").to_environment()
@@ -103,11 +121,12 @@ class CompileWorker:
                 "folder": str(folder),
                 "environment": env,
                 "jax_options": list(jax_settings(settings)),
-                "limit_s": self._limit_s,
+                "limit_s": limits.wall_s,
+                "processor_s": limits.processor_s,
                 **self._manners(),
             }
         )
-        answer = self._process.first(("compiled",), self._limit_s + 60.0)
+        answer = self._process.first(("compiled",), limits.wall_s + 60.0)
         if answer is None:
             return None
         try:
@@ -139,11 +158,15 @@ class CompileWorker:
     def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
         lines = last_lines(folder / LOG)
         if answer["timed_out"]:
+            message = f"the compiler did not finish within {self._limits.wall_s:.0f} s"
+            return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
+        if answer["exit_status"] == -signal.SIGXCPU and self._limits.processor_s is not None:
+            message = (
+                f"the compiler did not finish within {self._limits.processor_s:.0f} s of processor time, at least "
+                f"{COMPILE_FACTOR:.0f} times what the default takes"
+            )
             return Failure(
-                kind=FailureKind.HANG,
-                message=f"the compiler did not finish within {self._limit_s:.0f} s",
-                phase="compile",
-                last_lines=lines,
+                kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", signal=TOO_SLOW, last_lines=lines
             )
         failure = classify_failure(
             exit_status=answer["exit_status"],

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from autotune.compiler import plugin
 from autotune.compiler.cache import Cache
-from autotune.compiler.compile_worker import CompileWorker, of_worker
+from autotune.compiler.compile_worker import CompileWorker, is_too_slow, of_worker
 from autotune.compiler.job import CompileJob, Progress
 from autotune.compiler.program import CompileResult
 from autotune.machine import available_memory_bytes
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError, compile_limit_s
+from autotune.model import Failure, FailureKind, FlagSet, LaunchError, compile_limits
 
 WORKER_RESTARTS = 2
 
@@ -116,7 +116,8 @@ class Compiler:
         missing = []
         for settings in dict.fromkeys(sets):
             kept = self._cache.load(settings)
-            if kept is None:
+            is_over_limit = kept is not None and is_too_slow(kept) and self._asked_limit_s is not None
+            if kept is None or is_over_limit:  # where the user says how long, that is what counts
                 missing.append(settings)
             else:
                 self._learn(kept)
@@ -162,7 +163,7 @@ class Compiler:
     def _learn(self, result: CompileResult) -> None:
         """Takes in what a compilation takes."""
         self._host_bytes = max(self._host_bytes, result.host_bytes)
-        self._first_s = self._first_s or (result.duration_s if result.program is not None else 0.0)
+        self._first_s = self._first_s or (result.cpu_s if result.program is not None else 0.0)
 
     def _tried(self, seat: _Seat, settings: FlagSet) -> CompileResult:
         shared = of_worker(settings)
@@ -181,11 +182,11 @@ class Compiler:
                     raise LaunchError(worker.broken.message)
                 return CompileResult(settings=settings, failure=worker.broken)
             self._progress(f"compile {settings}")
-            limit_s = compile_limit_s(self._asked_limit_s, self._first_s)
-            result = worker.compile(settings, limit_s=limit_s, has_estimates=self._has_estimates)
+            limits = compile_limits(self._asked_limit_s, self._first_s)
+            result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
             if self._has_estimates and result is not None and _may_be_of_estimates(result):
                 # XLA's cost models know some GPUs only, and another build may lack the flag: then go on without.
-                result = worker.compile(settings, limit_s=limit_s, has_estimates=False)
+                result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
             if result is not None:
                 return result
@@ -237,4 +238,4 @@ class Compiler:
 
 def _may_be_of_estimates(result: CompileResult) -> bool:
     """Whether a compilation failed, perhaps because estimates were asked for; a hang costs too much to look again."""
-    return result.failure is not None and result.failure.kind is not FailureKind.HANG
+    return result.failure is not None and result.failure.kind is not FailureKind.HANG and not is_too_slow(result)

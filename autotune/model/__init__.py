@@ -54,7 +54,7 @@ from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ReadSpec, ScreenSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
-from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
+from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,

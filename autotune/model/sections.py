@@ -278,8 +278,8 @@ class ScreenSpec(Section):
         carried: Folder with screens made on other machines, and their programs: one that was made of the same is used;
             one that is made here is kept there.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
-        compile_limit: Longest time for one compilation; default: eight times what the reference's took, at least 2
-            minutes.
+        compile_limit: Longest time for one compilation; default: eight times the processor time that the reference's
+            took, at least 1 minute of it, and at most four times as long by the clock.
     """
 
     enabled: bool | Literal["auto"] = "auto"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from autotune.model.measurement import Record
 from autotune.model.sections import MeasureSpec
 
@@ -11,7 +13,11 @@ START_FACTOR, LEAST_START_S = 4.0, 120.0
 STEP_FACTOR, LEAST_BLOCK_S = 10.0, 120.0
 """Ten times the reference's step is no step that anybody looks for."""
 
-COMPILE_FACTOR, LEAST_COMPILE_S = 8.0, 120.0
+COMPILE_FACTOR, LEAST_COMPILE_S = 8.0, 60.0
+"""Of processor time, which no other load on the machine lengthens."""
+
+COMPILE_WAIT = 4.0
+"""Wall time for one second of that: programs are compiled beside whatever else the machine does."""
 
 UNKNOWN_START_S, UNKNOWN_COMPILE_S = 600.0, 900.0
 """Before the reference has run once."""
@@ -52,13 +58,28 @@ def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 
     )
 
 
-def compile_limit_s(asked_s: float | None, reference_s: float = 0.0) -> float:
-    """Seconds that one compilation may take.
+class CompileLimits(NamedTuple):
+    """What one compilation may take.
+
+    Attributes:
+        wall_s: Seconds.
+        processor_s: Seconds of processor time; None for as many as there are.
+    """
+
+    wall_s: float
+    processor_s: float | None = None
+
+
+def compile_limits(asked_s: float | None, reference_s: float = 0.0) -> CompileLimits:
+    """What one compilation may take: of wall time what the user says, else of processor time what the reference tells.
 
     Args:
         asked_s: What the user asks for, if anything.
-        reference_s: Seconds that the reference's took; 0 where that is not known yet.
+        reference_s: Seconds of processor time that the reference's took; 0 where that is not known yet.
     """
     if asked_s is not None:
-        return asked_s
-    return max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s) if reference_s else UNKNOWN_COMPILE_S
+        return CompileLimits(asked_s)
+    if not reference_s:
+        return CompileLimits(UNKNOWN_COMPILE_S)
+    processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)
+    return CompileLimits(COMPILE_WAIT * processor_s, processor_s)

@@ -30,7 +30,7 @@ from autotune.results import (
     proof_digest,
     time_of,
 )
-from autotune.stats import Verdict
+from autotune.stats import Outlook, Verdict
 from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
 
@@ -105,14 +105,22 @@ def _where(spec: StudySpec) -> str:
 def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
     """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     wanted, sesoi = run.spec.search.objectives, run.spec.measure.smallest_effect
+    open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if left_over := run.time.unproven:
+        hopeless = {r.settings for r in results if r.outlook_at(sesoi=sesoi) is Outlook.NOT_PROMISING}
+        hopeless -= {f.settings for f in run.store.of(FinalistResult)}  # their proof has begun
+        if len(wanted) == 1 and hopeless.issuperset(left_over):
+            return Outcome.INCONCLUSIVE, (
+                f"inconclusive: no trial looks promising {where}, and the budget left no time for a proof of any; "
+                f"gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with a larger one "
+                "the same command goes on from here"
+            )
         more = f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""
         return Outcome.INCONCLUSIVE, (
             "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
             f"{left_over[0]}{more}; with a larger one the same command goes on from here"
         )
     what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
-    open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if open_gain > max(sesoi, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
             f"inconclusive: no setting tried is proven to beat the default {where}{what}, but gains of step time up to "

@@ -139,7 +139,7 @@ def _to_prove(run: StudyRun, refuted: set[FlagSet]) -> list[TrialResult]:
     begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
     allowed = run.time.allows_proofs("confirm", begun)
     if len(allowed) < len(chosen):
-        run.view.note(f"of {len(chosen)} sets worth a proof there is time for {len(allowed)}")
+        run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
     return [f for f in chosen if f.settings in allowed]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,23 @@ from autotune.compiler.compile_worker import NICENESS
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
 from autotune.compiler.targets import parse_topology
-from autotune.model import FlagSet, LaunchError
+from autotune.model import FailureKind, FlagSet, LaunchError, time_limits
 
 HERE = Path(__file__).parent
 ALL = sorted(os.sched_getaffinity(0))
 
 
-@pytest.fixture
-def compiler(tmp_path: Path) -> Compiler:
+def opened(tmp_path: Path, **how: Any) -> Compiler:
     job = CompileJob(
         entry="polite_workload:make", options={"folder": str(tmp_path)}, target=None, topology=parse_topology("1"),
         paths=(str(HERE),),
     )  # fmt: skip
-    return Compiler(job)
+    return Compiler(job, **how)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    return opened(tmp_path)
 
 
 def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compiler, tmp_path: Path) -> None:
@@ -40,7 +45,31 @@ def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compil
             told.append(json.loads(newest.read_text()))
     assert [t["processors"] for t in told] == [ALL[-1:], ALL, ALL[:1]]  # all of them again, after a few
     assert {t["niceness"] for t in told} == {max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))}
+    assert {t["goes_first"] for t in told} == {"1000"}  # if memory ends, before anybody else
     assert sorted(os.sched_getaffinity(0)) == ALL  # of the driver nothing has changed
+
+
+def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a setting makes the compiler take for ever, that is found out once, whatever else the machine does."""
+    monkeypatch.setattr(time_limits, "LEAST_COMPILE_S", 3.0)
+    endless = FlagSet({"xla_cpu_prefer_vector_width": 64})
+    with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
+        _, result = compiler.compile([FlagSet(), endless])
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.COMPILE_ERROR
+        assert result.failure.message.startswith("the compiler did not finish within ")
+        assert result.failure.message.endswith(" s of processor time, at least 8 times what the default takes")
+        assert result.cpu_s >= 3.0
+    with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
+        assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]
+    with opened(tmp_path, cache_dir=tmp_path / "cache", limit_s=2.0) as compiler:
+        found = {r.settings: r for r in compiler.compile([FlagSet(), endless])}  # now by the user's own limit
+    assert found[FlagSet()].from_cache
+    failure = found[endless].failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == (FailureKind.HANG, "the compiler did not finish within 2 s")
 
 
 def test_what_was_stopped_compiles_again_when_it_is_resumed(compiler: Compiler) -> None:

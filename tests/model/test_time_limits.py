@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.time_limits import TimeLimits, compile_limit_s, limits_after
+from autotune.model.time_limits import CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.timed import TimedLauncher, TimedStudy
@@ -42,8 +42,10 @@ def test_what_the_study_sets_is_kept_to() -> None:
 
 
 def test_compilations() -> None:
-    assert (compile_limit_s(None), compile_limit_s(None, 5.0), compile_limit_s(None, 40.0)) == (900.0, 120.0, 320.0)
-    assert compile_limit_s(7.0, 40.0) == 7.0
+    assert compile_limits(None) == CompileLimits(wall_s=900.0, processor_s=None)
+    assert compile_limits(None, 5.0) == CompileLimits(wall_s=240.0, processor_s=60.0)
+    assert compile_limits(None, 40.0) == CompileLimits(wall_s=1280.0, processor_s=320.0)
+    assert compile_limits(7.0, 40.0) == CompileLimits(wall_s=7.0, processor_s=None)
 
 
 def test_runs_of_before_are_the_same_studies() -> None:

@@ -282,3 +282,19 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
     assert "nothing is proven: the budget left no time for that. Worth a proof: xla_" in ended.conclusion.sentence
     ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "turns"}))
     assert ended.conclusion.outcome is Outcome.WINNER
+
+
+def test_a_set_that_does_not_look_promising_is_not_called_worth_a_proof() -> None:
+    """Processes differ by more than any effect here, every setting costs time, and the budget holds no proof."""
+    noise = {"white_sd": 0.002, "process_sd": 0.03}
+    replay = {"noise": noise, "effects": dict.fromkeys(EFFECTS, 1.1)}
+    ended = Ended(study(0.02, 45.0, 15 * MINUTE, measure={"mode": "turns"}, replay=replay))
+    assert not ended.found
+    assert not ended.of(FinalistResult)
+    assert ended.conclusion is not None
+    assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
+    assert "no trial looks promising in this replay, and the budget left no time for a proof of any" in (
+        ended.conclusion.sentence
+    )
+    assert "are not ruled out (xla_" in ended.conclusion.sentence
+    assert "Worth a proof" not in ended.conclusion.sentence
