@@ -159,10 +159,18 @@ class _Search:
             self._awaken(culprits, context)
             if self._program(context.merge(culprits)) is None:
                 row = row.without(*culprits)
+                if not context:  # any set that holds them fails
+                    self._queue = [r.without(*culprits) if r.merge(culprits) == r else r for r in self._queue]
 
     def _culprits(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """A part of some dead settings that changes the program of a context, of which none can be left out."""
+        """A part of some dead settings that changes the program of a context, of which none can be left out.
+
+        Where all of them fail, one that fails: it may be that the compiler took all the time that it may take, and each
+        further set that holds it costs that again.
+        """
         base = self._program(context)
+        if base is not None and self._program(context.merge(part)) is None:
+            return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]
         return shrink(part, lambda some: self._program(context.merge(some)) != base)[0]
 
     def _awaken(self, culprits: FlagSet, context: FlagSet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from autotune.compiler.company import TimeUp
+from autotune.compiler.program import CompileResult
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
 from autotune.settings.atlas import AtlasRow, AtlasVerdict
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
@@ -104,6 +107,49 @@ def test_no_value_that_acts_is_called_the_same(is_thorough: bool) -> None:
         for effect in rules.effects:
             if len(effect) == 1:
                 assert found[next(iter(effect.items()))] is AtlasVerdict.CHANGES, (seed, effect)
+
+
+class Endless(Rules):
+    """Every set that holds one value takes the compiler for ever; some others change the program."""
+
+    def __init__(self, endless: FlagSet, acting: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.endless = endless
+        self.acting = acting
+
+    def name(self, settings: Mapping[str, str]) -> str:
+        return str([settings.get(n) for n in self.acting])
+
+    def _result(self, settings: FlagSet) -> CompileResult:
+        if settings.merge(self.endless) != settings:
+            return super()._result(settings)
+        failure = Failure(kind=FailureKind.COMPILE_ERROR, message="did not finish", phase="compile", signal="SIGXCPU")
+        return CompileResult(settings=settings, failure=failure)
+
+
+@pytest.mark.parametrize("value", ["1", "2", "3"])
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[5], NAMES[-1]])
+def test_what_makes_every_set_fail_is_found_before_it_is_in_many(name: str, value: str) -> None:
+    """On 0.12.0.1 one setting took each of some forty sets to the limit of 88 s of processor time."""
+    endless = FlagSet({name: value})
+    acting = [n for n in NAMES[1::2] if n != name]
+    rules = Endless(endless, acting)
+    judge = Judge(screen(rules), SearchSpace(tuple(parameter(n, "1", "2", "3") for n in NAMES)), acts=lambda n: False)
+    found = {(r.name, r.value): r for r in judge.settings(CELL)}
+    assert {k for k, r in found.items() if r.verdict is AtlasVerdict.FAILS} == {(name, value)}
+    assert {n for (n, _), r in found.items() if r.verdict is AtlasVerdict.CHANGES} == set(acting)
+    assert found[name, value].message == "compile_error: did not finish"
+    lost = [s for s in rules.compiled if s.merge(endless) == s]
+    assert len(lost) <= 2 * math.ceil(math.log2(len(NAMES)))
+
+
+def test_two_that_fail_in_each_other_s_company_are_judged_alone() -> None:
+    one, other = NAMES[2], NAMES[9]
+    rules = Endless(FlagSet({one: "1", other: "1"}))
+    judge = Judge(screen(rules), SearchSpace(tuple(parameter(n, "1") for n in NAMES)), acts=lambda n: False)
+    found = {r.name: r for r in judge.settings(CELL)}
+    assert {r.verdict for n, r in found.items() if n not in (one, other)} == {AtlasVerdict.SAME}
+    assert AtlasVerdict.FAILS not in {r.verdict for r in found.values()}  # each alone compiles
 
 
 def test_judging_together_costs_a_fraction_of_compiling_each() -> None:
