@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.factors import Codes, Design, Floats
-from autotune.search.posterior import Chain, State
+from autotune.search.posterior import Chain, State, root_of
 
 EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
 
@@ -216,8 +216,7 @@ class AdditiveModel:
         lower = np.linalg.cholesky(state.precision_if)
         coefs += np.linalg.solve(lower.transpose(0, 2, 1), noise[:, :, None])[:, :, 0]
         if state.columns.size:
-            drawn = rng.multivariate_normal(state.mean, state.cov, method="cholesky")
-            self._put(coefs, state, drawn)
+            self._put(coefs, state, state.mean + root_of(state.cov) @ rng.standard_normal(len(state.mean)))
         return self._as_draw(coefs, set(state.sizes))
 
     def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:
@@ -228,7 +227,7 @@ class AdditiveModel:
             count: How many.
         """
         none = [np.zeros(len(b.table)) for b in self.design.blocks if len(b.factors) == 1]
-        lowers = [np.linalg.cholesky(s.cov) if s.columns.size else s.cov for s in self._states]
+        lowers = [root_of(s.cov) if s.columns.size else s.cov for s in self._states]
         found = []
         for at in rng.choice(len(self._states), size=count, p=self._weights):
             state = self._states[int(at)]
@@ -240,7 +239,7 @@ class AdditiveModel:
                 if (size := self.design.blocks[b].table.shape[1]) == 0:
                     continue  # it has no other value than the default
                 cov = np.linalg.inv(state.precision_if[b, :size, :size])
-                coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
+                coefs[b] = np.add(state.mean_if[b, :size], root_of(cov) @ rng.standard_normal(size))
             main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
             for b, own_coefs in coefs.items():
                 block = self.design.blocks[b]

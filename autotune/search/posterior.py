@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,15 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients, were it in, shape (blocks, rank, rank)."""
-        return self._told + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._told.shape[1])
+        least = _PRECISIONS[self.likelier]
+        prior = least[:, None, None] * np.eye(self._told.shape[1])
+        try:
+            np.linalg.cholesky(self._told + 0.5 * prior)
+        except np.linalg.LinAlgError:
+            # The data never tell less than nothing; rounding on a walk over values of many orders of magnitude may.
+            values, vectors = np.linalg.eigh(self._told)
+            return np.asarray((vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1) + prior)
+        return self._told + prior
 
     @functools.cached_property
     def mean_if(self) -> Floats:
@@ -195,7 +204,8 @@ class Place:
         self.sizes = dict(inside)
         """Blocks that are in, each with the index of its size."""
         self._settle()
-        white = (self._cross @ np.linalg.cholesky(self._cov))[chain.index]
+        # By Cholesky's factor: products with an inverse lose twice the digits, and values may be known to many.
+        white = np.linalg.solve(np.linalg.cholesky(self._precision), self._cross.T).T[chain.index]
         self._told = chain.own - white @ white.transpose(0, 2, 1)
         self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
 
@@ -212,15 +222,16 @@ class Place:
         self._prior = np.zeros(at)
         for block, size in self.sizes.items():
             self._prior[self._spans[block]] = _PRECISIONS[size]
-        self._cov = np.linalg.inv(self._cross[self._columns] + np.diag(self._prior))
-        self._mean = self._cov @ chain.moment[self._columns]
+        self._precision = self._cross[self._columns] + np.diag(self._prior)
+        self._cov = np.linalg.inv(self._precision)
+        self._mean = np.linalg.solve(self._precision, chain.moment[self._columns])
 
     def add(self, block: int, size: int) -> None:
         """Lets a block in that is out."""
         chain, mine = self._chain, self._chain.index[block]
         columns = chain.products(block)
         count = columns.shape[1]
-        change = columns - self._cross @ (self._cov @ self._cross[mine[:count]].T)
+        change = columns - self._cross @ np.linalg.solve(self._precision, self._cross[mine[:count]].T)
         joint = np.linalg.inv(self._told[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
         self._move(change, -joint, self._pull[block, :count])
         self.sizes[block] = size
@@ -258,12 +269,21 @@ class Place:
         told[inside] = precision - np.eye(rank) * np.append(self._prior, 0.0)[places][:, None, :]
         pull[inside] = (precision @ np.append(mean, 0.0)[places][:, :, None])[:, :, 0]
         log_weight = 0.5 * float(
-            chain.moment[self._columns] @ mean + np.linalg.slogdet(cov)[1] + np.log(self._prior).sum()
+            chain.moment[self._columns] @ mean - np.linalg.slogdet(self._precision)[1] + np.log(self._prior).sum()
         )
         log_weight += sum(float(chain.log_odds[b] + np.log(SHARES[size])) for b, size in self.sizes.items())
         return State(
             dict(self.sizes), self._columns, mean, cov, log_weight, told=told, pull=pull, log_odds=chain.log_odds
         )  # fmt: skip
+
+
+def root_of(cov: NDArray[np.floating[Any]]) -> Floats:
+    """A matrix that times its transpose is a covariance; what rounding has made negative of that is zero."""
+    try:
+        return np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(cov)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)), dtype=np.float64)
 
 
 def _odds(told: Floats, pull: Floats) -> Floats:

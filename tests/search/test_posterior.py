@@ -113,3 +113,36 @@ def test_what_comes_in_and_leaves_one_by_one_is_what_is_there_at_once() -> None:
         assert np.isclose(walked.log_weight, whole.log_weight)
         for one, other in ((walked.odds, whole.odds), (walked.mean_if, whole.mean_if), (walked.mean, whole.mean)):
             assert np.allclose(one, other, atol=1e-7)
+
+
+def test_what_is_known_to_many_digits_is_told_from_what_is_left_of_it() -> None:
+    """Values known to a thousandth of an effect: what one block leaves of another is a difference of large numbers."""
+    x, y, starts, log_odds = planted(0, blocks=5, rank=3)
+    x[:, 3:6] = x[:, :3] + 1e-4 * x[:, 3:6]  # told by nearly the same sets
+    chain = Chain(3e3 * x, 3e3 * y, starts, log_odds)
+    place = Place(chain, {})
+    for block in (0, 2, 4, 2, 4, 1, 0):
+        if block in place.sizes:
+            place.remove(block)
+        else:
+            place.add(block, 0)
+    assert sorted(place.sizes) == [1]
+    own = (3e3 * x).astype(np.longdouble)
+    inside, precision = own[:, 3:6], np.longdouble(1.0) * np.eye(3)
+    left = own - inside @ _solved(inside.T @ inside + precision, inside.T @ own)
+    for block in (0, 2, 3, 4):
+        mine = slice(starts[block], starts[block + 1])
+        exact = (own[:, mine].T @ left[:, mine]).astype(float)
+        assert np.allclose(place.state()._told[block], exact, rtol=1e-3, atol=1e-2)
+    assert np.linalg.eigvalsh(place.state().precision_if).min() >= 0.99 * SIZES[-1] ** -2.0
+
+
+def _solved(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Gauss's elimination, in as many digits as the numbers have."""
+    rows = np.concatenate([matrix, right], axis=1)
+    for i in range(len(rows)):
+        rows[i] /= rows[i, i]
+        for j in range(len(rows)):
+            if j != i:
+                rows[j] = rows[j] - rows[j, i] * rows[i]
+    return rows[:, len(rows) :]

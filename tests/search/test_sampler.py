@@ -226,6 +226,23 @@ def test_values_over_any_number_of_orders_of_magnitude_are_searched(value: Calla
     assert study.best_params == {"x": 0}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(3))
+def test_values_known_to_many_digits_are_searched(seed: int) -> None:
+    """Like a kernel's whole space, as recorded: not additive, and known to a thousandth. This was an error once."""
+    sizes = (16, 5, 4, 4, 2, 2, 2)
+    tables = [np.exp(np.random.default_rng([seed, i]).normal(size=n)) for i, n in enumerate(sizes)]
+    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=seed))
+    for _ in range(60):
+        trial = study.ask()
+        codes = [trial.suggest_categorical(f"f{i}", list(range(n))) for i, n in enumerate(sizes)]
+        own = np.exp(0.3 * np.random.default_rng([seed, *codes]).normal())
+        trial.set_user_attr(SD_KEY, 1e-3)
+        study.tell(trial, float(math.prod(t[c] for t, c in zip(tables, codes, strict=True)) * own))
+    values = [t.value for t in study.trials if t.value is not None]
+    assert np.median(values[40:]) < 0.5 * np.median(values[:10])
+
+
 def test_one_value_that_is_not_positive_does_not_turn_what_was_learned_around() -> None:
     chances = []
     for odd in (90.0, -1e3, 0.0):
