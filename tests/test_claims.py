@@ -163,6 +163,22 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
     assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
 
 
+def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
+    lines = (RESULTS / "search" / "tables.jsonl").read_text(encoding="utf-8").splitlines()
+    scores: dict[tuple[str, str], list[float]] = {}
+    for row in map(json.loads, lines):
+        scores.setdefault((row["strategy"], row["family"]), []).append(row["score"])
+    tables = sorted({family for _, family in scores})
+    mean = {s: _mean(_mean(scores[s, t]) for t in tables) for s, _ in scores}
+    text = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
+    figures = told(r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `\w+`, ([-\d.]+):", text)
+    best = max((s for s in mean if s.startswith("kt:")), key=lambda s: mean[s])
+    assert f"best strategy, `{best.removeprefix('kt:')}`" in text
+    assert figures == [round(mean[s], 2) for s in ("additive", "TPE", best)]
+    led = [t for t in tables if max(mean, key=lambda s, t=t: _mean(scores[s, t])) == "additive"]  # type: ignore[misc]
+    assert led == ["dedispersion_A4000", "dedispersion_W6600"]
+
+
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
@@ -217,12 +233,12 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
         r"(\d+) of jaxlib ([\d.]+): dense .*? and (\d+) of jaxlib ([\d.]+): dense FSDP and tensor", page
     )
     assert releases is not None
-    cells, later = ([c for c in cells if c.jaxlib == release] for release in (releases[2], releases[4]))
-    assert [len(cells), len(later)] == [int(releases[1]), int(releases[3])]
+    first, later = ([c for c in cells if c.jaxlib == release] for release in (releases[2], releases[4]))
+    assert [len(first), len(later)] == [int(releases[1]), int(releases[3])]
     assert {(c.workload, c.target, c.gpus) for c in later} == {
         (k, "h100-sxm", 8) for k in ("dense-fsdp", "tensor-parallel")
     }
-    assert {(c.workload, c.target, c.gpus) for c in cells} == {
+    assert {(c.workload, c.target, c.gpus) for c in first} == {
         *(
             (kind, gpu, 8)
             for kind in ("dense-fsdp", "tensor-parallel", "pipeline", "moe")
@@ -232,4 +248,4 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
         ("dense-fsdp", "h100-sxm", 64),
     }
     with_recipes = {r.cell for r in load_atlas() if r.kind == "recipe"}
-    assert {c.cell for c in cells if c.target == "h100-sxm" and c.gpus > 1} == with_recipes
+    assert {c.cell for c in first if c.target == "h100-sxm" and c.gpus > 1} == with_recipes
