@@ -179,6 +179,25 @@ def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
     assert led == ["dedispersion_A4000", "dedispersion_W6600"]
 
 
+def test_what_is_told_of_a_slow_compilation_is_what_was_recorded() -> None:
+    default, slow, large = json.loads((RESULTS / "slow_compilation_0.12.0.1.json").read_text())["compilations"]
+    text = " ".join((ROOT / "docs" / "screening.md").read_text(encoding="utf-8").split())
+    figures = told(
+        r"from ([\d.]+) s of processor time and ([\d.]+) GB to (\d+) s and ([\d.]+) GB, .*? the ([\d.]+) GB", text
+    )
+    ends = [f for row in (default, slow) for f in (round(row["processor_s"]), round(row["host_bytes"] / 1e9, 1))]
+    assert figures == [*ends, round(large["host_bytes"] / 1e9, 1)]
+    assert slow["program"] == default["program"]
+    assert "SIGKILL" in large["failure"]
+    assert len(large["settings"]) == 1 + 3
+    (name,) = slow["settings"]
+    assert f"`{name}` takes a dense step" in text
+    (row,) = [
+        r for r in load_atlas() if (r.name, r.value, r.workload) == (name, "true", "dense-fsdp") and "12" in r.jaxlib
+    ]
+    assert "of processor time, at least 8 times" in row.message
+
+
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
@@ -219,7 +238,11 @@ def test_what_is_told_of_programs_of_others_is_what_was_recorded() -> None:
         assert how in line
         assert row["told"] == []
         assert f"| {row['outcome']}" in line
-        if row["outcome"] != "none":
+        if row["outcome"] == "none":
+            ready = re.search(r"ready after ([\d.]+) s", row["detected"]["times"])
+            assert ready is not None
+            assert f"takes {float(ready[1]):.0f} s to start" in line
+        else:
             assert f"after {row['took_s'] / 60:.1f} min" in line
 
 

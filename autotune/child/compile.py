@@ -159,8 +159,7 @@ def give_way(order: dict[str, Any]) -> None:
 def keep_to_limits(processor_s: float | None) -> None:
     """Ends this process by SIGXCPU after so much processor time; for want of memory the kernel ends it before others.
 
-    A setting may make the compiler take thirty times as long, or all memory: jaxlib 0.12.0.1 takes 290 s and 6 GB, or
-    24 GB and more, where XLA's `xla_gpu_unsupported_enable_triton_multi_output_fusion` is on, and 9 s by default.
+    A setting may make the compiler take 26 times as long, or all memory there is (docs/screening.md).
     """
     if processor_s is not None:
         seconds = math.ceil(processor_s)

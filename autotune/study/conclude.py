@@ -107,18 +107,19 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
     wanted, sesoi = run.spec.search.objectives, run.spec.measure.smallest_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if left_over := run.time.unproven:
-        hopeless = {r.settings for r in results if r.outlook_at(sesoi=sesoi) is Outlook.NOT_PROMISING}
-        hopeless -= {f.settings for f in run.store.of(FinalistResult)}  # their proof has begun
-        if len(wanted) == 1 and hopeless.issuperset(left_over):
+        dull = {r.settings for r in results if r.outlook_at(sesoi=sesoi) is Outlook.NOT_PROMISING}
+        dull -= {f.settings for f in run.store.of(FinalistResult)}  # of these a proof says more than their trial
+        worth = [s for s in left_over if s not in dull] if len(wanted) == 1 else left_over
+        if not worth:
             return Outcome.INCONCLUSIVE, (
-                f"inconclusive: no trial looks promising {where}, and the budget left no time for a proof of any; "
-                f"gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with a larger one "
-                "the same command goes on from here"
+                f"inconclusive: nothing is proven {where}, and what the budget left no time to prove does not look "
+                f"promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with a "
+                "larger one the same command goes on from here"
             )
-        more = f" and {len(left_over) - 1} more" if len(left_over) > 1 else ""
+        more = f" and {len(worth) - 1} more" if len(worth) > 1 else ""
         return Outcome.INCONCLUSIVE, (
             "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
-            f"{left_over[0]}{more}; with a larger one the same command goes on from here"
+            f"{worth[0]}{more}; with a larger one the same command goes on from here"
         )
     what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
     if open_gain > max(sesoi, RULED_OUT):

@@ -91,7 +91,7 @@ class TimeLeft:
         lanes: Of the session.
 
     Attributes:
-        unproven: Promising sets whose proof was not begun, or not brought to its end, for want of time.
+        unproven: Sets that may gain whose proof was not begun, or not brought to its end, for want of time.
     """
 
     def __init__(self, store: Store, lanes: Lanes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,14 @@ def test_equal_seeds_give_equal_runs(checked: dict[str, Any]) -> None:
     for name in ("additive", "racing", "one factor"):
         assert checked["runs"][name]["equal"], name
     assert checked["runs"]["uniform"]["failed"] > 0
+
+
+def test_the_report_is_that_of_the_recorded_rows(tmp_path: Path) -> None:
+    """Scores and their intervals: what docs/search.md tells of them is held to the report (tests/test_claims.py)."""
+    recorded = ROOT / "benchmarks" / "results" / "search"
+    shutil.copytree(recorded, tmp_path / "search")
+    search("report", "--out", str(tmp_path / "search"))
+    assert (tmp_path / "search.md").read_text() == recorded.with_suffix(".md").read_text()
 
 
 def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The clock is simulated (`harness.timed`); the rule is held against studies over 
 from __future__ import annotations
 
 import itertools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,17 +285,43 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
     assert ended.conclusion.outcome is Outcome.WINNER
 
 
-def test_a_set_that_does_not_look_promising_is_not_called_worth_a_proof() -> None:
-    """Processes differ by more than any effect here, every setting costs time, and the budget holds no proof."""
-    noise = {"white_sd": 0.002, "process_sd": 0.03}
-    replay = {"noise": noise, "effects": dict.fromkeys(EFFECTS, 1.1)}
-    ended = Ended(study(0.02, 45.0, 15 * MINUTE, measure={"mode": "turns"}, replay=replay))
-    assert not ended.found
-    assert not ended.of(FinalistResult)
+@pytest.mark.parametrize(
+    ("minutes", "start_s", "process_sd", "ratio", "has_proof"),
+    [(15, 45.0, 0.03, 1.1, False), (36, 20.0, 0.01, 1.02, True)],
+)
+def test_sets_that_do_not_look_promising_are_not_called_worth_a_proof(
+    minutes: int, start_s: float, process_sd: float, ratio: float, has_proof: bool
+) -> None:
+    """Processes differ as much as effects, every setting costs time, and the budget holds no proof of what is left."""
+    ended = Ended(loud(minutes, start_s, process_sd, ratio))
+    assert ended.found == has_proof  # what looked promising was proven not to gain
+    assert bool(ended.of(FinalistResult)) == has_proof
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
-    assert "no trial looks promising in this replay, and the budget left no time for a proof of any" in (
-        ended.conclusion.sentence
-    )
+    assert "what the budget left no time to prove does not look promising" in ended.conclusion.sentence
     assert "are not ruled out (xla_" in ended.conclusion.sentence
     assert "Worth a proof" not in ended.conclusion.sentence
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.02, 1.05])
+@pytest.mark.parametrize("process_sd", [0.008, 0.02])
+@pytest.mark.parametrize("minutes", [30, 50])
+def test_what_is_called_worth_a_proof_looks_promising_or_has_begun(
+    minutes: int, process_sd: float, ratio: float
+) -> None:
+    ended = Ended(loud(minutes, 45.0, process_sd, ratio))
+    assert ended.conclusion is not None
+    if (told := re.search(r"Worth a proof: (.*?)(?: and \d+ more)?; with", ended.conclusion.sentence)) is None:
+        return
+    sesoi = ended.spec.measure.smallest_effect
+    promising = {r.settings for r in ended.of(TrialResult) if r.outlook_at(sesoi=sesoi) is Outlook.PROMISING}
+    assert told[1] in map(str, promising | {f.settings for f in ended.of(FinalistResult)})
+
+
+def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> StudySpec:
+    """A study in which every setting has the same effect, and fresh processes differ."""
+    replay = {
+        "noise": {"white_sd": 0.002, "process_sd": process_sd},
+        "effects": dict.fromkeys(EFFECTS, ratio),
+    }
+    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "turns"}, replay=replay)
