@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.factors import Codes, Design, Floats
-from autotune.search.posterior import Chain, State, root_of
+from autotune.search.posterior import Chain, State
 
 EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
 
@@ -216,7 +216,8 @@ class AdditiveModel:
         lower = np.linalg.cholesky(state.precision_if)
         coefs += np.linalg.solve(lower.transpose(0, 2, 1), noise[:, :, None])[:, :, 0]
         if state.columns.size:
-            self._put(coefs, state, state.mean + root_of(state.cov) @ rng.standard_normal(len(state.mean)))
+            drawn = rng.multivariate_normal(state.mean, state.cov, method="cholesky")
+            self._put(coefs, state, drawn)
         return self._as_draw(coefs, set(state.sizes))
 
     def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:
@@ -227,7 +228,7 @@ class AdditiveModel:
             count: How many.
         """
         none = [np.zeros(len(b.table)) for b in self.design.blocks if len(b.factors) == 1]
-        lowers = [root_of(s.cov) if s.columns.size else s.cov for s in self._states]
+        lowers = [np.linalg.cholesky(s.cov) if s.columns.size else s.cov for s in self._states]
         found = []
         for at in rng.choice(len(self._states), size=count, p=self._weights):
             state = self._states[int(at)]
@@ -239,7 +240,7 @@ class AdditiveModel:
                 if (size := self.design.blocks[b].table.shape[1]) == 0:
                     continue  # it has no other value than the default
                 cov = np.linalg.inv(state.precision_if[b, :size, :size])
-                coefs[b] = np.add(state.mean_if[b, :size], root_of(cov) @ rng.standard_normal(size))
+                coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
             main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
             for b, own_coefs in coefs.items():
                 block = self.design.blocks[b]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,9 @@ SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
 
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
+
+PRECISE = 1e5
+"""Precision that the data tell of one coefficient, where the prior's is 1, above which nothing is told by changes."""
 
 _PRECISIONS = np.array(SIZES) ** -2.0
 
@@ -78,15 +80,7 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients, were it in, shape (blocks, rank, rank)."""
-        least = _PRECISIONS[self.likelier]
-        prior = least[:, None, None] * np.eye(self._told.shape[1])
-        try:
-            np.linalg.cholesky(self._told + 0.5 * prior)
-        except np.linalg.LinAlgError:
-            # The data never tell less than nothing; rounding on a walk over values of many orders of magnitude may.
-            values, vectors = np.linalg.eigh(self._told)
-            return np.asarray((vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1) + prior)
-        return self._told + prior
+        return self._told + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._told.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
@@ -122,6 +116,7 @@ class Chain:
         for block, size in enumerate(sizes.tolist()):
             mine = self._features[starts[block] : starts[block + 1]]
             self.own[block, :size, :size] = mine @ mine.T
+        self.is_precise = float(self.own.max(initial=0.0)) > PRECISE
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
@@ -192,7 +187,8 @@ class Place:
 
     With `M` the inverse of the values' covariance, told from what is in, `told` is each block's `X' M X` and `pull`
     its `X' M y`. A block that comes in or leaves changes `M` by as many dimensions as it has features, which is less
-    to work out than all anew.
+    to work out than all anew. Where the data are precise that is done all the same: from one change to the next the
+    rounding of large numbers would add up to more than the prior tells.
 
     Args:
         chain: Of which it is a place.
@@ -201,10 +197,14 @@ class Place:
 
     def __init__(self, chain: Chain, inside: Mapping[int, int]) -> None:
         self._chain = chain
+        self._become(inside)
+
+    def _become(self, inside: Mapping[int, int]) -> None:
+        """Works out anew what the data say, by Cholesky's factor: products with an inverse lose twice the digits."""
+        chain = self._chain
         self.sizes = dict(inside)
         """Blocks that are in, each with the index of its size."""
         self._settle()
-        # By Cholesky's factor: products with an inverse lose twice the digits, and values may be known to many.
         white = np.linalg.solve(np.linalg.cholesky(self._precision), self._cross.T).T[chain.index]
         self._told = chain.own - white @ white.transpose(0, 2, 1)
         self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
@@ -228,10 +228,13 @@ class Place:
 
     def add(self, block: int, size: int) -> None:
         """Lets a block in that is out."""
+        if self._chain.is_precise:
+            self._become({**self.sizes, block: size})
+            return
         chain, mine = self._chain, self._chain.index[block]
         columns = chain.products(block)
         count = columns.shape[1]
-        change = columns - self._cross @ np.linalg.solve(self._precision, self._cross[mine[:count]].T)
+        change = columns - self._cross @ (self._cov @ self._cross[mine[:count]].T)
         joint = np.linalg.inv(self._told[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
         self._move(change, -joint, self._pull[block, :count])
         self.sizes[block] = size
@@ -239,6 +242,9 @@ class Place:
 
     def remove(self, block: int) -> None:
         """Leaves a block out that is in."""
+        if self._chain.is_precise:
+            self._become({b: size for b, size in self.sizes.items() if b != block})
+            return
         span = self._spans[block]
         joint = np.linalg.inv(self._cov[span, span])
         self._move(self._cross @ self._cov[:, span], joint, self._mean[span])
@@ -275,15 +281,6 @@ class Place:
         return State(
             dict(self.sizes), self._columns, mean, cov, log_weight, told=told, pull=pull, log_odds=chain.log_odds
         )  # fmt: skip
-
-
-def root_of(cov: NDArray[np.floating[Any]]) -> Floats:
-    """A matrix that times its transpose is a covariance; what rounding has made negative of that is zero."""
-    try:
-        return np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(cov)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)), dtype=np.float64)
 
 
 def _odds(told: Floats, pull: Floats) -> Floats:
