@@ -19,6 +19,7 @@ from autotune.compiler.verdicts import Screener, by_promise
 from autotune.machine.host_memory import available_memory_bytes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
+from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
 from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, space
 
@@ -37,7 +38,7 @@ class Machine:
         self.lock = threading.Lock()
         self.now, self.most, self.started = 0, 0, 0
         self.order: list[FlagSet] = []
-        self.limits: list[float] = []
+        self.limits: list[CompileLimits] = []
         self.barrier: threading.Barrier | None = None
         self.host_bytes = 2 * GIB
         self.broken: Any = None
@@ -54,13 +55,13 @@ class FakeWorker:
     def __init__(self, machine: Machine, shared: FlagSet) -> None:
         self.machine, self.shared, self.broken = machine, shared, machine.broken
 
-    def compile(self, settings: FlagSet, *, limit_s: float, has_estimates: bool) -> CompileResult | None:
+    def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         machine = self.machine
         with machine.lock:
             machine.now += 1
             machine.most = max(machine.most, machine.now)
             machine.order.append(settings)
-            machine.limits.append(limit_s)
+            machine.limits.append(limits)
         try:
             if machine.barrier is not None:
                 machine.barrier.wait(PATIENCE_S)
@@ -70,7 +71,9 @@ class FakeWorker:
             with machine.lock:
                 machine.now -= 1
         program = CompiledProgram(fingerprint=str(settings), versions={}, compile_s=1.0, memory=None, schedule=())
-        return CompileResult(settings=settings, program=program, duration_s=40.0, host_bytes=machine.host_bytes)
+        return CompileResult(
+            settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=machine.host_bytes
+        )
 
     def close(self) -> None:
         pass
@@ -163,10 +166,11 @@ def test_one_that_cannot_be_compiled_at_all_ends_the_others(machine: Machine) ->
 def test_limits_follow_from_the_first_unless_they_are_given(machine: Machine) -> None:
     with compiler(1) as opened:
         list(opened.compile([FlagSet(), *sets(1)]))
-    assert machine.limits == [900.0, 320.0]  # eight times the first one's 40 s
+    # Eight times the first one's 40 s of processor time, and by the clock four times that, however long that took.
+    assert machine.limits == [CompileLimits(900.0), CompileLimits(1280.0, 320.0)]
     with compiler(1, limit_s=7.0) as opened:
         list(opened.compile([FlagSet(), *sets(1)]))
-    assert machine.limits[2:] == [7.0, 7.0]
+    assert machine.limits[2:] == [CompileLimits(7.0), CompileLimits(7.0)]
 
 
 def test_named_sets_go_first_then_settings_that_many_of_them_hold() -> None:
