@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,12 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
         _, result = compiler.compile([FlagSet(), endless])
         assert result.failure is not None
         assert result.failure.kind is FailureKind.COMPILE_ERROR
-        assert result.failure.message.startswith("the compiler did not finish within ")
-        assert result.failure.message.endswith(" s of processor time, at least 8 times what the default takes")
-        assert result.cpu_s >= 3.0
+        told = re.fullmatch(
+            r"the compiler did not finish within (\d+) s of processor time, at least 8 times what the default takes",
+            result.failure.message,
+        )
+        assert told is not None
+        assert float(told[1]) - 1.0 < result.cpu_s < float(told[1]) + 3.0  # the kernel counts whole seconds, by ticks
     with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
         assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]
     with opened(tmp_path, cache_dir=tmp_path / "cache", limit_s=2.0) as compiler:
