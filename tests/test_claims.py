@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -163,6 +165,23 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
     assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
 
 
+def test_what_the_expected_set_is_worth_is_what_was_recorded() -> None:
+    folder = RESULTS / "search"
+    rows = [json.loads(line) for line in (folder / "expected_share.jsonl").read_text(encoding="utf-8").splitlines()]
+    after = {(r["family"], r["seed"]): r["score"] for r in rows if r["strategy"] == "as shipped"}
+    rows = [json.loads(line) for line in (folder / "families.jsonl").read_text(encoding="utf-8").splitlines()]
+    before = {(r["family"], r["seed"]): r["score"] for r in rows if r["strategy"] == "additive"}
+    gains = [after[at] - before[at] for at in after]
+    page = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
+    seeds, score, gain, low, high = told(
+        r"On the first (\d+) seeds of each family.*? now scores ([\d.]+), by ([\d.]+) \[([\d.]+), ([\d.]+)\] more", page
+    )
+    mean, half = _mean(gains), 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
+    assert len(after) == 5 * seeds
+    assert (score, gain) == (round(_mean(after.values()), 2), round(mean, 3))
+    assert (low, high) == (round(mean - half, 3), round(mean + half, 3))
+
+
 def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
     lines = (RESULTS / "search" / "tables.jsonl").read_text(encoding="utf-8").splitlines()
     scores: dict[tuple[str, str], list[float]] = {}
@@ -192,10 +211,11 @@ def test_what_is_told_of_a_slow_compilation_is_what_was_recorded() -> None:
     assert len(large["settings"]) == 1 + 3
     (name,) = slow["settings"]
     assert f"`{name}` takes a dense step" in text
-    (row,) = [
+    held = [
         r for r in load_atlas() if (r.name, r.value, r.workload) == (name, "true", "dense-fsdp") and "12" in r.jaxlib
     ]
-    assert "of processor time, at least 8 times" in row.message
+    assert {r.gpus for r in held} == {8, 64}
+    assert all("of processor time, at least 8 times" in r.message for r in held)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -252,14 +272,13 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
     figures = told(r"comes with it has (\d+) cells, .*? (\d+) compilations made it, ([\d.]+) hours", page)
     hours = round(sum(c.seconds or 0.0 for c in cells) / 3600, 1)
     assert figures == [len(cells), sum(c.compiled or 0 for c in cells), hours]
-    releases = re.search(
-        r"(\d+) of jaxlib ([\d.]+): dense .*? and (\d+) of jaxlib ([\d.]+): dense FSDP and tensor", page
-    )
+    releases = re.search(r"(\d+) of jaxlib ([\d.]+): dense .*? and (\d+) of jaxlib ([\d.]+): dense FSDP, tensor", page)
     assert releases is not None
     first, later = ([c for c in cells if c.jaxlib == release] for release in (releases[2], releases[4]))
     assert [len(first), len(later)] == [int(releases[1]), int(releases[3])]
     assert {(c.workload, c.target, c.gpus) for c in later} == {
-        (k, "h100-sxm", 8) for k in ("dense-fsdp", "tensor-parallel")
+        *((kind, "h100-sxm", 8) for kind in ("dense-fsdp", "tensor-parallel", "pipeline", "moe")),
+        ("dense-fsdp", "h100-sxm", 64),
     }
     assert {(c.workload, c.target, c.gpus) for c in first} == {
         *(

@@ -37,6 +37,8 @@ class Hazards:
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
         self.design = design
         every = np.concatenate([ran, failed])
+        self.trials = len(every)
+        """Sets that were tried."""
         self.tried = [np.bincount(every[:, i], minlength=size + 1) for i, size in enumerate(design.sizes)]
         """How often each value of each setting was tried, shape (values + 1,) each."""
         self._known = [tuple(sorted(k)) for k in known]

@@ -1,8 +1,9 @@
 """The next set to try: the best one under a draw of what may be true, as long as it has a fair chance to run.
 
-Thompson sampling over a sparse model: settings that act in the draw get their best value. Those that do not may have
-any, so they get one that was tried little: early trials change many settings at once and tell of all of them, and what
-is good is not for ever tried together with the same company.
+One trial in three is the set of which most is expected by now. The others draw (Thompson sampling over a sparse model):
+settings that act in the draw get their best value. Those that do not may have any, so they get one that was tried
+little: early trials change many settings at once and tell of all of them, and what is good is not for ever tried
+together with the same company.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import numpy as np
 from autotune.search.additive import AdditiveModel, Draw, smallest
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import SURE, Hazards
+
+EXPECTED_SHARE, EXPECTED_FROM = 1 / 3, 4
+"""Chance that a proposal is the set that promises most by what is expected of each effect, and not by a draw; and after
+how many trials: a few tell so little that what is expected of them is hardly another set than the default."""
 
 FAIR_CHANCE = 0.6
 """Least chance to run of a set that changes settings only to learn of them."""
@@ -37,6 +42,8 @@ def propose(
     hazards: Hazards,
     rng: np.random.Generator,
     known: Container[bytes] = frozenset(),
+    *,
+    expected_share: float = EXPECTED_SHARE,
 ) -> Codes:
     """The next set, as codes; a known one only if every draw finds one.
 
@@ -45,13 +52,16 @@ def propose(
         hazards: What they taught of failures.
         rng: Draws.
         known: Sets that are known or being tried, as `key`.
+        expected_share: Chance of the set of which most is expected, where there are trials enough to expect anything.
     """
     design = models[0].design
+    may_expect = hazards.trials >= EXPECTED_FROM and rng.random() < expected_share
     for attempt in range(REDRAWS):
-        draw = _draw(models, rng)
+        is_expected = may_expect and attempt == 0
+        draw = _weigh([m.mean if is_expected else m.draw(rng) for m in models], models, rng)
         codes = smallest(draw, *_penalties(hazards, design))
         for i in sorted(draw.inert):
-            if _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
+            if not is_expected and _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
                 codes[i] = _rarely_tried(hazards, i, rng)
         codes = design.settle(codes)
         codes = _without_culprits(_within_risk(codes, draw, hazards, rng), draw, hazards)
@@ -69,17 +79,16 @@ def key(codes: Codes) -> bytes:
     return codes.tobytes()
 
 
-def _draw(models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
+def _weigh(draws: Sequence[Draw], models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
     """One draw of effects, in units of the typical one; of several objectives' with weights of its own."""
     weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else [1.0]
-    draws = [m.draw(rng).times(w / m.scale) for m, w in zip(models, weights, strict=True)]
-    return functools.reduce(Draw.plus, draws)
+    return functools.reduce(Draw.plus, (d.times(w / m.scale) for d, m, w in zip(draws, models, weights, strict=True)))
 
 
 def _is_stuck(hazards: Hazards, i: int, code: int) -> bool:
     """Whether a value was in most trials already, so that another trial with it tells nothing of it."""
     tried = hazards.tried[i]
-    return bool(tried.sum() >= FEW_TRIALS and tried[code] > MOST_TRIALS * tried.sum())
+    return bool(hazards.trials >= FEW_TRIALS and tried[code] > MOST_TRIALS * hazards.trials)
 
 
 def _rarely_tried(hazards: Hazards, i: int, rng: np.random.Generator) -> int:

@@ -24,7 +24,7 @@ from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.coded import FINISHED, CodedSpace, Flag
 from autotune.search.factors import Codes, Design, Floats, likely_pairs
 from autotune.search.hazards import Hazards
-from autotune.search.policy import key, propose
+from autotune.search.policy import EXPECTED_SHARE, key, propose
 
 SD_KEY = "autotune:log_sd"
 """User attribute of a trial: standard error of its value, or of the value's log where values are no log ratios."""
@@ -64,6 +64,10 @@ class AdditiveFlagSampler(BaseSampler):
         is_log_ratio: Whether values are logs of ratios to the default's, as autotune tells them. Else logs of the
             values are modelled, or, where some are not positive, their distances from the middle, large ones as logs.
         with_pairs: Whether two settings may act together.
+        expected_share: Chance that a proposal is the set of which most is expected, from 0 to 1; else it is drawn.
+
+    Raises:
+        ValueError: If `expected_share` is none.
     """
 
     def __init__(
@@ -74,13 +78,18 @@ class AdditiveFlagSampler(BaseSampler):
         seed: int | None = None,
         is_log_ratio: bool = False,
         with_pairs: bool = True,
+        expected_share: float = EXPECTED_SHARE,
     ) -> None:
+        if not 0.0 <= expected_share <= 1.0:
+            raise ValueError(f"expected_share must be from 0 to 1 but got {expected_share!r}; 0 draws every proposal")
         self._given = dict(space) if space is not None else None
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
         self._with_pairs = with_pairs
+        self._expected_share = expected_share
         self._asked: dict[tuple[int, int], int] = {}
+        self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards]] | None = None
         self._independent = RandomSampler(seed=seed)
         self.culprits: list[Mapping[str, Any]] = []
         """Combinations of values that are known to fail."""
@@ -106,17 +115,21 @@ class AdditiveFlagSampler(BaseSampler):
             return {}
         coded = CodedSpace(search_space, self._flags)
         trials = study.get_trials(deepcopy=False)
-        # Asked again, as for a set that a study's rules forbid, it draws anew.
+        # Asked again, as for a set that a study's rules forbid, it draws anew from what it has learnt.
         self._asked = {(n := (trial.number, len(trials))): self._asked.get(n, -1) + 1}
         rng = np.random.default_rng([self._seed, trial.number + 1, len(trials), self._asked[n]])
         signs = [1.0 if d is StudyDirection.MINIMIZE else -1.0 for d in study.directions]
         kept, failed = coded.split(trials)
-        models, hazards = self._learn(coded, kept, failed, signs, rng)
+        state = study.study_name, len(kept), len(failed), self.culprits.copy()
+        if self._asked[n] == 0 or self._learnt is None or self._learnt[0] != state:
+            self._learnt = state, self._learn(coded, kept, failed, signs, rng)
+        models, hazards = self._learnt[1]
         now_tried = (coded.codes(t.params) for t in trials if t.state not in FINISHED and t.params)
         known = {key(c) for c in (*(c for c, _ in kept), *failed, *now_tried) if c is not None}
         if self._is_log_ratio:  # the default's value is known
             known.add(key(hazards.design.neutral))
-        codes = propose(models, hazards, rng, known)
+        share = 0.0 if self._asked[n] else self._expected_share  # what is expected was refused, perhaps
+        codes = propose(models, hazards, rng, known, expected_share=share)
         return coded.values(codes)
 
     def learn(

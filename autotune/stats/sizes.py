@@ -20,6 +20,11 @@ LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
 STARTS = 1.5
 """What starting two processes at once takes, over starting one: they share the machine that compiles them."""
 
+MEASURED_S = 4.0
+"""Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
+machine what others do comes and goes within seconds, and pairs of blocks that see one moment of it tell neither their
+noise nor that of processes. Where processes do differ, this costs at most half of what starting them does."""
+
 LONG_PAIR_S, LEAST_LONG = 4.0, 2
 """From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
 
@@ -59,4 +64,15 @@ def proof_size(floor: NoiseFloor, *, starts: float = STARTS) -> int:
     if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
         return DEFAULT_PROOF_SIZE
     least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
+    least = max(least, moments(starts * floor.start_s, floor.pair_s))
     return pairs_in_process(floor.within_sd, floor.process_sd, starts * floor.start_s, floor.pair_s, least=least)
+
+
+def moments(start_s: float, pair_s: float) -> int:
+    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`.
+
+    Args:
+        start_s: Seconds to start what runs them.
+        pair_s: Seconds of one pair of blocks, above 0.
+    """
+    return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

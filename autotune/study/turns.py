@@ -24,7 +24,7 @@ from autotune.model import (
     WorkPerStep,
     log_ratio,
 )
-from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, read_noise_floor
+from autotune.stats import LONG_PAIR_S, Decision, SequentialPlan, moments, read_noise_floor
 from autotune.study.alone import OneAtATime
 from autotune.study.bench import ReferenceFailed
 from autotune.study.comparer import Compared, Comparer, Inspect, MeasuredFloor, S, StoppingRule, fixed, make_comparison
@@ -34,7 +34,7 @@ from autotune.study.work import work_between
 from autotune.workers import Worker, WorkerFailed
 
 FLOOR_PAIRS = (8, 20)
-"""Fewest and most pairs of blocks with each process of a noise floor."""
+"""Fewest and most pairs of blocks with each process of a noise floor, unless they are over within a moment."""
 
 FEWEST_LONG_PAIRS = 4
 """Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
@@ -204,6 +204,8 @@ class InTurns(Comparer):
 def floor_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of a noise floor: a third of the time that it takes to start one.
 
+    And as many as last some seconds, as in a proof: see `autotune.stats.sizes.moments`.
+
     Args:
         report: Of the reference.
         steps: Steps in a block.
@@ -211,7 +213,9 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
     least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
-    return min(most, max(least, round(report.start_s / 3 / pair_s))) if pair_s > 0 else most
+    if pair_s <= 0:
+        return most
+    return max(min(most, max(least, round(report.start_s / 3 / pair_s))), moments(report.start_s, pair_s))
 
 
 def measure_pairs(

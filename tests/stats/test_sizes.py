@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.stats.estimates import REFERENCE, SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.stats.sizes import DEFAULT_PROOF_SIZE, LEAST, MOST, STARTS, pairs_in_process, proof_size
+from autotune.stats.sizes import DEFAULT_PROOF_SIZE, LEAST, MOST, STARTS, moments, pairs_in_process, proof_size
 
 SPREADS = st.floats(0.0005, 0.05)
 SECONDS = st.floats(0.01, 300.0)
@@ -87,3 +88,54 @@ def test_on_a_gpu_few_pairs_save_time_at_equal_precision(
     sizes = [proof_size(gpu_floor(rng, process_sd, within_sd, start_s, pair_s)) for _ in range(100)]
     assert 4 <= np.median(sizes) <= best + 2
     assert 1 - np.mean([seconds(n) for n in sizes]) / before > saved - 0.12
+
+
+@pytest.mark.parametrize(
+    ("start_s", "pair_s", "pairs"),
+    [(7.2, 0.1, 36), (30.0, 0.1, 40), (30.0, 0.4, 10), (90.0, 10.0, 0), (1.0, 0.1, 5), (0.0, 0.1, 0)],
+)
+def test_a_process_is_measured_for_seconds_where_starting_it_takes_longer(
+    start_s: float, pair_s: float, pairs: int
+) -> None:
+    assert moments(start_s, pair_s) == pairs
+
+
+def noise_that_comes_and_goes(rng: np.random.Generator, runs: int, count: int) -> npt.NDArray[np.float64]:
+    """Log ratios of pairs of 0.1 s beside a program that works for about a second and rests for one, `[runs, count]`.
+
+    While it works one of the two arms has it on its core, and is slower by 20 %, until it rests again.
+    """
+    found = np.empty((runs, count))
+    works, side = rng.random(runs) < 0.5, rng.choice([-1.0, 1.0], runs)
+    for at in range(count):
+        turns = rng.random(runs) < 0.1
+        side = np.where(turns & ~works, rng.choice([-1.0, 1.0], runs), side)
+        works = works ^ turns
+        found[:, at] = np.where(works, 0.2 * side, 0.0)
+    return found + 0.02 * rng.standard_normal((runs, count))
+
+
+def test_beside_bursts_of_others_a_proof_takes_less_time_than_the_formula_alone_would_give() -> None:
+    """The floor takes what it sees of a burst for a difference of processes, as if only more of them would tell."""
+    rng = np.random.default_rng(3)
+    start_s, pair_s, process_sd = 7.2, 0.1, 0.003
+
+    def figures(runs: int, count: int) -> npt.NDArray[np.float64]:
+        deviations = process_sd * (rng.standard_normal(runs) - rng.standard_normal(runs))
+        return deviations[:, None] + noise_that_comes_and_goes(rng, runs, count)
+
+    def seconds(count: int) -> float:
+        """What pairs of processes take until their mean has a variance of (1 %)^2."""
+        return float(np.var(figures(4_000, count).mean(axis=1))) / 0.01**2 * (start_s + count * pair_s)
+
+    def floor(count: int) -> NoiseFloor:
+        return read_noise_floor(
+            list(figures(4, count)), plan=SequentialPlan(cap=40), start_s=start_s / STARTS, pair_s=pair_s
+        )
+
+    floors = [floor(12) for _ in range(100)]
+    sizes = [proof_size(f) for f in floors]
+    by_formula = [pairs_in_process(f.within_sd or 0.0, f.process_sd or 0.0, start_s, pair_s) for f in floors]
+    assert np.median(by_formula) < 25  # the trap is one
+    takes = {n: seconds(n) for n in {*sizes, *by_formula}}
+    assert np.mean([takes[n] for n in sizes]) < 0.75 * np.mean([takes[n] for n in by_formula])

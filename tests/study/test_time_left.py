@@ -287,7 +287,7 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
 
 @pytest.mark.parametrize(
     ("minutes", "start_s", "process_sd", "ratio", "has_proof"),
-    [(15, 45.0, 0.03, 1.1, False), (36, 20.0, 0.01, 1.02, True)],
+    [(15, 45.0, 0.03, 1.1, False), (34, 20.0, 0.01, 1.02, True)],
 )
 def test_sets_that_do_not_look_promising_are_not_called_worth_a_proof(
     minutes: int, start_s: float, process_sd: float, ratio: float, has_proof: bool
