@@ -157,29 +157,20 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
         means = [_mean(_mean(r["found"][at] for r in m) for m in mine) for at in ("20", "40", "60")]
         assert found == " / ".join(f"{m:.2f}" for m in means)
         assert f"| {told_score} |" in report  # the interval is the report's
-    rivals = {row["strategy"] for row in rows if not row["strategy"].startswith("without")} - {"ceiling"}
+    rivals = {row["strategy"] for row in rows if not row["strategy"].startswith("without")} - {
+        "ceiling",
+        "always drawn",
+    }
     for family in families:
         score = {n: _mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, family)) for n in rivals}
         assert max(score, key=lambda n: score[n]) == "additive"
     ends = [_mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, "gated")) for n in GATED]
     assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
-
-
-def test_what_the_expected_set_is_worth_is_what_was_recorded() -> None:
-    folder = RESULTS / "search"
-    rows = [json.loads(line) for line in (folder / "expected_share.jsonl").read_text(encoding="utf-8").splitlines()]
-    after = {(r["family"], r["seed"]): r["score"] for r in rows if r["strategy"] == "as shipped"}
-    rows = [json.loads(line) for line in (folder / "families.jsonl").read_text(encoding="utf-8").splitlines()]
-    before = {(r["family"], r["seed"]): r["score"] for r in rows if r["strategy"] == "additive"}
-    gains = [after[at] - before[at] for at in after]
-    page = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
-    seeds, score, gain, low, high = told(
-        r"On the first (\d+) seeds of each family.*? now scores ([\d.]+), by ([\d.]+) \[([\d.]+), ([\d.]+)\] more", page
-    )
+    score = {(r["strategy"], r["family"], r["seed"]): r["score"] for r in rows}
+    gains = [of - score["always drawn", *space] for (name, *space), of in score.items() if name == "additive"]
     mean, half = _mean(gains), 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
-    assert len(after) == 5 * seeds
-    assert (score, gain) == (round(_mean(after.values()), 2), round(mean, 3))
-    assert (low, high) == (round(mean - half, 3), round(mean + half, 3))
+    worth = told(r"of which most is expected is worth ([\d.]+) \[([\d.]+), ([\d.]+)\] on these", " ".join(page.split()))
+    assert worth == [round(mean, 3), round(mean - half, 3), round(mean + half, 3)]
 
 
 def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
