@@ -222,6 +222,9 @@ def test_what_is_told_of_real_processes_is_what_was_recorded() -> None:
     gains = [round(100 * (1 - run["reported"][0]), 1) for run in runs]
     named = sum(run["outcome"] == "winner" for run in runs)
     assert figures == [len(runs), named, *(round(run["wall_s"] / 60) for run in runs), *gains]
+    ends, planted = told(r"The interval of the second ends at ([\d.]+) and so misses what was planted \(([\d.]+)\)")
+    assert float(runs[1]["sentence"].split("[")[1].split("]")[0].split(", ")[1]) == ends < planted == round(1 / 1.08, 3)
+    assert all(low <= planted <= high for _, low, high in (run["reported"] for run in (runs[0], runs[2])))
 
 
 def test_what_is_told_of_equal_candidates_is_what_was_recorded() -> None:
