@@ -206,6 +206,11 @@ class AdditiveModel:
         for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
             yield {**state.sizes, block: int(state.likelier[block])}
 
+    @property
+    def likeliest(self) -> State:
+        """The likeliest state."""
+        return max(self._states, key=lambda s: s.log_weight)
+
     # ------------------------------------------------------------------ draws
 
     def draw(self, rng: np.random.Generator) -> Draw:

@@ -9,13 +9,14 @@ together with the same company.
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from autotune.search.additive import AdditiveModel, Draw, smallest
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import SURE, Hazards
+from autotune.search.joint import JointModel
 
 EXPECTED_SHARE, EXPECTED_FROM = 1 / 3, 4
 """Chance that a proposal is the set that promises most by what is expected of each effect, and not by a draw; and after
@@ -33,28 +34,35 @@ EXPLORE = 0.5
 FAILURE_COST = 0.5
 """What a failed trial costs, in typical effects."""
 
-REDRAWS = 20
-"""Draws after which a search that only finds what is known changes something at random."""
+REDRAWS, LAST_TRIES = 20, 200
+"""Draws of which the later ones change something at random, where a search only finds what is known or forbidden; and
+sets like the last one that are looked at after that."""
 
 
 def propose(
     models: Sequence[AdditiveModel],
     hazards: Hazards,
     rng: np.random.Generator,
-    known: Container[bytes] = frozenset(),
+    is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
     expected_share: float = EXPECTED_SHARE,
+    joint: JointModel | None = None,
+    under_way: Sequence[Codes] = (),
 ) -> Codes:
-    """The next set, as codes; a known one only if every draw finds one.
+    """The next set, as codes; one that is not open only if every draw finds one.
 
     Args:
         models: What trials taught of each objective.
         hazards: What they taught of failures.
         rng: Draws.
-        known: Sets that are known or being tried, as `key`.
+        is_open: Whether a set may be tried, and is not known or being tried.
         expected_share: Chance of the set of which most is expected, where there are trials enough to expect anything.
+        joint: The model of whole sets, where it tells more than a sum of effects: it proposes then.
+        under_way: Sets that are being tried; to this model they are as fast as it expects, so that others are proposed.
     """
     design = models[0].design
+    if joint is not None and (best := _by_joint(joint, hazards, rng, is_open, under_way)) is not None:
+        return best
     may_expect = hazards.trials >= EXPECTED_FROM and rng.random() < expected_share
     for attempt in range(REDRAWS):
         is_expected = may_expect and attempt == 0
@@ -69,8 +77,36 @@ def propose(
             i = int(rng.integers(len(codes)))
             codes[i] = int(rng.integers(design.sizes[i]))
             codes = _without_culprits(design.settle(codes), draw, hazards)
-        if key(codes) not in known:
-            break
+        if is_open(codes):
+            return codes
+    return _far_from(codes, draw, hazards, rng, is_open)
+
+
+def _by_joint(
+    joint: JointModel,
+    hazards: Hazards,
+    rng: np.random.Generator,
+    is_open: Callable[[Codes], bool],
+    under_way: Sequence[Codes],
+) -> Codes | None:
+    """What the model of whole sets proposes."""
+    if len(under_way):
+        joint = joint.believing(np.array(under_way))
+    return joint.promising(rng, chance=lambda codes: float(np.exp(hazards.log_survival(codes))), is_open=is_open)
+
+
+def _far_from(
+    codes: Codes, draw: Draw, hazards: Hazards, rng: np.random.Generator, is_open: Callable[[Codes], bool]
+) -> Codes:
+    """An open set that differs from one in ever more settings, for rules may leave little near it; else that one."""
+    design = hazards.design
+    for attempt in range(LAST_TRIES):
+        other = codes.copy()
+        for i in rng.integers(len(codes), size=1 + attempt // 10):
+            other[i] = int(rng.integers(design.sizes[i]))
+        other = _without_culprits(design.settle(other), draw, hazards)
+        if is_open(other):
+            return other
     return codes
 
 

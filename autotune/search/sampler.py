@@ -10,7 +10,7 @@ What autotune adds is what it knows of settings (`Flag`): defaults, groups, cond
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.coded import FINISHED, CodedSpace, Flag
 from autotune.search.factors import Codes, Design, Floats, likely_pairs
 from autotune.search.hazards import Hazards
+from autotune.search.joint import JointModel, Tried, joint_model
 from autotune.search.policy import EXPECTED_SHARE, key, propose
 
 SD_KEY = "autotune:log_sd"
@@ -89,10 +90,13 @@ class AdditiveFlagSampler(BaseSampler):
         self._with_pairs = with_pairs
         self._expected_share = expected_share
         self._asked: dict[tuple[int, int], int] = {}
-        self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards]] | None = None
+        self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards, JointModel | None]] | None = None
+        self._refused: set[bytes] = set()
         self._independent = RandomSampler(seed=seed)
         self.culprits: list[Mapping[str, Any]] = []
         """Combinations of values that are known to fail."""
+        self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
+        """Whether a set keeps the rules of its space, where it has any; others are proposed if none is found alone."""
 
     def reseed_rng(self) -> None:
         """See `optuna.samplers.BaseSampler`: draws in parallel processes differ by their trials' numbers."""
@@ -122,14 +126,23 @@ class AdditiveFlagSampler(BaseSampler):
         kept, failed = coded.split(trials)
         state = study.study_name, len(kept), len(failed), self.culprits.copy()
         if self._asked[n] == 0 or self._learnt is None or self._learnt[0] != state:
-            self._learnt = state, self._learn(coded, kept, failed, signs, rng)
-        models, hazards = self._learnt[1]
-        now_tried = (coded.codes(t.params) for t in trials if t.state not in FINISHED and t.params)
-        known = {key(c) for c in (*(c for c, _ in kept), *failed, *now_tried) if c is not None}
+            learnt = self._learn(coded, kept, failed, signs, rng)
+            self._learnt = state, (*learnt, self._learn_jointly(coded, learnt[0], kept, failed, signs))
+            self._refused = set()
+        models, hazards, joint = self._learnt[1]
+        under_way = [
+            c for t in trials if t.state not in FINISHED and t.params and (c := coded.codes(t.params)) is not None
+        ]
+        known = {key(c) for c in (*(c for c, _ in kept), *failed, *under_way)} | self._refused
         if self._is_log_ratio:  # the default's value is known
             known.add(key(hazards.design.neutral))
+
+        def is_open(codes: Codes) -> bool:
+            return key(codes) not in known and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
+
         share = 0.0 if self._asked[n] else self._expected_share  # what is expected was refused, perhaps
-        codes = propose(models, hazards, rng, known, expected_share=share)
+        codes = propose(models, hazards, rng, is_open, expected_share=share, joint=joint, under_way=under_way)
+        self._refused.add(key(codes))
         return coded.values(codes)
 
     def learn(
@@ -193,6 +206,26 @@ class AdditiveFlagSampler(BaseSampler):
         design = Design(coded.factors, pairs)
         known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
         return [fit(design, s) for s in seen], Hazards(design, rows, bad, known)
+
+    def _learn_jointly(
+        self,
+        coded: CodedSpace,
+        models: Sequence[AdditiveModel],
+        kept: Sequence[tuple[Codes, FrozenTrial]],
+        failed: Sequence[Codes],
+        signs: Sequence[float],
+    ) -> JointModel | None:
+        """The model of whole sets, where that tells more than a sum of effects; only of one objective."""
+        if len(models) > 1 or not kept:
+            return None
+        own = [(codes, t) for codes, t in kept if TWIN_KEY not in t.user_attrs]  # what is a copy tells nothing more
+        values = signs[0] * self._as_logs(np.array([t.values[0] for _, t in own], dtype=float))
+        tried = Tried(
+            coded.table([*(codes for codes, _ in own), *failed]),
+            np.concatenate([values, np.full(len(failed), np.nan)]),
+            np.concatenate([np.array([_sd(t) for _, t in own]), np.full(len(failed), USUAL_SD)]),
+        )
+        return joint_model(models[0], tried, has_origin=self._is_log_ratio)
 
     def _observe(
         self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float

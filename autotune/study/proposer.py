@@ -49,6 +49,7 @@ from autotune.study.samplers import (
     from_text,
     make_sampler,
     opens_trials,
+    to_text,
 )
 from autotune.study.stopping import Rest
 from autotune.study.taught import Lesson
@@ -304,6 +305,10 @@ class Proposer:
         sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
         if isinstance(sampler, AdditiveFlagSampler):
             self._tell_culprits(sampler)
+            if self._spec.limits.rules:
+                sampler.is_allowed = lambda values: self._is_allowed(
+                    self._space.suggest(lambda p: to_text(p, values[p.name]))
+                )
         return sampler
 
     def _additive(self) -> AdditiveFlagSampler:

@@ -118,6 +118,8 @@ def _sampled(table: Table, seed: int, evaluations: int, make: Callable[[int], Ba
     space: dict[str, BaseDistribution] = {
         n: CategoricalDistribution(v) for n, v in zip(table.names, table.values, strict=True)
     }
+    if isinstance(sampler, AdditiveFlagSampler):  # it can be told the rules, as Kernel Tuner's strategies are
+        sampler.is_allowed = lambda values: tuple(values[n] for n in table.names) in table.entries
     rng = np.random.default_rng([seed, 5])
     configs, tried = list(table.entries), set[Config]()
     for _ in range(min(evaluations, len(configs))):
