@@ -142,6 +142,14 @@ def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
     assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
 
 
+def test_the_sampler_knows_the_rules_and_leaves_nothing_to_chance(run_replay: Run) -> None:
+    """Four in five sets are forbidden: asked until it hit one that is not, it would be passed over for random ones."""
+    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
+    spec = replay_study(effects={"xla_a=1": 0.9}, study={"limits": {"rules": rules}})
+    _, store, _ = run_replay(spec, trials=12)
+    assert [r.origin for r in store.of(TrialResult)] == ["additive"] * 12
+
+
 def test_a_space_of_which_rules_leave_little_is_tried_out(run_replay: Run) -> None:
     spec = replay_study(study={"limits": {"rules": ["xla_a == 1 and xla_c == none or xla_a == none", "xla_b == none"]}})
     _, store, _ = run_replay(spec, trials=50)
