@@ -134,6 +134,7 @@ class EffectsRecord(Stamped):
         suspects: What may make a set fail, likeliest first.
         best: The set that promises most; empty where that is the default.
         left: The fastest set of the space over that one is at least this ratio, by 95 % of what is possible.
+        together: Whether settings act together by more than single ones and pairs tell: all else here says little then.
         stopped: Why the search ended by this; None where it ended otherwise.
     """
 
@@ -145,6 +146,7 @@ class EffectsRecord(Stamped):
     suspects: tuple[Suspect, ...] = ()
     best: BestPredicted
     left: Ratio
+    together: bool = False
     stopped: Stopped | None = None
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:

@@ -14,6 +14,7 @@ from autotune.model import AS_RECORDED, RECORD, Stamped
 
 _YOUNGER: Mapping[str, Mapping[str, Any]] = {
     "confirm_run": {"is_alone": False},
+    "effects": {"together": False},
     "finalist": {"reason": ""},
     "floor": {
         "floor": {"degrees": 0, "pair_s": 0.0, "spread": 0.0, "start_s": 0.0},

@@ -137,6 +137,11 @@ def taught_lines(store: Store) -> list[str]:
         )
     else:
         lines.append("the model expects no set to beat the default")
+    if found.together:
+        lines.append(
+            "these settings act together by more than single ones and pairs of them tell: a model of whole sets "
+            "explains the trials better, so all figures of single settings say little here"
+        )
     lines.append(left_to_gain(found))
     if found.stopped is not None:
         lines.append(f"the search {why_stopped(found)}")
@@ -147,6 +152,8 @@ def taught_lines(store: Store) -> list[str]:
 
 def left_to_gain(found: EffectsRecord) -> str:
     """What is left to gain at most, in one sentence."""
+    if found.together:
+        return "left to gain: not known, for that model knows no bound"
     than = "the set that promises most" if found.best.settings else "the default"
     if found.left > 0.9995:
         return f"left to gain: nothing to speak of; by the model no set of this space is 0.05 % faster than {than}"

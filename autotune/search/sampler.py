@@ -127,7 +127,8 @@ class AdditiveFlagSampler(BaseSampler):
         state = study.study_name, len(kept), len(failed), self.culprits.copy()
         if self._asked[n] == 0 or self._learnt is None or self._learnt[0] != state:
             learnt = self._learn(coded, kept, failed, signs, rng)
-            self._learnt = state, (*learnt, self._learn_jointly(coded, learnt[0], kept, failed, signs))
+            joint = self._jointly(coded, learnt[0][0], kept, failed, signs[0]) if len(signs) == 1 else None
+            self._learnt = state, (*learnt, joint)
             self._refused = set()
         models, hazards, joint = self._learnt[1]
         under_way = [
@@ -173,6 +174,19 @@ class AdditiveFlagSampler(BaseSampler):
         models, hazards = self._learn(coded, *coded.split(trials), [sign], rng)
         return coded, models[0], hazards
 
+    def acts_together(
+        self, coded: CodedSpace, model: AdditiveModel, trials: Sequence[FrozenTrial], *, sign: float = 1.0
+    ) -> bool:
+        """Whether settings act together by more than what single ones and pairs do tells.
+
+        Args:
+            coded: What is searched.
+            model: What the trials taught of single settings and pairs.
+            trials: By one objective.
+            sign: 1 where less is better, -1 where more is.
+        """
+        return self._jointly(coded, model, *coded.split(trials), sign) is not None
+
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
@@ -207,25 +221,23 @@ class AdditiveFlagSampler(BaseSampler):
         known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
         return [fit(design, s) for s in seen], Hazards(design, rows, bad, known)
 
-    def _learn_jointly(
+    def _jointly(
         self,
         coded: CodedSpace,
-        models: Sequence[AdditiveModel],
+        model: AdditiveModel,
         kept: Sequence[tuple[Codes, FrozenTrial]],
         failed: Sequence[Codes],
-        signs: Sequence[float],
+        sign: float,
     ) -> JointModel | None:
-        """The model of whole sets, where that tells more than a sum of effects; only of one objective."""
-        if len(models) > 1 or not kept:
-            return None
+        """The model of whole sets, where that tells more than a sum of effects."""
         own = [(codes, t) for codes, t in kept if TWIN_KEY not in t.user_attrs]  # what is a copy tells nothing more
-        values = signs[0] * self._as_logs(np.array([t.values[0] for _, t in own], dtype=float))
+        values = sign * self._as_logs(np.array([t.values[0] for _, t in own], dtype=float))
         tried = Tried(
             coded.table([*(codes for codes, _ in own), *failed]),
             np.concatenate([values, np.full(len(failed), np.nan)]),
             np.concatenate([np.array([_sd(t) for _, t in own]), np.full(len(failed), USUAL_SD)]),
         )
-        return joint_model(models[0], tried, has_origin=self._is_log_ratio)
+        return joint_model(model, tried, has_origin=self._is_log_ratio)
 
     def _observe(
         self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float

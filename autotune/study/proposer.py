@@ -247,14 +247,14 @@ class Proposer:
         return lesson.record() if lesson is not None and lesson.measured else None
 
     def rest(self, least: float) -> Rest | None:
-        """What is left to gain by all trials, if every first set is tried; None where there is no model of them.
+        """What is left to gain by all trials, if every first set is tried; None where no model of them tells it.
 
         Args:
             least: Least gain worth proving, as a share.
         """
         if any(settings not in self._seen for _, settings in self._first) or (lesson := self._lesson()) is None:
             return None
-        return lesson.rest(least) if lesson.measured else None
+        return lesson.rest(least) if lesson.measured and not lesson.acts_together else None
 
     def _lesson(self) -> Lesson | None:
         """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""

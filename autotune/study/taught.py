@@ -57,6 +57,8 @@ class Lesson:
         self._is_allowed, self._least = is_allowed, -math.log1p(-least)
         distributions = {p.name: distribution_of(p) for p in space.parameters}
         self._coded, model, hazards = sampler.learn_from(trials, distributions)
+        self.acts_together = sampler.acts_together(self._coded, model, trials)
+        """Whether a model of whole sets makes the trials likelier than effects of single settings and pairs do."""
         self._taught = Taught(model, hazards, seed=_SEED)
         told = ((self._coded.codes(t.params), t) for t in trials if t.params and t.constraints["failure"] <= 0)
         self._ran = [(codes, t) for codes, t in told if codes is not None]
@@ -96,6 +98,7 @@ class Lesson:
             suspects=tuple(suspects),
             best=BestPredicted(settings=self.best, **_believed(forecast)),
             left=as_ratio(taught.left(self._best)),
+            together=self.acts_together,
         )
 
     def rest(self, least: float) -> Rest:

@@ -94,6 +94,7 @@ def test_sentences(finished: Store, tmp_path: Path) -> None:
 def test_nothing_left_and_nothing_found_are_said_plainly() -> None:
     assert "nothing to speak of" in left_to_gain(record(left=0.9999))
     default = BestPredicted(settings=FlagSet(), ratio=1, low=1, high=1)
+    assert "not known" in left_to_gain(record(left=0.9999, together=True))
     assert "1.0 % faster than the default" in left_to_gain(record(best=default, left=0.99))
 
 

@@ -105,6 +105,22 @@ def search(seed: int) -> tuple[int, float, float]:
     return number, regret, 1 - found.left
 
 
+def test_where_settings_act_all_together_no_bound_is_told_of_what_is_left() -> None:
+    """Eight settings that save something only as far as all of them are what they should be."""
+    rng, hidden = np.random.default_rng(0), (1, 2, 0, 1, 2, 2, 1, 0)
+    proposer = Proposer(replay_study(), SMALL, first=(), storage=None)
+    for number in range(1, 61):
+        config = proposer.ask(number)
+        assert config is not None
+        wrong = sum(a != b for a, b in zip(codes_of(config.settings), hidden, strict=True))
+        value = 0.4 * math.exp(-8 / 3) - 0.4 * math.exp(-wrong / 3) + NOISE * float(rng.standard_normal())
+        proposer.tell(measured(number, config.settings, value))
+    found = proposer.effects()
+    assert found is not None
+    assert found.together
+    assert proposer.rest(LEAST) is None
+
+
 STUDIES = 16
 """Of which a few go through all trials: combinations that none of them had may hold a gain."""
 
