@@ -16,7 +16,7 @@ from autotune.cli.first_look import seconds_of
 class _Lines:
     """A line for each cell, and now and then how far it is and what is left."""
 
-    TELL_EVERY_S = 20.0
+    TELL_EVERY_S, SILENT_S = 20.0, 60.0
 
     def __init__(self) -> None:
         self._began = self._cell_began = self._told = time.monotonic()
@@ -36,6 +36,12 @@ class _Lines:
         self._told = now
         left_s = (now - self._cell_began) / done * max(0, of - done)
         self._print(f"  {done} of {of} sets that are planned by now; about {max(1, round(left_s / 60))} min for them")
+
+    def at_work(self, what: str) -> None:
+        """See `autotune.survey.BuildView`; told where nothing else was for a while, as while a set is taken apart."""
+        if time.monotonic() - self._told >= self.SILENT_S:
+            self._told = time.monotonic()
+            self._print(f"  {what[:100]}{' ...' if len(what) > 100 else ''}")
 
     def note(self, text: str) -> None:
         """See `autotune.survey.BuildView`."""

@@ -55,6 +55,9 @@ class BuildView(Protocol):
     def compiled(self, done: int, of: int) -> None:
         """So many of the sets that are planned so far are compiled."""
 
+    def at_work(self, what: str) -> None:
+        """What is under way, such as one compilation of those that take a set apart."""
+
     def note(self, text: str) -> None:
         """Something that a person should know."""
 
@@ -153,6 +156,7 @@ def _judged(
         topology=cell.topology,
         cache_dir=plan.cache_dir,
         processors=lambda: plan.processors,
+        progress=view.at_work,
     ) as (moved, screener):
         space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
         judge = Judge(

@@ -28,12 +28,16 @@ class Told:
     def __init__(self) -> None:
         self.cells: list[str] = []
         self.notes: list[str] = []
+        self.works: list[str] = []
 
     def cell(self, number: int, of: int, words: str) -> None:
         self.cells.append(f"{number} of {of}: {words}")
 
     def compiled(self, done: int, of: int) -> None:
         assert done <= of
+
+    def at_work(self, what: str) -> None:
+        self.works.append(what)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
