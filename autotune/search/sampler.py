@@ -65,6 +65,7 @@ class AdditiveFlagSampler(BaseSampler):
         is_log_ratio: Whether values are logs of ratios to the default's, as autotune tells them. Else logs of the
             values are modelled, or, where some are not positive, their distances from the middle, large ones as logs.
         with_pairs: Whether two settings may act together.
+        with_whole_sets: Whether a model of whole sets proposes where it tells more than these effects.
         expected_share: Chance that a proposal is the set of which most is expected, from 0 to 1; else it is drawn.
 
     Raises:
@@ -79,6 +80,7 @@ class AdditiveFlagSampler(BaseSampler):
         seed: int | None = None,
         is_log_ratio: bool = False,
         with_pairs: bool = True,
+        with_whole_sets: bool = True,
         expected_share: float = EXPECTED_SHARE,
     ) -> None:
         if not 0.0 <= expected_share <= 1.0:
@@ -87,7 +89,7 @@ class AdditiveFlagSampler(BaseSampler):
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
-        self._with_pairs = with_pairs
+        self._with_pairs, self._with_whole_sets = with_pairs, with_whole_sets
         self._expected_share = expected_share
         self._asked: dict[tuple[int, int], int] = {}
         self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards, JointModel | None]] | None = None
@@ -230,6 +232,8 @@ class AdditiveFlagSampler(BaseSampler):
         sign: float,
     ) -> JointModel | None:
         """The model of whole sets, where that tells more than a sum of effects."""
+        if not self._with_whole_sets:
+            return None
         own = [(codes, t) for codes, t in kept if TWIN_KEY not in t.user_attrs]  # what is a copy tells nothing more
         values = sign * self._as_logs(np.array([t.values[0] for _, t in own], dtype=float))
         tried = Tried(

@@ -41,7 +41,15 @@ KERNEL_TUNER = (
 )  # fmt: skip
 """Strategies of Kernel Tuner 1.5, each with its own options as they come."""
 
-CONTESTANTS = ("additive", "TPE", "uniform", *(f"kt:{s}" for s in KERNEL_TUNER))
+SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
+    "additive": lambda seed: AdditiveFlagSampler(seed=seed),
+    "without rules": lambda seed: AdditiveFlagSampler(seed=seed),
+    "without whole sets": lambda seed: AdditiveFlagSampler(seed=seed, with_whole_sets=False),
+    "TPE": lambda seed: TPESampler(seed=seed),
+}
+"""Samplers of Optuna; without rules it is not told which sets the space holds."""
+
+CONTESTANTS = (*SAMPLERS, "uniform", *(f"kt:{s}" for s in KERNEL_TUNER))
 
 ASKS = 200
 """Proposals that break the rules, or are known, after which any set is drawn that does not."""
@@ -110,15 +118,17 @@ def _uniform(table: Table, seed: int, evaluations: int) -> Iterator[Config]:
     yield from (configs[int(i)] for i in rng.permutation(len(configs))[:evaluations])
 
 
-def _sampled(table: Table, seed: int, evaluations: int, make: Callable[[int], BaseSampler]) -> Iterator[Config]:
+def _sampled(table: Table, seed: int, evaluations: int, contestant: str) -> Iterator[Config]:
     """A sampler of Optuna; sets are told as they are tried, those that did not run as failed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = make(seed)
+    sampler = SAMPLERS[contestant](seed)
     study = optuna.create_study(sampler=sampler)
     space: dict[str, BaseDistribution] = {
         n: CategoricalDistribution(v) for n, v in zip(table.names, table.values, strict=True)
     }
-    if isinstance(sampler, AdditiveFlagSampler):  # it can be told the rules, as Kernel Tuner's strategies are
+    if (
+        isinstance(sampler, AdditiveFlagSampler) and contestant != "without rules"
+    ):  # it can be told the rules, as Kernel Tuner's strategies are
         sampler.is_allowed = lambda values: tuple(values[n] for n in table.names) in table.entries
     rng = np.random.default_rng([seed, 5])
     configs, tried = list(table.entries), set[Config]()
@@ -209,8 +219,7 @@ def _search(contestant: str, table: Table, seed: int, evaluations: int) -> Itera
         return _uniform(table, seed, evaluations)
     if contestant.startswith("kt:"):
         return _kernel_tuner(table, seed, evaluations, contestant.removeprefix("kt:"))
-    sampler = TPESampler if contestant == "TPE" else AdditiveFlagSampler
-    return _sampled(table, seed, evaluations, lambda s: sampler(seed=s))
+    return _sampled(table, seed, evaluations, contestant)
 
 
 # ------------------------------------------------------------------ runs
