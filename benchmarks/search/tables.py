@@ -2,8 +2,8 @@
 
 A table is a file in the T4 format. Its space holds the sets that were recorded; sets that did not run are part of it
 and count as evaluations. A search is scored over evaluations up to the method's cutoff (`benchmarks.search.scoring`).
-Sets that the space does not hold break its rules: samplers of Optuna are asked again, which counts as nothing, and
-Kernel Tuner's strategies know the space.
+Sets that the space does not hold break its rules: Kernel Tuner's strategies and `AdditiveFlagSampler` are told these,
+other samplers of Optuna are asked again, which counts as nothing.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def _sampled(table: Table, seed: int, evaluations: int, contestant: str) -> Iter
     space: dict[str, BaseDistribution] = {
         n: CategoricalDistribution(v) for n, v in zip(table.names, table.values, strict=True)
     }
-    if (
-        isinstance(sampler, AdditiveFlagSampler) and contestant != "without rules"
-    ):  # it can be told the rules, as Kernel Tuner's strategies are
+    if isinstance(sampler, AdditiveFlagSampler) and contestant != "without rules":
         sampler.is_allowed = lambda values: tuple(values[n] for n in table.names) in table.entries
     rng = np.random.default_rng([seed, 5])
     configs, tried = list(table.entries), set[Config]()
