@@ -182,7 +182,8 @@ def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
     mean = {s: _mean(_mean(scores[s, t]) for t in tables) for s, _ in scores}
     text = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
     figures = told(
-        r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `\w+`, ([-\d.]+) \[.*?without it, ([-\d.]+)",
+        r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `\w+`, ([-\d.]+) \[.*?"
+        r"without it, ([-\d.]+)",
         text,
     )
     best = max((s for s in mean if s.startswith("kt:")), key=lambda s: mean[s])
