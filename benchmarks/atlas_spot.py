@@ -1,6 +1,7 @@
 """Spot checks of the atlas: random rows, compiled one by one and anew.
 
     python -m benchmarks.atlas_spot [--each 30] [--seed 0] [--into benchmarks/results]
+    python -m benchmarks.atlas_spot --steady dense-one-gpu NAME=VALUE   # one row, compiled ten times
 
 Draws as many rows that say ``same`` as rows that say ``changes``, of the release that is installed, and compiles each
 value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +31,9 @@ HERE = Path(__file__).parent
 
 TRIES = 6
 """Compilations, at most, of a value whose program is not that of the table."""
+
+REPEATS = 10
+"""Compilations that tell whether a value gives the same program each time."""
 
 
 def drawn(rows: list[AtlasRow], each: int, seed: int) -> list[AtlasRow]:
@@ -75,27 +80,43 @@ def _compiled_anew(row: AtlasRow) -> str | None:
         return screener.fingerprint(FlagSet({row.name: row.value}))
 
 
+def steadiness(rows: list[AtlasRow], kind: str, setting: str) -> dict[str, Any]:
+    """How often each program comes of a row's value, compiled by a process of its own each time."""
+    name, _, value = setting.partition("=")
+    row = next(r for r in rows if r.workload == kind and r.name == name and r.value == value and r.program)
+    programs = Counter((_compiled_anew(row) or "none")[: len(row.program)] for _ in range(REPEATS))
+    told = row.model_dump(mode="json", exclude_defaults=True)
+    return {"row": told, "compilations": REPEATS, "programs": dict(programs.most_common())}
+
+
 def main() -> None:
     """Entry point; writes what was found as JSON, row by row, and goes on where it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, default=HERE / "results")
+    parser.add_argument("--steady", nargs=2, metavar=("KIND", "NAME=VALUE"))
     arguments = parser.parse_args()
     jaxlib = compiler_versions()["jaxlib"]
+    if arguments.steady:
+        found = steadiness([r for r in load_atlas() if r.jaxlib == jaxlib], *arguments.steady)
+        path = arguments.into / f"atlas_steady_{jaxlib}.json"
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"{found['compilations']} compilations, {len(found['programs'])} programs: {path}")
+        return
     path = arguments.into / f"atlas_spot_{jaxlib}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows = drawn([r for r in load_atlas() if r.jaxlib == jaxlib], arguments.each, arguments.seed)
     wanted = [r.model_dump(mode="json", exclude_defaults=True) for r in rows]
     # Of an older table, or of other draws, nothing is taken over.
-    found = [f for f in before.get("rows", []) if f["row"] in wanted]
-    done = [f["row"] for f in found]
-    for told in checked([row for row, words in zip(rows, wanted, strict=True) if words not in done]):
-        found.append(told)
-        wrong = sum(not f["is_right"] for f in found)
-        result = {"jaxlib": jaxlib, "seed": arguments.seed, "asked": len(rows), "checked": len(found), "wrong": wrong}
-        path.write_text(json.dumps({**result, "rows": found}, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found)} rows, {sum(not f['is_right'] for f in found)} wrong: {path}")
+    told = [f for f in before.get("rows", []) if f["row"] in wanted]
+    done = [f["row"] for f in told]
+    for one in checked([row for row, words in zip(rows, wanted, strict=True) if words not in done]):
+        told.append(one)
+        wrong = sum(not f["is_right"] for f in told)
+        result = {"jaxlib": jaxlib, "seed": arguments.seed, "asked": len(rows), "checked": len(told), "wrong": wrong}
+        path.write_text(json.dumps({**result, "rows": told}, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(told)} rows, {sum(not f['is_right'] for f in told)} wrong: {path}")
 
 
 if __name__ == "__main__":
