@@ -74,13 +74,18 @@ def run_blocks(
     before: Callable[[str], None] = nothing,
     looks: int = 0,
 ) -> Looked:
-    """One block of each arm, ended once so many looks have been taken in it."""
+    """One block of each arm with exactly so many looks, however long a busy machine takes for it."""
     for arm in ("reference", "candidate"):
-        seen, real = threading.Semaphore(0), watch._samples
+        seen, left, real = threading.Semaphore(0), iter(range(looks)), watch._samples
 
         def counted(
-            name: str | None, seen: threading.Semaphore = seen, real: Callable[..., list[GpuSample]] = real
+            name: str | None,
+            seen: threading.Semaphore = seen,
+            left: Iterator[int] = left,
+            real: Callable[..., list[GpuSample]] = real,
         ) -> list[GpuSample]:
+            if next(left, None) is None:
+                return []
             found = real(name)
             seen.release()
             return found
