@@ -90,6 +90,41 @@ class Draw:
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
 
+class Beliefs:
+    """Draws from the posterior of what acts, and how.
+
+    Args:
+        design: The space.
+        coefs: Coefficients of all features, 0 where a block does not act, shape (draws, features).
+        acting: Which blocks act, shape (draws, blocks).
+    """
+
+    def __init__(self, design: Design, coefs: Floats, acting: NDArray[np.bool_]) -> None:
+        self._design, self._coefs, self._acting = design, coefs, acting
+        self._used = np.flatnonzero(coefs.any(axis=0))
+
+    def totals(self, codes: Codes) -> Floats:
+        """Change of the log step time by sets, of codes of shape (sets, factors), in each draw: (draws, sets)."""
+        return np.asarray(self._coefs[:, self._used] @ self._design.features(codes)[:, self._used].T)
+
+    def __iter__(self) -> Iterator[Draw]:
+        """The draws as tables of effects."""
+        design, starts = self._design, self._design.starts.tolist()
+        none = [np.zeros(size + 1) for size in design.sizes]
+        for coefs, acting in zip(self._coefs, self._acting, strict=True):
+            main, pairs, factors = list(none), dict[tuple[int, int], Floats](), set[int]()
+            for b in np.flatnonzero(acting).tolist():
+                block = design.blocks[b]
+                table = block.table @ coefs[starts[b] : starts[b + 1]]
+                factors.update(block.factors)
+                if len(block.factors) == 1:
+                    main[b] = table
+                else:
+                    i, j = block.factors
+                    pairs[i, j] = table.reshape(design.sizes[i] + 1, design.sizes[j] + 1)
+            yield Draw(tuple(main), pairs, frozenset(range(len(none))) - factors)
+
+
 class AdditiveModel:
     """The posterior of effects given what was measured.
 
@@ -225,39 +260,33 @@ class AdditiveModel:
             self._put(coefs, state, drawn)
         return self._as_draw(coefs, set(state.sizes))
 
-    def believed(self, rng: np.random.Generator, count: int) -> list[Draw]:
+    def beliefs(self, rng: np.random.Generator, count: int) -> Beliefs:
         """Draws of what acts and how: unlike those of `draw` they leave out what does not act in them.
 
         Args:
             rng: Of the draws.
             count: How many.
         """
-        none = [np.zeros(len(b.table)) for b in self.design.blocks if len(b.factors) == 1]
-        lowers = [np.linalg.cholesky(s.cov) if s.columns.size else s.cov for s in self._states]
-        found = []
-        for at in rng.choice(len(self._states), size=count, p=self._weights):
-            state = self._states[int(at)]
-            drawn = state.mean + lowers[int(at)] @ rng.standard_normal(len(state.mean))
-            coefs = {b: drawn[own] for b, own in self._places(state)}
+        design, index = self.design, self._last_chain.index
+        coefs = np.zeros((count, int(design.starts[-1]) + 1))  # the last is of what blocks of fewer features lack
+        acting = np.zeros((count, len(design.blocks)), dtype=bool)
+        has_values = np.diff(design.starts) > 0  # others have no value but the default
+        chosen = rng.choice(len(self._states), size=count, p=self._weights)
+        for at in np.unique(chosen).tolist():
+            state, rows = self._states[at], np.flatnonzero(chosen == at)
+            if state.columns.size:
+                drawn = rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T
+                coefs[np.ix_(rows, state.columns)] = state.mean + drawn
             # What is not in may act all the same, each by its chance: seldom one, but there are many.
-            more = np.flatnonzero((rng.random(len(state.chance)) < state.chance) & ~_is_in(state))
-            for b in more.tolist():
-                if (size := self.design.blocks[b].table.shape[1]) == 0:
-                    continue  # it has no other value than the default
-                cov = np.linalg.inv(state.precision_if[b, :size, :size])
-                coefs[b] = rng.multivariate_normal(state.mean_if[b, :size], cov, method="cholesky")
-            main, pairs, acting = list(none), dict[tuple[int, int], Floats](), set[int]()
-            for b, own_coefs in coefs.items():
-                block = self.design.blocks[b]
-                table = self.scale * (block.table @ own_coefs)
-                acting.update(block.factors)
-                if len(block.factors) == 1:
-                    main[b] = table
-                else:
-                    i, j = block.factors
-                    pairs[i, j] = table.reshape(self.design.sizes[i] + 1, self.design.sizes[j] + 1)
-            found.append(Draw(tuple(main), pairs, frozenset(range(len(none))) - acting))
-        return found
+            is_in = _is_in(state)
+            more = (rng.random((len(rows), len(is_in))) < state.chance) & ~is_in & has_values
+            acting[rows] = more | is_in
+            which, blocks = np.nonzero(more)
+            lower = np.linalg.cholesky(state.precision_if[blocks])
+            noise = rng.standard_normal((len(blocks), index.shape[1], 1))
+            drawn = state.mean_if[blocks] + np.linalg.solve(lower.transpose(0, 2, 1), noise)[:, :, 0]
+            coefs[rows[which][:, None], index[blocks]] = drawn
+        return Beliefs(design, self.scale * coefs[:, :-1], acting)
 
     def marginal(self, block: int) -> tuple[Floats, Floats, Floats]:
         """What a block does, or would do if it acted, for each state of the chain.

@@ -123,8 +123,12 @@ class Hazards:
 
     def log_survival(self, row: Codes) -> float:
         """Log of the chance that a set runs."""
-        if self._is_explained(row):
-            return float(np.log1p(-SURE))
-        risks = [chances[c] for chances, c in zip(self._single, row, strict=True)]
-        risks += [chances[row[i], row[j]] for (i, j), chances in self._pairs.items()]
-        return float(np.log1p(-np.minimum(np.array(risks), SURE)).sum())
+        return float(self.log_survivals(row[None])[0])
+
+    def log_survivals(self, rows: Codes) -> Floats:
+        """The same for sets, shape (sets, factors)."""
+        risks = [chances[c] for chances, c in zip(self._single, rows.T, strict=True)]
+        risks += [chances[rows[:, i], rows[:, j]] for (i, j), chances in self._pairs.items()]
+        found = np.log1p(-np.minimum(np.array(risks), SURE)).sum(axis=0)
+        found[[self._is_explained(row) for row in rows]] = np.log1p(-SURE)
+        return np.asarray(found)

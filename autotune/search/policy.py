@@ -1,9 +1,11 @@
-"""The next set to try: the best one under a draw of what may be true, as long as it has a fair chance to run.
+"""The next set to try: the best one under a draw of what may be true, or the most promising of several such.
 
-One trial in three is the set of which most is expected by now. The others draw (Thompson sampling over a sparse model):
-settings that act in the draw get their best value. Those that do not may have any, so they get one that was tried
-little: early trials change many settings at once and tell of all of them, and what is good is not for ever tried
-together with the same company.
+Draws are Thompson sampling over a sparse model: settings that act in the draw get their best value. Those that do not
+may have any, so they get one that was tried little: early trials change many settings at once and tell of all of them,
+and what is good is not for ever tried in the same company. Two proposals in three compare what several draws would
+have: the set with the largest expected improvement is taken (Jones, Schonlau and Welch, "Efficient Global Optimization
+of Expensive Black-Box Functions", 1998), which is by how much it is faster than all that were tried, on average over
+what may be true, times its chance to run.
 """
 
 from __future__ import annotations
@@ -18,9 +20,15 @@ from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import SURE, Hazards
 from autotune.search.joint import JointModel
 
-EXPECTED_SHARE, EXPECTED_FROM = 1 / 3, 4
-"""Chance that a proposal is the set that promises most by what is expected of each effect, and not by a draw; and after
-how many trials: a few tell so little that what is expected of them is hardly another set than the default."""
+IMPROVING_SHARE, IMPROVING_FROM = 2 / 3, 4
+"""Chance that a proposal is the set of which the most improvement is expected, and not the best one under a draw; and
+after how many trials: a few tell so little that what is expected of them is hardly another set than the default."""
+
+DRAWN, BELIEFS = 8, 96
+"""Draws whose best sets are compared, and draws by which they are."""
+
+LEAST_GAIN = 0.003
+"""Expected improvement, in typical effects, below which a draw is tried instead: it tells more."""
 
 FAIR_CHANCE = 0.6
 """Least chance to run of a set that changes settings only to learn of them."""
@@ -45,7 +53,8 @@ def propose(
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
-    expected_share: float = EXPECTED_SHARE,
+    tried: Codes | None = None,
+    improving_share: float = IMPROVING_SHARE,
     joint: JointModel | None = None,
     under_way: Sequence[Codes] = (),
 ) -> Codes:
@@ -56,23 +65,26 @@ def propose(
         hazards: What they taught of failures.
         rng: Draws.
         is_open: Whether a set may be tried, and is not known or being tried.
-        expected_share: Chance of the set of which most is expected, where there are trials enough to expect anything.
+        tried: Sets that ran, shape (sets, factors); what is not faster than the fastest of them is no improvement.
+        improving_share: Chance of the set of which the most improvement is expected, where there are trials enough to
+            expect anything.
         joint: The model of whole sets, where it tells more than a sum of effects: it proposes then.
-        under_way: Sets that are being tried; to this model they are as fast as it expects, so that others are proposed.
+        under_way: Sets that are being tried: what is not faster than they are is no improvement, either.
     """
     design = models[0].design
     if joint is not None and (best := _by_joint(joint, hazards, rng, is_open, under_way)) is not None:
         return best
-    may_expect = hazards.trials >= EXPECTED_FROM and rng.random() < expected_share
+    weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else np.ones(1)
+    by = [float(w / m.scale) for w, m in zip(weights, models, strict=True)]
+    if hazards.trials >= IMPROVING_FROM and rng.random() < improving_share:
+        known = np.array([*(tried if tried is not None else ()), *under_way], dtype=np.int64)
+        best = _improving(models, by, hazards, rng, is_open, known.reshape(-1, len(design.factors)))
+        if best is not None:
+            return best
     for attempt in range(REDRAWS):
-        is_expected = may_expect and attempt == 0
-        draw = _weigh([m.mean if is_expected else m.draw(rng) for m in models], models, rng)
-        codes = smallest(draw, *_penalties(hazards, design))
-        for i in sorted(draw.inert):
-            if not is_expected and _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
-                codes[i] = _rarely_tried(hazards, i, rng)
-        codes = design.settle(codes)
-        codes = _without_culprits(_within_risk(codes, draw, hazards, rng), draw, hazards)
+        draw = _weighed([m.draw(rng) for m in models], by)
+        codes = _company(smallest(draw, *_penalties(hazards, design)), draw, hazards, rng)
+        codes = _without_culprits(_within_risk(design.settle(codes), draw, hazards, rng), draw, hazards)
         if attempt >= REDRAWS // 2:
             i = int(rng.integers(len(codes)))
             codes[i] = int(rng.integers(design.sizes[i]))
@@ -80,6 +92,46 @@ def propose(
         if is_open(codes):
             return codes
     return _far_from(codes, draw, hazards, rng, is_open)
+
+
+def _improving(
+    models: Sequence[AdditiveModel],
+    by: Sequence[float],
+    hazards: Hazards,
+    rng: np.random.Generator,
+    is_open: Callable[[Codes], bool],
+    known: Codes,
+) -> Codes | None:
+    """Of some sets that are best under a draw, the one that is expected to better what is known by the most.
+
+    Each draw gives two: one with what acts in it alone, and one in company, which tells of more. None if no set that is
+    open promises anything.
+    """
+    design, penalties = hazards.design, _penalties(hazards, hazards.design)
+    found: dict[bytes, Codes] = {}
+    for attempt in range(DRAWN):
+        draw = _weighed([m.mean if attempt == 0 else m.draw(rng) for m in models], by)
+        codes = smallest(draw, *penalties)
+        alone = codes.copy()
+        for i in draw.inert:
+            if design.factors[i].default is not None:
+                alone[i] = design.neutral[i]
+        for drawn in (alone, codes if attempt == 0 else _company(codes, draw, hazards, rng)):
+            settled = _without_culprits(_within_risk(design.settle(drawn), draw, hazards, rng), draw, hazards)
+            if is_open(settled):
+                found[key(settled)] = settled
+    if not found:
+        return None
+    table = np.array(list(found.values()))
+    beliefs = [m.beliefs(rng, BELIEFS) for m in models]
+
+    def totals(codes: Codes) -> Floats:
+        return np.asarray(sum(b * d.totals(codes) for b, d in zip(by, beliefs, strict=True)))
+
+    least = totals(known).min(axis=1, keepdims=True) if len(known) else np.zeros((BELIEFS, 1))
+    gains = np.maximum(least - totals(table), 0.0).mean(axis=0) * np.exp(hazards.log_survivals(table))
+    best = int(np.argmax(gains))
+    return table[best] if gains[best] >= LEAST_GAIN else None
 
 
 def _by_joint(
@@ -115,10 +167,17 @@ def key(codes: Codes) -> bytes:
     return codes.tobytes()
 
 
-def _weigh(draws: Sequence[Draw], models: Sequence[AdditiveModel], rng: np.random.Generator) -> Draw:
-    """One draw of effects, in units of the typical one; of several objectives' with weights of its own."""
-    weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else [1.0]
-    return functools.reduce(Draw.plus, (d.times(w / m.scale) for d, m, w in zip(draws, models, weights, strict=True)))
+def _weighed(draws: Sequence[Draw], by: Sequence[float]) -> Draw:
+    """One draw of effects, in units of the typical one; of several objectives' with weights."""
+    return functools.reduce(Draw.plus, (d.times(b) for d, b in zip(draws, by, strict=True)))
+
+
+def _company(codes: Codes, draw: Draw, hazards: Hazards, rng: np.random.Generator) -> Codes:
+    """The set, with some settings that do not act in the draw at another value where theirs was in most trials."""
+    for i in sorted(draw.inert):
+        if _is_stuck(hazards, i, codes[i]) and rng.random() < EXPLORE:
+            codes[i] = _rarely_tried(hazards, i, rng)
+    return codes
 
 
 def _is_stuck(hazards: Hazards, i: int, code: int) -> bool:

@@ -25,7 +25,7 @@ from autotune.search.coded import FINISHED, CodedSpace, Flag
 from autotune.search.factors import Codes, Design, Floats, likely_pairs
 from autotune.search.hazards import Hazards
 from autotune.search.joint import JointModel, Tried, joint_model
-from autotune.search.policy import EXPECTED_SHARE, key, propose
+from autotune.search.policy import IMPROVING_SHARE, key, propose
 
 SD_KEY = "autotune:log_sd"
 """User attribute of a trial: standard error of its value, or of the value's log where values are no log ratios."""
@@ -66,10 +66,11 @@ class AdditiveFlagSampler(BaseSampler):
             values are modelled, or, where some are not positive, their distances from the middle, large ones as logs.
         with_pairs: Whether two settings may act together.
         with_whole_sets: Whether a model of whole sets proposes where it tells more than these effects.
-        expected_share: Chance that a proposal is the set of which most is expected, from 0 to 1; else it is drawn.
+        improving_share: Chance that a proposal is, of several draws, the one of which the most improvement is
+            expected, from 0 to 1; else there is one draw.
 
     Raises:
-        ValueError: If `expected_share` is none.
+        ValueError: If `improving_share` is none.
     """
 
     def __init__(
@@ -81,16 +82,18 @@ class AdditiveFlagSampler(BaseSampler):
         is_log_ratio: bool = False,
         with_pairs: bool = True,
         with_whole_sets: bool = True,
-        expected_share: float = EXPECTED_SHARE,
+        improving_share: float = IMPROVING_SHARE,
     ) -> None:
-        if not 0.0 <= expected_share <= 1.0:
-            raise ValueError(f"expected_share must be from 0 to 1 but got {expected_share!r}; 0 draws every proposal")
+        if not 0.0 <= improving_share <= 1.0:
+            raise ValueError(
+                f"improving_share must be from 0 to 1 but got {improving_share!r}; 0 takes every draw as it comes"
+            )
         self._given = dict(space) if space is not None else None
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
         self._with_pairs, self._with_whole_sets = with_pairs, with_whole_sets
-        self._expected_share = expected_share
+        self._improving_share = improving_share
         self._asked: dict[tuple[int, int], int] = {}
         self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards, JointModel | None]] | None = None
         self._refused: set[bytes] = set()
@@ -143,8 +146,18 @@ class AdditiveFlagSampler(BaseSampler):
         def is_open(codes: Codes) -> bool:
             return key(codes) not in known and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
 
-        share = 0.0 if self._asked[n] else self._expected_share  # what is expected was refused, perhaps
-        codes = propose(models, hazards, rng, is_open, expected_share=share, joint=joint, under_way=under_way)
+        share = 0.0 if self._asked[n] else self._improving_share  # what is expected was refused, perhaps
+        ran = [*(c for c, _ in kept), *([hazards.design.neutral] if self._is_log_ratio else [])]
+        codes = propose(
+            models,
+            hazards,
+            rng,
+            is_open,
+            tried=coded.table(ran),
+            improving_share=share,
+            joint=joint,
+            under_way=under_way,
+        )
         self._refused.add(key(codes))
         return coded.values(codes)
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.search.additive import AdditiveModel, Draw, chances_before, smallest
+from autotune.search.additive import AdditiveModel, Beliefs, chances_before, smallest
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import Hazards
 
@@ -62,8 +61,8 @@ class Taught:
         """Chance of each setting to act, alone or in a pair, shape (factors,)."""
 
     @functools.cached_property
-    def _draws(self) -> list[Draw]:
-        return self.model.believed(self._rng, DRAWS)
+    def _beliefs(self) -> Beliefs:
+        return self.model.beliefs(self._rng, DRAWS)
 
     # ------------------------------------------------------------------ effects
 
@@ -178,26 +177,9 @@ class Taught:
                 return codes
             codes = better
 
-    @functools.cached_property
-    def _tables(self) -> tuple[Floats, dict[tuple[int, int], tuple[NDArray[np.int64], Floats]]]:
-        """The draws as arrays: effects by draw, setting and code; of pairs those of the draws in which they act."""
-        longest = max(self.design.sizes, default=0) + 1
-        main = np.zeros((len(self._draws), len(self.design.sizes), longest))
-        pairs: dict[tuple[int, int], list[tuple[int, Floats]]] = {}
-        for at, draw in enumerate(self._draws):
-            for i, table in enumerate(draw.main):
-                main[at, i, : len(table)] = table
-            for pair, table in draw.pairs.items():
-                pairs.setdefault(pair, []).append((at, table))
-        return main, {p: (np.array([a for a, _ in f]), np.array([t for _, t in f])) for p, f in pairs.items()}
-
     def totals(self, codes: Codes) -> Floats:
         """Change of the log step time by a set in each draw, shape (draws,)."""
-        main, pairs = self._tables
-        found = main[:, np.arange(len(codes)), codes].sum(axis=1)
-        for (i, j), (draws, tables) in pairs.items():
-            found[draws] += tables[:, codes[i], codes[j]]
-        return np.asarray(found)
+        return np.asarray(self._beliefs.totals(codes[None])[:, 0])
 
     def forecast(self, codes: Codes) -> Change:
         """What is expected of a set, whether or not it was tried; what sets do beyond the model is in the interval."""
@@ -220,7 +202,7 @@ class Taught:
     def gains(self, codes: Codes) -> Floats:
         """How much faster than a set the fastest of the space is in each draw, as log ratios of at most 0."""
         single, pairs = self._risks
-        best = [d.total(self.design.settle(smallest(d, single, pairs))) for d in self._draws]
+        best = [d.total(self.design.settle(smallest(d, single, pairs))) for d in self._beliefs]
         return np.minimum(np.array(best) - self.totals(codes), 0.0)
 
 

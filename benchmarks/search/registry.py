@@ -48,9 +48,7 @@ RIVALS: dict[str, Rival] = {
     "without priors": Rival(_product(has_priors=False), "the same, every setting as likely to act"),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
     "without pairs": Rival(_product(options={"with_pairs": False}), "the same, settings act alone only"),
-    "always drawn": Rival(
-        _product(options={"expected_share": 0.0}), "the same, no proposal is the set of which most is expected"
-    ),
+    "always drawn": Rival(_product(options={"improving_share": 0.0}), "the same, every draw is tried as it comes"),
     "ceiling": Rival(
         lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),
         "no rival: this project's search, told beforehand which settings act",
