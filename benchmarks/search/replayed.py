@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -93,13 +94,12 @@ def study(search: str, seed: int, trials: int, screen: Screener, target: Target,
     )
     launcher = CompiledMachine(spec, screen, target)
     known, space = known_settings(), _space(PROGRAM, GROUPS)
-    first = []
+    names = {p.name for p in space.parameters}
+    first: dict[FlagSet, str] = {}
     for name, recipe in load_recipes().items():
-        fitting = {
-            n: v for n, v in for_build(recipe.settings, known).items() if n in {p.name for p in space.parameters}
-        }
-        if fitting and FlagSet(fitting) not in [s for _, s in first] and space.locate(FlagSet(fitting)) is not None:
-            first.append((f"recipe {name}", FlagSet(fitting)))
+        fitting = FlagSet({n: v for n, v in for_build(recipe.settings, known).items() if n in names})
+        if fitting and space.locate(fitting) is not None:
+            first.setdefault(fitting, f"recipe {name}")
     setup = GivenSetup(given_space=space, given_launcher=launcher, first=[(w, s) for s, w in first.items()])
     view = LineView(Console(quiet=True), Stopwatch(), sesoi=spec.measure.smallest_effect)
     session = given_run(spec, folder, setup, view)
@@ -155,8 +155,6 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs what is missing, then prints the comparison."""
-    import json
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0..5")
     parser.add_argument("--trials", type=int, default=40)
