@@ -11,6 +11,7 @@ space needs is told by how likely each makes the trials.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,11 @@ FAR_ORIGIN = 4.0
 FARTHEST = 1.5
 """Distance of two values that have no order, where the two ends of a scale are 1 apart."""
 
+MOST_FITS = 256
+"""Fits that are remembered, so that a study that goes on does not fit what it fitted before."""
+
 _JITTER = 1e-8
+_FITS: dict[bytes, Floats] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +214,7 @@ def _log_evidence(model: AdditiveModel, tried: Tried, *, has_origin: bool) -> fl
 
 
 class _Data:
-    """What a kernel is fitted to, values in units of their spread; equal if it is.
+    """What a kernel is fitted to, values in units of their spread.
 
     Args:
         apart: Distances of sets by each setting, shape (settings, trials, trials).
@@ -221,17 +226,16 @@ class _Data:
         self.apart, self._given, self._sds = apart, values, sds
         self.middle, self.unit = float(values.mean()), float(values.std()) or 1.0
         self.values, self.noise = (values - self.middle) / self.unit, (sds / self.unit) ** 2
-        self._key = apart.tobytes(), values.tobytes(), sds.tobytes()
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """By which it is known again; the numbers themselves take megabytes for hundreds of trials."""
+        arrays = (self.apart, self._given, self._sds)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).digest()
 
     def first(self, count: int) -> _Data:
         """The first trials of it."""
         return _Data(self.apart[:, :count, :count], self._given[:count], self._sds[:count])
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Data) and self._key == other._key
 
 
 class _Fitted:
@@ -271,9 +275,10 @@ def _milestone(count: int) -> int:
     return min(at, count)
 
 
-@functools.lru_cache(maxsize=64)
 def _fit(data: _Data) -> Floats:
     """The kernel's parameters as logs (how much each setting matters, the noise): what fewer trials told, improved."""
+    if (known := _FITS.get(data.digest)) is not None:
+        return known
     if (count := len(data.values)) <= LEAST_TRIALS:
         here = np.append(np.full(len(data.apart), WEIGHT), NOISE)
     else:
@@ -290,6 +295,9 @@ def _fit(data: _Data) -> Floats:
             there[at] += step
             if (found := score(there)) > best:
                 here, best = there, found
+    while len(_FITS) >= MOST_FITS:
+        _FITS.pop(next(iter(_FITS)), None)
+    _FITS[data.digest] = here
     return here
 
 
