@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.search.draws import Beliefs, Draw
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.posterior import Chain, State
-
-EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
 
 EXPECTED, EXPECTED_PAIRS = 4.0, 1.0
 """Settings that are thought to act, and pairs that act beyond that, before anything is measured."""
@@ -36,7 +34,6 @@ GREEDY = 12
 
 _SPREADS, _FALLS = 8, 0.9  # rounds in which the spread is told, at most; the share of it that is no fall any more
 _ENOUGH = 8  # trials that tell a spread
-_SWEEPS = 4
 _RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
 
 
@@ -56,73 +53,6 @@ class Observations:
     values: Floats
     sds: Floats
     twins: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One draw of all effects from the posterior, or their mean.
-
-    Attributes:
-        main: Change of the log step time at each value of each setting.
-        pairs: The same for pairs that act.
-        inert: Settings that do not act in this draw; `main` says what they would do if they did.
-    """
-
-    main: tuple[Floats, ...]
-    pairs: dict[tuple[int, int], Floats]
-    inert: frozenset[int]
-
-    def times(self, factor: float) -> Draw:
-        """All effects, in another unit."""
-        return Draw(tuple(factor * t for t in self.main), {k: factor * t for k, t in self.pairs.items()}, self.inert)
-
-    def plus(self, other: Draw) -> Draw:
-        """The sum of two draws' effects."""
-        pairs = dict(self.pairs)
-        for key, table in other.pairs.items():
-            pairs[key] = pairs[key] + table if key in pairs else table
-        main = tuple(a + b for a, b in zip(self.main, other.main, strict=True))
-        return Draw(main, pairs, self.inert & other.inert)
-
-    def total(self, codes: Codes) -> float:
-        """Change of the log step time by a set."""
-        own = sum(float(table[c]) for table, c in zip(self.main, codes, strict=True))
-        return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
-
-
-class Beliefs:
-    """Draws from the posterior of what acts, and how.
-
-    Args:
-        design: The space.
-        coefs: Coefficients of all features, 0 where a block does not act, shape (draws, features).
-        acting: Which blocks act, shape (draws, blocks).
-    """
-
-    def __init__(self, design: Design, coefs: Floats, acting: NDArray[np.bool_]) -> None:
-        self._design, self._coefs, self._acting = design, coefs, acting
-        self._used = np.flatnonzero(coefs.any(axis=0))
-
-    def totals(self, codes: Codes) -> Floats:
-        """Change of the log step time by sets, of codes of shape (sets, factors), in each draw: (draws, sets)."""
-        return np.asarray(self._coefs[:, self._used] @ self._design.features(codes)[:, self._used].T)
-
-    def __iter__(self) -> Iterator[Draw]:
-        """The draws as tables of effects."""
-        design, starts = self._design, self._design.starts.tolist()
-        none = [np.zeros(size + 1) for size in design.sizes]
-        for coefs, acting in zip(self._coefs, self._acting, strict=True):
-            main, pairs, factors = list(none), dict[tuple[int, int], Floats](), set[int]()
-            for b in np.flatnonzero(acting).tolist():
-                block = design.blocks[b]
-                table = block.table @ coefs[starts[b] : starts[b + 1]]
-                factors.update(block.factors)
-                if len(block.factors) == 1:
-                    main[b] = table
-                else:
-                    i, j = block.factors
-                    pairs[i, j] = table.reshape(design.sizes[i] + 1, design.sizes[j] + 1)
-            yield Draw(tuple(main), pairs, frozenset(range(len(none))) - factors)
 
 
 class AdditiveModel:
@@ -389,39 +319,3 @@ def chances_before(design: Design) -> Floats:
     chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
     clipped: Floats = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
     return clipped
-
-
-def smallest(
-    draw: Draw, penalties: Sequence[Floats] = (), pair_penalties: Mapping[tuple[int, int], Floats] = EMPTY
-) -> Codes:
-    """The set with the least sum of effects, by descent over settings and pairs that act; not yet settled.
-
-    Args:
-        draw: Effects.
-        penalties: Added to each value's effect.
-        pair_penalties: Added to each combination's.
-    """
-    inert: frozenset[int] = frozenset()
-    zero = Draw(tuple(penalties) or tuple(np.zeros_like(t) for t in draw.main), dict(pair_penalties), inert)
-    costs = draw.plus(zero)
-    neighbours: dict[int, list[tuple[int, Floats]]] = {}
-    for (i, j), table in costs.pairs.items():
-        neighbours.setdefault(i, []).append((j, table))
-        neighbours.setdefault(j, []).append((i, table.T))
-    # A value for each setting: the last code, for those that are not set, is no choice.
-    codes = np.array([int(np.argmin(own[:-1])) for own in costs.main], dtype=np.int64)
-
-    def cost(i: int, without: int = -1) -> Floats:
-        tables = (table[:, codes[other]] for other, table in neighbours[i] if other != without)
-        return (costs.main[i] + sum(tables))[:-1]
-
-    for _ in range(_SWEEPS):
-        before = codes.copy()
-        for i in neighbours:
-            codes[i] = int(np.argmin(cost(i)))
-        for (i, j), table in costs.pairs.items():
-            both = cost(i, j)[:, None] + cost(j, i)[None, :] + table[:-1, :-1]
-            codes[i], codes[j] = np.unravel_index(int(np.argmin(both)), both.shape)
-        if (codes == before).all():
-            break
-    return codes

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, Draw, smallest
+from autotune.search.additive import AdditiveModel
+from autotune.search.draws import Draw, smallest
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import SURE, Hazards
 from autotune.search.joint import JointModel

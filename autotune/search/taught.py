@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, Beliefs, chances_before, smallest
+from autotune.search.additive import AdditiveModel, chances_before
+from autotune.search.draws import Beliefs, smallest
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.hazards import Hazards
 

@@ -17,7 +17,7 @@ from autotune.model import FlagSet, TrialResult, parse_study
 from autotune.model.measurement import Comparison, Failure, FailureKind
 from autotune.model.trial import Failed, Measured
 from autotune.search import AdditiveFlagSampler
-from autotune.search.additive import smallest
+from autotune.search.draws import smallest
 from autotune.search.policy import _penalties
 from autotune.search.sampler import USUAL_SD
 from autotune.settings import Parameter
