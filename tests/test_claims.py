@@ -6,8 +6,10 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 README, PAGE = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/truth.md"))
 
 TRUTH = json.loads((RESULTS / "truth.json").read_text())["results"]
-GATED = ("additive", "without pairs")
+FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
+RIVALS = ("additive", "before", "TPE", "CMA-ES", "one factor", "racing", "near", "uniform")
+OF_CONDITIONS = ("additive", "TPE", "uniform")
+PARTS = {"without priors": "recipes as priors", "without widths": "each trial's own width", "without pairs": "pairs"}
+"""Ablations, and what each leaves out."""
+
 UNSOAKED = ("stalls", "rarer stalls")
 """Machines whose candidates stall, with the soak switched off."""
 
@@ -140,37 +147,74 @@ def test_what_is_told_of_searches_that_end_by_themselves_is_what_was_recorded() 
     assert figures == [len(rows), len(ended), middle, len(left), *(round(100 * share, 1) for share in left)]
 
 
+def families(name: str = "families") -> list[dict[str, Any]]:
+    """Recorded searches of made-up spaces, 60 trials each."""
+    lines = (RESULTS / "search" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if row["trials"] == 60]
+
+
+def worth(rows: list[dict[str, Any]], ablation: str) -> list[float]:
+    """What a part of the search is worth on the spaces that were searched with it and without, with its interval."""
+    scores = {(r["strategy"], r["family"], r["seed"]): r["score"] for r in rows}
+    gains = [scores["additive", *space] - of for (name, *space), of in scores.items() if name == ablation]
+    mean, half = _mean(gains), 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
+    return [round(mean, 3), round(mean - half, 3), round(mean + half, 3)]
+
+
+def score_of(rows: list[dict[str, Any]], strategy: str) -> float:
+    """Mean of the families' means."""
+    mine = [[r["score"] for r in rows if (r["strategy"], r["family"]) == (strategy, f)] for f in FAMILIES]
+    return _mean(map(_mean, mine))
+
+
 def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
-    lines = (RESULTS / "search" / "families.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if (row["noise"], row["recipes"], row["trials"]) == (0.01, True, 60)]
+    rows = [row for row in families() if (row["noise"], row["recipes"]) == (0.01, True)]
     report = (RESULTS / "search.md").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8").split("## What came of it")[1]
     names = {"as shipped": "additive", "told beforehand which settings act": "ceiling"}
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
-    families = sorted({row["family"] for row in rows})
-    assert len(families) == 5
-    for words, seeds, told_score, found in table[2:]:
+    of_searches, of_conditions = tables(page)
+    for words, seeds, told_score, found in of_searches:
         name = names.get(words, words)
-        mine = [[r for r in rows if r["strategy"] == name and r["family"] == f] for f in families]
+        mine = [[r for r in rows if r["strategy"] == name and r["family"] == f] for f in FAMILIES]
         assert {len(m) for m in mine} == {int(seeds)}
-        assert told_score.split()[0] == f"{_mean(_mean(r['score'] for r in m) for m in mine):.2f}"
+        assert told_score.split()[0] == f"{score_of(rows, name):.2f}"
         means = [_mean(_mean(r["found"][at] for r in m) for m in mine) for at in ("20", "40", "60")]
         assert found == " / ".join(f"{m:.2f}" for m in means)
         assert f"| {told_score} |" in report  # the interval is the report's
-    rivals = {row["strategy"] for row in rows if not row["strategy"].startswith("without")} - {
-        "ceiling",
-        "always drawn",
-    }
-    for family in families:
-        score = {n: _mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, family)) for n in rivals}
+    for family in FAMILIES:
+        score = {n: _mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, family)) for n in RIVALS}
         assert max(score, key=lambda n: score[n]) == "additive"
-    ends = [_mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, "gated")) for n in GATED]
+    for noise, recipes, seeds, *scores in of_conditions:
+        condition = (float(noise.removesuffix(" %")) / 100, recipes == "with")
+        mine = [r for r in families() if (r["noise"], r["recipes"]) == condition and r["strategy"] in OF_CONDITIONS]
+        held = Counter((r["strategy"], r["family"]) for r in mine)
+        assert len(held) == len(OF_CONDITIONS) * len(FAMILIES)
+        assert set(held.values()) == {int(seeds)}
+        assert scores == [f"{score_of(mine, n):.2f}" for n in OF_CONDITIONS]
+    text, before = " ".join(page.split()), families("families_79afedc")
+    assert told(r"several draws is worth ([-\d.]+) \[([-\d.]+), ([-\d.]+)\]", text) == worth(rows, "always drawn")
+    for name, words in PARTS.items():
+        assert told(words + r" (?:is|are) worth ([-\d.]+) \[([-\d.]+), ([-\d.]+)\]", text) == worth(before, name)
+    ends = [
+        _mean(r["score"] for r in before if (r["strategy"], r["family"]) == (n, "gated"))
+        for n in ("additive", "without pairs")
+    ]
     assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
-    score = {(r["strategy"], r["family"], r["seed"]): r["score"] for r in rows}
-    gains = [of - score["always drawn", *space] for (name, *space), of in score.items() if name == "additive"]
-    mean, half = _mean(gains), 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
-    worth = told(r"of which most is expected is worth ([\d.]+) \[([\d.]+), ([\d.]+)\] on these", " ".join(page.split()))
-    assert worth == [round(mean, 3), round(mean - half, 3), round(mean + half, 3)]
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """The cells of a page's tables, without their heads."""
+    found: list[list[list[str]]] = []
+    is_inside = False
+    for line in page.splitlines():
+        if not line.startswith("| "):
+            is_inside = False
+            continue
+        if not is_inside:
+            found.append([])
+        found[-1].append([cell.strip() for cell in line.split("|")[1:-1]])
+        is_inside = True
+    return [table[2:] for table in found]
 
 
 def test_what_is_told_of_recorded_tables_is_what_was_recorded() -> None:
