@@ -3,11 +3,14 @@
 A trial that ran clears all that it held. A failed one holds a culprit: one value, or two together. How likely each is
 one follows by belief propagation, as in decoding of group tests (Sejdinovic and Johnson, "Note on noisy group testing:
 asymptotic bounds and belief propagation reconstruction", 2010), without noise: a cause that several failures share
-takes the blame from those that only one of them holds.
+takes the blame from those that only one of them holds. Two values of different groups fail together more seldom than
+two of one, and are suspected all the same: a compiler's passes know of no groups.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -16,6 +19,9 @@ from autotune.search.factors import Codes, Design, Floats
 
 SINGLE, PAIR = 0.02, 0.0005
 """Chance that a value makes a set fail, or two values of one group do together, before anything is tried."""
+
+ACROSS = 0.00002
+"""The same for two values of different groups: seldom, but there are many such pairs."""
 
 SURE = 0.999
 """Chance given to what is known to fail."""
@@ -58,7 +64,7 @@ class Hazards:
                 self._single[cause[0][0]][cause[0][1]] = SURE
             elif len(cause) == 2 and (found := self._pairs.get((cause[0][0], cause[1][0]))) is not None:
                 found[cause[0][1], cause[1][1]] = SURE
-        self._blame([row for row in failed if not self._is_explained(row)])
+        self._blame([row for row in failed if not self._is_explained(row)], ran)
 
     def _is_explained(self, row: Codes) -> bool:
         """Whether a failed set holds something that is known to fail."""
@@ -68,9 +74,14 @@ class Hazards:
         """What a set holds of what is known to fail, as factors and codes."""
         return next((cause for cause in self._known if all(row[i] == code for i, code in cause)), None)
 
-    def _blame(self, failed: Sequence[Codes]) -> None:
+    def _blame(self, failed: Sequence[Codes], ran: Codes) -> None:
         """Passes beliefs between failed sets and what each may have failed by."""
         held = [self._suspects(row) for row in failed]
+        across = [self._across(row, ran) for row in failed]
+        often = Counter(cause for causes in across for cause in causes)
+        for suspects, causes in zip(held, across, strict=True):
+            # What one failure alone holds counts only where nothing else explains it: there are hundreds of such pairs.
+            suspects += [cause for cause in causes if often[cause] > 1 or not suspects]
         causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
         if not causes:
             return
@@ -97,16 +108,33 @@ class Hazards:
         pairs = [(i, int(row[i]), j, int(row[j])) for (i, j), t in self._pairs.items() if t[row[i], row[j]] > 0]
         return [*singles, *pairs]
 
+    def _across(self, row: Codes, ran: Codes) -> list[tuple[int, ...]]:
+        """Values of two groups that a failed set changed, and that never ran together."""
+        neutral, sizes = self.design.neutral, np.array(self.design.sizes)
+        changed = np.flatnonzero((row != neutral) & (row != sizes)).tolist()
+        together = {i: (ran[ran[:, i] == row[i]] == row).any(axis=0) for i in changed}
+        return [
+            (i, int(row[i]), j, int(row[j]))
+            for i, j in itertools.combinations(changed, 2)
+            if (i, j) not in self._pairs and not together[i][j]
+        ]
+
     def _chance(self, cause: tuple[int, ...]) -> float:
         if len(cause) == 2:
             return float(self._single[cause[0]][cause[1]])
-        return float(self._pairs[cause[0], cause[2]][cause[1], cause[3]])
+        table = self._pairs.get((cause[0], cause[2]))
+        return ACROSS if table is None else float(table[cause[1], cause[3]])
 
     def _set(self, cause: tuple[int, ...], chance: float) -> None:
         if len(cause) == 2:
             self._single[cause[0]][cause[1]] = chance
-        else:
-            self._pairs[cause[0], cause[2]][cause[1], cause[3]] = chance
+            return
+        pair, sizes = (cause[0], cause[2]), self.design.sizes
+        if pair not in self._pairs:
+            if chance <= PAIR:
+                return
+            self._pairs[pair] = np.zeros((sizes[pair[0]] + 1, sizes[pair[1]] + 1))
+        self._pairs[pair][cause[1], cause[3]] = chance
 
     def single(self, factor: int) -> Floats:
         """Chance of each value of a setting to make any set fail, shape (values + 1,)."""

@@ -64,6 +64,31 @@ def test_two_that_ran_alone_fail_together() -> None:
     assert hazards.suspected == [(0, 1)]
 
 
+def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is_cleared_late() -> None:
+    """As on jaxlib 0.10.2: dynamic slice fusions do not compile with `triton_gemm_any` off; each runs by itself."""
+    rng = np.random.default_rng(0)
+    design = Design([Factor(name=str(i), size=3, group=f"g{i // 5}") for i in range(40)])
+    rows = rng.integers(0, 3, (40, 40))
+    is_bad = (rows[:, 3] == 1) & (rows[:, 22] == 2)
+    assert 2 <= is_bad.sum() <= 8
+    hazards = Hazards(design, rows[~is_bad], rows[is_bad], [])
+    probe = design.neutral.copy()
+    probe[[3, 22]] = 1, 2
+    assert np.exp(hazards.log_survival(probe)) < 0.2
+    assert (3, 22) in hazards.suspected
+    for i, value in ((3, 1), (22, 2)):
+        alone = design.neutral.copy()
+        alone[i] = value
+        assert np.exp(hazards.log_survival(alone)) > 0.99
+
+
+def test_values_of_different_groups_that_ran_together_are_cleared() -> None:
+    ran = np.array([[1, 0, 1, 0], [1, 0, 0, 1]])
+    hazards = Hazards(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
+    assert hazards.suspected == [(2, 3)]
+    assert hazards.pair(2, 3)[1, 1] > 0.99
+
+
 def test_what_is_known_takes_the_blame() -> None:
     hazards = Hazards(DESIGN, np.zeros((0, 4), dtype=int), np.array([[1, 1, 0, 1]]), [((0, 1), (1, 1))])
     assert hazards.single(3)[1] == SINGLE
