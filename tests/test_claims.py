@@ -330,6 +330,7 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
     assert [len(first), len(later)] == [int(releases[1]), int(releases[3])]
     assert {(c.workload, c.target, c.gpus) for c in later} == {
         *((kind, "h100-sxm", 8) for kind in ("dense-fsdp", "tensor-parallel", "pipeline", "moe")),
+        *((kind, "b200", 8) for kind in ("dense-fsdp", "tensor-parallel")),
         ("dense-fsdp", "h100-sxm", 64),
     }
     assert {(c.workload, c.target, c.gpus) for c in first} == {
@@ -341,5 +342,12 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
         ("dense-one-gpu", "h100-sxm", 1),
         ("dense-fsdp", "h100-sxm", 64),
     }
+    spot = json.loads((RESULTS / "atlas_spot_0.10.2.json").read_text(encoding="utf-8"))
+    verdicts = Counter(row["row"]["verdict"] for row in spot["rows"])
+    checked, each, wrong = told(
+        r"(\d+) random rows were compiled alone and anew, (\d+) of either verdict: (\d+) were wrong", page
+    )
+    assert (checked, wrong) == (spot["checked"], sum(not row["is_right"] for row in spot["rows"]))
+    assert verdicts == {"same": each, "changes": each}
     with_recipes = {r.cell for r in load_atlas() if r.kind == "recipe"}
     assert {c.cell for c in first if c.target == "h100-sxm" and c.gpus > 1} == with_recipes

@@ -37,7 +37,7 @@ class Hazards:
         design: The space.
         ran: Sets that ran, as codes, shape (sets, factors).
         failed: Sets that did not, likewise.
-        known: Combinations of factor and code that are known to fail.
+        known: Combinations of factor and code that are known to fail; of those of more than two some part may be why.
     """
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
@@ -64,11 +64,25 @@ class Hazards:
                 self._single[cause[0][0]][cause[0][1]] = SURE
             elif len(cause) == 2 and (found := self._pairs.get((cause[0][0], cause[1][0]))) is not None:
                 found[cause[0][1], cause[1][1]] = SURE
-        self._blame([row for row in failed if not self._is_explained(row)], ran)
+        rows = [row for row in failed if not self._is_explained(row)]
+        # What was narrowed down, but not to one value or two, still holds the culprit, among fewer suspects.
+        narrowed = [cause for cause in self._known if len(cause) > 2 and not self._holds_another(cause)]
+        self._blame([*rows, *map(self._alone, narrowed)], ran)
 
     def _is_explained(self, row: Codes) -> bool:
         """Whether a failed set holds something that is known to fail."""
         return self.culprit(row) is not None
+
+    def _holds_another(self, cause: tuple[tuple[int, int], ...]) -> bool:
+        """Whether a combination holds another one that is known to fail."""
+        return any(set(other) < set(cause) for other in self._known)
+
+    def _alone(self, cause: tuple[tuple[int, int], ...]) -> Codes:
+        """A combination as a set, all else at its default."""
+        row = self.design.neutral.copy()
+        for i, code in cause:
+            row[i] = code
+        return row
 
     def culprit(self, row: Codes) -> tuple[tuple[int, int], ...] | None:
         """What a set holds of what is known to fail, as factors and codes."""

@@ -82,6 +82,18 @@ def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is
         assert np.exp(hazards.log_survival(alone)) > 0.99
 
 
+def test_what_was_narrowed_to_several_still_teaches_who_the_culprit_is() -> None:
+    """A study's own search for a cause ends after a dozen starts, with more than the cause: that is no alibi for it."""
+    narrowed = [((0, 1), (1, 1), (2, 2)), ((0, 2), (2, 2), (3, 1))]
+    failed = np.array([[1, 1, 2, 0], [2, 0, 2, 1]])
+    hazards = Hazards(DESIGN, np.array([[1, 1, 0, 1], [2, 2, 1, 0], [0, 0, 0, 1]]), failed, narrowed)
+    assert hazards.single(2)[2] > 0.9
+    # Neither is what is known to one part, or two, explained by more.
+    known = Hazards(DESIGN, np.zeros((0, 4), dtype=int), failed, [*narrowed, ((2, 2),)])
+    assert known.single(0)[1] == SINGLE
+    assert np.exp(known.log_survival(np.array([0, 0, 2, 0]))) < 0.01
+
+
 def test_values_of_different_groups_that_ran_together_are_cleared() -> None:
     ran = np.array([[1, 0, 1, 0], [1, 0, 0, 1]])
     hazards = Hazards(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
