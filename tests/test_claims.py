@@ -178,7 +178,7 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
     report = (RESULTS / "search.md").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8").split("## What came of it")[1]
     names = {"as shipped": "additive", "told beforehand which settings act": "ceiling"}
-    of_searches, of_conditions = tables(page)
+    of_searches, of_conditions, *_ = tables(page)
     for words, seeds, told_score, found in of_searches:
         name = names.get(words, words)
         mine = [[r for r in rows if r["strategy"] == name and r["family"] == f] for f in FAMILIES]
@@ -192,11 +192,11 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
         assert max(score, key=lambda n: score[n]) == "additive"
     for noise, recipes, seeds, *scores in of_conditions:
         condition = (float(noise.removesuffix(" %")) / 100, recipes == "with")
-        mine = [r for r in families() if (r["noise"], r["recipes"]) == condition and r["strategy"] in OF_CONDITIONS]
-        held = Counter((r["strategy"], r["family"]) for r in mine)
+        asked = [r for r in families() if (r["noise"], r["recipes"]) == condition and r["strategy"] in OF_CONDITIONS]
+        held = Counter((r["strategy"], r["family"]) for r in asked)
         assert len(held) == len(OF_CONDITIONS) * len(FAMILIES)
         assert set(held.values()) == {int(seeds)}
-        assert scores == [f"{score_of(mine, n):.2f}" for n in OF_CONDITIONS]
+        assert scores == [f"{score_of(asked, n):.2f}" for n in OF_CONDITIONS]
     text, before = " ".join(page.split()), families("families_79afedc")
     assert told(r"several draws is worth ([-\d.]+) \[([-\d.]+), ([-\d.]+)\]", text) == worth(rows, "always drawn")
     for name, words in PARTS.items():
@@ -206,6 +206,26 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
         for n in ("additive", "without pairs")
     ]
     assert told(r"gated: ([\d.]+) with, ([\d.]+) without", page) == [round(e, 2) for e in ends]
+
+
+def test_what_is_told_of_studies_on_compiled_programs_is_what_was_recorded() -> None:
+    lines = (RESULTS / "search" / "replayed.jsonl").read_text(encoding="utf-8").splitlines()
+    by = {(row["search"], row["seed"]): row for row in map(json.loads, lines)}
+    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8").split("programs that are really compiled")[1]
+    (table,) = tables(page)
+    assert [int(row[0]) for row in table] == sorted({seed for _, seed in by})
+    assert len(by) == 2 * len(table)
+    for words, *cells in table:
+        now, before = (by[search, int(words)] for search in ("now", "before"))
+        goal = min(now["winner_true"], before["winner_true"]) + 0.002
+        gains = [f"{100 * math.expm1(row['winner_true']):+.1f} %" for row in (now, before)]
+        reached = []
+        for row in (now, before):
+            at = next((i for i, v in enumerate(row["tried"]) if v is not None and v <= goal), None)
+            minutes = sum(row["trial_s"][: at + 1]) / 60 if at is not None else 0.0
+            reached.append("not tried" if at is None else f"{at + 1} trials, {minutes:.0f} min")
+        failed = " / ".join(str(row["tried"].count(None)) for row in (now, before))
+        assert cells == [*gains, *reached, failed, f"{now['starts']} / {before['starts']}"]
 
 
 def tables(page: str) -> list[list[list[str]]]:

@@ -92,10 +92,10 @@ class Hazards:
         """Passes beliefs between failed sets and what each may have failed by."""
         held = [self._suspects(row) for row in failed]
         across = [self._across(row, ran) for row in failed]
-        often = Counter(cause for causes in across for cause in causes)
-        for suspects, causes in zip(held, across, strict=True):
+        often = Counter(pair for pairs in across for pair in pairs)
+        for suspects, pairs in zip(held, across, strict=True):
             # What one failure alone holds counts only where nothing else explains it: there are hundreds of such pairs.
-            suspects += [cause for cause in causes if often[cause] > 1 or not suspects]
+            suspects += [pair for pair in pairs if often[pair] > 1 or not suspects]
         causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
         if not causes:
             return
