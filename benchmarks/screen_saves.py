@@ -16,7 +16,6 @@ Writes ``benchmarks/results/screen_saves_JAXLIB.json``.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
@@ -32,7 +31,6 @@ from autotune.cli.live import LineView
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
 from autotune.compiler.plugin import compiler_versions
-from autotune.compiler.predict import predict_step
 from autotune.compiler.reports import Effect
 from autotune.compiler.targets import Target, load_target, parse_topology
 from autotune.compiler.verdicts import Screener
@@ -44,11 +42,9 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.stats.simulate import Process
 from autotune.study import Compared, StudyRun, fixed, probe, run_study
-from autotune.workers.base import Progress
 from autotune.workers.local import LocalLauncher
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from benchmarks.compiled_machine import CompiledMachine
 from harness.simulated import GivenSetup, given_run, runner_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -174,28 +170,6 @@ def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, 
 
 
 # ---------------------------------------------------------------------- replayed for eight GPUs
-
-
-class CompiledMachine(ReplayLauncher):
-    """Stands in for GPUs: a step takes what the model predicts of the really compiled program, with noise."""
-
-    def __init__(self, spec: StudySpec, screen: Screener, target: Target) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
-        self._screen, self._target = screen, target
-        self.started = 0
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
-        """See `base.Launcher`."""
-        self.started += 1
-        worker = super().start(settings, folder, progress=progress)
-        program = self._screen.result(settings.without("XLA_CLIENT_MEM_FRACTION")).program
-        assert program is not None
-        step_s = predict_step(program, self._target, self._screen.job.topology).step_s
-        report = worker.report.model_copy(
-            update={"fingerprint": f"t{hashlib.sha256(str(settings).encode()).hexdigest()[:15]}"}
-        )
-        return ReplayWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)
 
 
 def replayed(screen: Screener, target: Target, folder: Path, *, trials: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ step: starts of `START_S`, and the blocks of a GPU's turns. Rows are added one a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import tempfile
@@ -25,18 +24,15 @@ from rich.console import Console
 from autotune.cli.live import LineView
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
-from autotune.compiler.predict import predict_step
 from autotune.compiler.targets import Target, load_target, parse_topology
 from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.machine.environment import default_cache_dir
-from autotune.model import Failure, FailureKind, FlagSet, Stopwatch, StudySpec, parse_study
+from autotune.model import FlagSet, Stopwatch, parse_study
 from autotune.model.trial import TrialResult
 from autotune.settings import for_build, load_catalog, load_recipes
-from autotune.stats.simulate import Process
 from autotune.study import run_study
-from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from benchmarks.compiled_machine import CompiledMachine
 from benchmarks.search.catalogue import _space, known_settings
 from benchmarks.search.runs import made_with, write_row
 from harness.simulated import GivenSetup, given_run
@@ -51,33 +47,6 @@ START_S = 45.0
 
 NEAR = 0.002
 """By how much a set may be slower than the best that both studies found, and count as the same winner."""
-
-
-class CompiledMachine(ReplayLauncher):
-    """Stands in for GPUs: a step takes what the model predicts of the really compiled program, with noise."""
-
-    def __init__(self, spec: StudySpec, screen: Screener, target: Target) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
-        self._screen, self._target = screen, target
-        self.started = 0
-
-    def step_s(self, settings: FlagSet) -> float | None:
-        """What a step takes; None where nothing compiles."""
-        program = self._screen.result(settings.without("XLA_CLIENT_MEM_FRACTION")).program
-        if program is None:
-            return None
-        return predict_step(program, self._target, self._screen.job.topology).step_s
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
-        """See `base.Launcher`."""
-        self.started += 1
-        if (step_s := self.step_s(settings)) is None:
-            raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="does not compile", phase="compile"))
-        worker = super().start(settings, folder, progress=progress)
-        own = f"t{hashlib.sha256(str(settings).encode()).hexdigest()[:15]}"  # a GPU cannot tell that programs are equal
-        report = worker.report.model_copy(update={"fingerprint": own})
-        return ReplayWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)
 
 
 def study(search: str, seed: int, trials: int, screen: Screener, target: Target, folder: Path) -> dict[str, Any]:
