@@ -223,14 +223,14 @@ class AdditiveFlagSampler(BaseSampler):
             self._observe(coded, [t for _, t in kept], rows, objective, sign) for objective, sign in enumerate(signs)
         ]
 
-        def fit(design: Design, observations: Observations) -> AdditiveModel:
+        def fit(design: Design, observations: Observations, *, walks: bool = True) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
-            return AdditiveModel(design, observations, seed=seed, has_origin=self._is_log_ratio)
+            return AdditiveModel(design, observations, seed=seed, has_origin=self._is_log_ratio, walks=walks)
 
         pairs = likely_pairs(coded.factors) if self._with_pairs else []
         if len(pairs) > MOST_PAIRS:
             alone = Design(coded.factors, [])
-            acts = np.max([fit(alone, s).acts() for s in seen], axis=0)
+            acts = np.max([fit(alone, s, walks=False).acts() for s in seen], axis=0)
             pairs = sorted(sorted(pairs, key=lambda p: -min(acts[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
