@@ -20,7 +20,9 @@ from workloads.layers import (
     compute_dtype,
     cross_entropy,
     cuda_capability,
+    dropout,
     filled,
+    layer_seeds,
     matmul,
     remat,
     rotary,
@@ -39,6 +41,8 @@ class DecoderConfig:
     Attributes:
         positions: Rotary, or learned with a table of ``max_seq`` rows.
         tied: The output projection is the embedding.
+        embedding_lookup: Tokens pick rows of the embedding, or one-hot rows are multiplied with it, as Praxis does.
+        input_dropout: Share of the residual stream that is zeroed before each layer; which, a function of the tokens.
         experts: Number of experts per layer; 0 is a dense feed-forward.
         routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
             ``capacity_factor`` times their fair share of each sequence (capacity).
@@ -64,6 +68,8 @@ class DecoderConfig:
     positions: str = choice("rope", "learned")
     activation: str = choice("swiglu", "gelu")
     tied: bool = False
+    embedding_lookup: str = choice("gather", "one_hot")
+    input_dropout: float = field(default=0.0, metadata={"minimum": 0.0})
     bias: bool = False
     rope_theta: float = 10_000.0
     max_seq: int = 1024
@@ -135,6 +141,8 @@ class DecoderConfig:
             "`float8_scales` = delayed needs `dtype` float8": is_delayed and self.dtype != "float8",
             "`float8_scales` = delayed needs a workload without experts": is_delayed and self.experts > 0,
             "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed and axes["pipeline"] > 1,
+            "`input_dropout` must be below 1": self.input_dropout >= 1.0,
+            "`input_dropout` needs mesh axis pipeline = 1": self.input_dropout > 0.0 and axes["pipeline"] > 1,
             "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
             "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
             "`experts` need `activation` swiglu and no `bias`": self.experts > 0
@@ -156,9 +164,13 @@ class Block(nnx.Module):
         self.ffw_norm = Norm(config.d_model, kind=config.norm)
         self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
 
-    def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> tuple[jax.Array, jax.Array]:
-        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]."""
+    def __call__(
+        self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None, seeds: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Dropout needs seeds, u32[B]."""
         hold = self.layout.constrain
+        if seeds is not None:
+            x = hold(dropout(x, seeds, self.config.input_dropout), "batch", "residual", None)
         y = self.attention(hold(self.attention_norm(x), "batch", "sequence", None), cos_sin)
         x = x + hold(y, "batch", "residual", None)
         y = hold(self.ffw_norm(x), "batch", "sequence", None)
@@ -189,32 +201,38 @@ class Decoder(nnx.Module):
         """Mean cross entropy over [B, T] tokens in nats, plus the weighted balance loss of experts; f32[]."""
         c, hold = self.config, self.layout.constrain
         # gathered over fsdp before the look-up, like every other weight before its use
-        x = hold(self.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)[inputs]
+        table = hold(self.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)
+        if c.embedding_lookup == "one_hot":
+            picks = jax.nn.one_hot(inputs, c.vocab, dtype=table.dtype)
+            x = jnp.einsum("btv,vd->btd", hold(picks, "batch", "sequence", self._vocab), table)
+        else:
+            x = table[inputs]
         if self.positions is not None:
             x = x + self.positions[...][: c.seq].astype(x.dtype)[None]
         cos_sin = rotary(c.seq, c.head_size, c.rope_theta) if c.positions == "rope" else None
-        x, balance = self._run_layers(hold(x, "batch", "residual", None), cos_sin)
+        seeds = layer_seeds(inputs, c.layers) if c.input_dropout else None
+        x, balance = self._run_layers(hold(x, "batch", "residual", None), cos_sin, seeds)
         x = hold(self.norm(x), "batch", "sequence", None)
         head = self.embedding[...].T if self.head is None else self.head[...]
         logits = matmul("btd,dv->btv", x, head, "float32" if c.dtype == "float32" else "bfloat16")
         logits = hold(logits, "batch", "sequence", self._vocab)
         return cross_entropy(logits, targets) + c.balance_weight * balance
 
-    def _run_layers(self, x: jax.Array, cos_sin: Any) -> tuple[jax.Array, jax.Array]:
-        """The residual stream after all layers, and their mean balance loss."""
+    def _run_layers(self, x: jax.Array, cos_sin: Any, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """The residual stream after all layers, and their mean balance loss; ``seeds`` of dropout are u32[layers, B]."""
         c = self.config
         if not c.scan:
-            run = remat(lambda layer, y: nnx.merge(*layer)(y, cos_sin), c.remat)
+            run = remat(lambda layer, y, own: nnx.merge(*layer)(y, cos_sin, own), c.remat)
             balances = []
-            for layer in self.layers:
-                x, balance = run(nnx.split(layer), x)
+            for at, layer in enumerate(self.layers):
+                x, balance = run(nnx.split(layer), x, None if seeds is None else seeds[at])
                 balances.append(balance)
             return x, jnp.stack(balances).mean()
         graphdef, params = nnx.split(self.layers)
-        body = remat(lambda y, layer: nnx.merge(graphdef, layer)(y, cos_sin), c.remat)
+        body = remat(lambda y, layer: nnx.merge(graphdef, layer[0])(y, cos_sin, layer[1]), c.remat)
 
         def run_all(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x, balances = jax.lax.scan(body, x, params)
+            x, balances = jax.lax.scan(body, x, (params, seeds))
             return x, balances.mean()
 
         if self.layout.size("stage") == 1:

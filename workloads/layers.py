@@ -219,6 +219,18 @@ class FeedForward(nnx.Module):
         return y + self.down_bias[...].astype(y.dtype) if c.bias else y
 
 
+def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
+    """A seed for each layer and row of [B, T] tokens, u32[layers, B]: of the row alone, so that no mesh changes it."""
+    rows = noise.scramble(jnp.sum(noise.scramble(tokens.astype(jnp.uint32)), axis=1, dtype=jnp.uint32))
+    return noise.scramble(rows[None, :] + jnp.arange(layers, dtype=jnp.uint32)[:, None])
+
+
+def dropout(x: jax.Array, seeds: jax.Array, rate: float) -> jax.Array:
+    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; one seed per row, u32[B]."""
+    draws = jax.vmap(lambda seed: noise.uniform(seed, x.shape[1:]))(seeds)
+    return jnp.where(draws < rate, 0.0, x / (1.0 - rate)).astype(x.dtype)
+
+
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean negative log likelihood of targets [B, T] under logits [B, T, V], in nats.
 

@@ -58,7 +58,7 @@ def single_device(family: str, options: tuple[tuple[str, Any], ...]) -> tuple[fl
 
 
 def check_same(family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]) -> None:
-    model_options = {k: v for k, v in options.items() if k in ("routing", "scan")}
+    model_options = {k: v for k, v in options.items() if k in ("routing", "scan", "input_dropout")}
     loss, gradients = single_device(family, tuple(model_options.items()))
     split_loss, split_gradients, text = first_step(build(family, mesh, **options))
     np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
@@ -105,6 +105,8 @@ def test_one_axis_equals_one_device(
         ("moe", {"expert": 2, "context": 2}, {"routing": "capacity"}, ("all-to-all",)),
         ("moe", {"expert": 2, "pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "reduce-scatter")),
         ("moe", {"pipeline": 2, "expert": 2}, {"routing": "capacity"}, ("collective-permute", "all-to-all")),
+        ("gpt", {"fsdp": 2, "tensor": 2}, {"embedding_lookup": "one_hot"}, ("all-gather",)),
+        ("gpt", {"fsdp": 2, "context": 2}, {"input_dropout": 0.25, "scan": False}, ("all-gather",)),
         ("rssm", {"data": 4}, {}, ("all-reduce",)),
         ("rssm", {"data": 2}, {"zero": "optimizer", "unroll": 2}, ("all-gather",)),
     ],
@@ -120,6 +122,8 @@ def test_products_of_axes_equal_one_device(
     "options",
     [
         {"accumulate": 4},
+        {"embedding_lookup": "one_hot"},
+        {"input_dropout": 0.25, "remat": "full", "accumulate": 2},
         pytest.param({"remat": "full"}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 2, "remat": "dots"}, marks=pytest.mark.slow),
         pytest.param({"remat": "save_dot_with_context_except_mlp"}, marks=pytest.mark.slow),

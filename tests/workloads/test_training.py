@@ -11,7 +11,7 @@ import pytest
 
 from workloads.__main__ import main
 from workloads.base import jit_step
-from workloads.layers import matmul
+from workloads.layers import dropout, layer_seeds, matmul
 from workloads.loading import load
 from workloads.mesh import make_layout
 from workloads.moe import balance_loss
@@ -73,6 +73,26 @@ def test_noise_is_uniform_and_its_streams_differ() -> None:
         assert 0 < draw.min() < draw.max() < 1
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.04
     assert abs(np.corrcoef(first[:, :-1].ravel(), first[:, 1:].ravel())[0, 1]) < 0.04
+
+
+def test_dropout_zeroes_its_share_and_keeps_the_mean_by_row_and_layer() -> None:
+    seeds = np.asarray(layer_seeds(jnp.arange(3 * 101).reshape(3, 101) % 97, 5))
+    assert len(np.unique(seeds)) == 15  # of every layer and row its own
+    x = jnp.ones((3, 97, 101), jnp.bfloat16)
+    first, second = (np.asarray(dropout(x, jnp.asarray(seeds[layer]), 0.25), np.float32) for layer in range(2))
+    for y in (first, second):
+        assert abs((y == 0).mean() - 0.25) < 0.01
+        assert abs(y.mean() - 1.0) < 0.02
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.03
+    assert abs(np.corrcoef(first[0].ravel(), first[1].ravel())[0, 1]) < 0.05
+
+
+def test_dropout_changes_the_loss_and_is_the_same_for_the_same_tokens() -> None:
+    losses = []
+    for rate in (0.0, 0.25, 0.25):
+        workload = load("gpt-tiny", {"mesh": ONE, "input_dropout": rate})
+        losses.append(float(jit_step(workload)(workload.init(0), workload.batch(0))[1]["loss"]))
+    assert losses[1] == losses[2] != losses[0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.01), ("float8", 0.12)])
