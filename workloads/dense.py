@@ -167,7 +167,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None, seeds: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Dropout needs seeds, u32[B]."""
+        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of dropout: u32[B]."""
         hold = self.layout.constrain
         if seeds is not None:
             x = hold(dropout(x, seeds, self.config.input_dropout), "batch", "residual", None)
@@ -219,7 +219,7 @@ class Decoder(nnx.Module):
         return cross_entropy(logits, targets) + c.balance_weight * balance
 
     def _run_layers(self, x: jax.Array, cos_sin: Any, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The residual stream after all layers, and their mean balance loss; ``seeds`` of dropout are u32[layers, B]."""
+        """The residual stream after all layers, and their mean balance loss; ``seeds`` are u32[layers, B]."""
         c = self.config
         if not c.scan:
             run = remat(lambda layer, y, own: nnx.merge(*layer)(y, cos_sin, own), c.remat)

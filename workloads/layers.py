@@ -226,7 +226,7 @@ def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
 
 
 def dropout(x: jax.Array, seeds: jax.Array, rate: float) -> jax.Array:
-    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; one seed per row, u32[B]."""
+    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; seeds are u32[B]."""
     draws = jax.vmap(lambda seed: noise.uniform(seed, x.shape[1:]))(seeds)
     return jnp.where(draws < rate, 0.0, x / (1.0 - rate)).astype(x.dtype)
 
