@@ -8,6 +8,9 @@ BIN = $(VENV)/bin
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
 
+# As many workers as cores: more threads of one's linear algebra would wait for the other's.
+test test-versions test-slow test-screen test-cluster: export OPENBLAS_NUM_THREADS = 1
+
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
 

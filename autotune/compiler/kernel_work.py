@@ -179,5 +179,6 @@ def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -
     """
     if len(query.dims) != 4 or len(key.dims) != 4:
         return 0.0
-    pairs = 0.5 if '"mask_type":"CAUSAL"' in call.attributes else 1.0
+    # JAX writes a space behind the colon, XLA none.
+    pairs = 0.5 if re.search(r'"mask_type":\s*"(PADDING_)?CAUSAL"', call.attributes) else 1.0
     return (5 if "Backward" in target else 2) * 2.0 * query.elements * key.dims[1] * pairs

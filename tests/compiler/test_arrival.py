@@ -17,7 +17,7 @@ from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES, find_canary
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
 from autotune.compiler.predict import predict_step
-from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
 from autotune.compiler.reading import HLO, read_program
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.compiler.verdicts import Screener
@@ -289,6 +289,7 @@ def test_results_of_another_version_of_the_worker_are_not_believed(
     assert list(compile_once()) == [False]
     assert list(compile_once()) == [True]
     (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("v4-")
-    folder.rename(tmp_path / folder.name.replace("v4-", "v3-"))
+    now = f"v{SCHEMA_VERSION}-"
+    assert folder.name.startswith(now)
+    folder.rename(tmp_path / folder.name.replace(now, f"v{SCHEMA_VERSION - 1}-"))
     assert list(compile_once()) == [False]

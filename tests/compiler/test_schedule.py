@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from autotune.compiler import program as P
 from autotune.compiler import schedule
 from autotune.compiler.explain import Side, as_page, as_text
@@ -214,20 +216,23 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
     assert "100 ms, 0.0 % hidden" in text
 
 
-def test_cudnns_attention_is_a_kernel_that_takes_time() -> None:
-    module = parse_module("""HloModule jit_step
+@pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])
+@pytest.mark.parametrize(("mask", "share"), [("CAUSAL", 0.5), ("PADDING_CAUSAL", 0.5), ("NO_MASK", 1.0)])
+def test_cudnns_attention_is_a_kernel_that_takes_time(colon: str, mask: str, share: float) -> None:
+    text = """HloModule jit_step
 
 ENTRY %main (q: bf16[2,4096,8,128]) -> bf16[2,4096,8,128] {
   %q = bf16[2,4096,8,128]{3,2,1,0} parameter(0)
   ROOT %attend = (bf16[2,4096,8,128], u8[0]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":{"mask_type":"CAUSAL"}}
 }
-""")  # noqa: E501 - as XLA writes it
+"""  # noqa: E501
+    module = parse_module(text.replace('"mask_type":"CAUSAL"', f'"mask_type"{colon}"{mask}"'))
     reader = Reader(module, {1: "attend"}, device_count=1, gpus_per_node=1)
     (op,) = reader.schedule(parse_thunks("001: kCuDnn [source | sink] cuDnn"))
     assert (op.kind, op.detail, op.matrix_flops) == (
         OpKind.KERNEL,
         "__cudnn$fmhaSoftmax",
-        2 * 2 * 2 * 8 * 128 * 4096**2 / 2,
+        2 * 2 * 2 * 8 * 128 * 4096**2 * share,
     )
     one = read().model_copy(update={"schedule": (op,)})
     assert predict_step(one, load_target("h100-sxm"), parse_topology("1x1")).compute_s > 1e-4
