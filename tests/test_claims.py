@@ -190,6 +190,8 @@ def test_what_is_told_of_the_search_is_what_was_recorded() -> None:
     for family in FAMILIES:
         score = {n: _mean(r["score"] for r in rows if (r["strategy"], r["family"]) == (n, family)) for n in RIVALS}
         assert max(score, key=lambda n: score[n]) == "additive"
+    fresh = [r for r in rows if r["seed"] >= 39]
+    assert told(r"looked at before, 39 to 61, it scores (0\.\d+)", page) == [round(score_of(fresh, "additive"), 2)]
     for noise, recipes, seeds, *scores in of_conditions:
         condition = (float(noise.removesuffix(" %")) / 100, recipes == "with")
         asked = [r for r in families() if (r["noise"], r["recipes"]) == condition and r["strategy"] in OF_CONDITIONS]
