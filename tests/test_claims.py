@@ -352,7 +352,7 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
     assert [len(first), len(later)] == [int(releases[1]), int(releases[3])]
     assert {(c.workload, c.target, c.gpus) for c in later} == {
         *((kind, "h100-sxm", 8) for kind in ("dense-fsdp", "tensor-parallel", "pipeline", "moe")),
-        *((kind, "b200", 8) for kind in ("dense-fsdp", "tensor-parallel")),
+        *((kind, "b200", 8) for kind in ("dense-fsdp", "tensor-parallel", "moe")),
         ("dense-fsdp", "h100-sxm", 64),
     }
     assert {(c.workload, c.target, c.gpus) for c in first} == {
