@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotune.compiler import TimeUp, open_screener
+from autotune.compiler import Screener, TimeUp, open_screener
 from autotune.machine import driver_python, replace_file
-from autotune.model import AutotuneError, LaunchError
+from autotune.model import AutotuneError, LaunchError, StudySpec
 from autotune.settings import (
     NEVER_SEARCHED,
     AtlasRow,
@@ -28,8 +29,9 @@ from autotune.settings import (
     space_of_all,
 )
 from autotune.study import facts_of
+from autotune.survey.anew import predicted_anew
 from autotune.survey.cells import Cell
-from autotune.survey.judge import Judge
+from autotune.survey.judge import Judge, silent_settings
 
 GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
 """Settings of these are thought to act where neither a cell nor a test program has told of them yet."""
@@ -75,6 +77,7 @@ class Plan:
         is_thorough: See `Judge`.
         has_recipes: Whether published sets are judged, too.
         is_again: Whether cells that are in the table are judged anew.
+        only_predicts: Whether nothing is judged, and what the table predicts of its cells is predicted anew.
     """
 
     cells: Sequence[Cell]
@@ -85,6 +88,7 @@ class Plan:
     is_thorough: bool = False
     has_recipes: bool = True
     is_again: bool = False
+    only_predicts: bool = False
 
 
 def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.monotonic) -> Path:
@@ -118,46 +122,68 @@ def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.m
 
     for number, cell in enumerate(plan.cells, 1):
         name = (jaxlib, cell.kind.name, cell.target.name, cell.gpus)
-        if any(r.cell == name and r.kind == "cell" for r in rows) and not plan.is_again:
+        is_there = any(r.cell == name and r.kind == "cell" for r in rows)
+        if not is_there if plan.only_predicts else is_there and not plan.is_again:
             continue
         if is_over():
             view.note(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
             break
         view.cell(number, len(plan.cells), str(cell))
         try:
-            found, space = _judged(plan, cell, known, Guess([*told, *rows], cell, known), view, is_over)
+            if plan.only_predicts:
+                found = _predicted(plan, cell, known, [r for r in rows if r.cell == name], view, is_over)
+                of_release = [r for r in rows if not r.workload]
+            else:
+                found, space = _judged(plan, cell, known, Guess([*told, *rows], cell, known), view, is_over)
+                of_release = build_rows(known, space)
         except TimeUp:
             view.note(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
             break
         except AutotuneError as error:
             view.note(f"{cell} is left out: {error}")
             continue
-        rows = [r for r in rows if r.cell != name and r.workload] + found + build_rows(known, space)
+        rows = [r for r in rows if r.cell != name and r.workload] + found + of_release
         plan.folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, atlas_text(rows))
     return path
 
 
-def _judged(
-    plan: Plan, cell: Cell, known: KnownSettings, guess: Guess, view: BuildView, is_over: Callable[[], bool]
-) -> tuple[list[AtlasRow], SearchSpace]:
-    """All rows of a cell, and what was tried in it."""
-    spec = cell.study
-    fields = {
-        "jaxlib": known.build.jaxlib,
-        "workload": cell.kind.name,
-        "target": cell.target.name,
-        "gpus": cell.gpus,
-    }
-    with open_screener(
-        spec,
+def _predicted(
+    plan: Plan,
+    cell: Cell,
+    known: KnownSettings,
+    rows: Sequence[AtlasRow],
+    view: BuildView,
+    is_over: Callable[[], bool],
+) -> list[AtlasRow]:
+    """All rows of a cell that is in the table, with what the present model predicts."""
+    with _screener_of(plan, cell, view) as (_, screener):
+        return predicted_anew(rows, known, screener, progress=view.compiled, note=view.note, is_over=is_over)
+
+
+def _screener_of(plan: Plan, cell: Cell, view: BuildView) -> AbstractContextManager[tuple[StudySpec, Screener]]:
+    return open_screener(
+        cell.study,
         study_dir=Path(os.curdir),
         target=cell.target,
         topology=cell.topology,
         cache_dir=plan.cache_dir,
         processors=lambda: plan.processors,
         progress=view.at_work,
-    ) as (moved, screener):
+    )
+
+
+def _judged(
+    plan: Plan, cell: Cell, known: KnownSettings, guess: Guess, view: BuildView, is_over: Callable[[], bool]
+) -> tuple[list[AtlasRow], SearchSpace]:
+    """All rows of a cell, and what was tried in it."""
+    fields = {
+        "jaxlib": known.build.jaxlib,
+        "workload": cell.kind.name,
+        "target": cell.target.name,
+        "gpus": cell.gpus,
+    }
+    with _screener_of(plan, cell, view) as (moved, screener):
         space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
         judge = Judge(
             screener,
@@ -177,15 +203,6 @@ def _judged(
                 else:
                     rows.append(_of_no_use(name, str(recipe.settings), fields))
         return [judge.cell(fields), *rows], space
-
-
-def silent_settings(rows: Iterable[AtlasRow]) -> set[str]:
-    """Settings of which no row says anything but ``same``."""
-    verdicts: dict[str, set[AtlasVerdict]] = {}
-    for row in rows:
-        if row.kind == "setting":
-            verdicts.setdefault(row.name, set()).add(row.verdict)
-    return {n for n, found in verdicts.items() if found == {AtlasVerdict.SAME}}
 
 
 def _of_no_use(name: str, published: str, fields: Mapping[str, object]) -> AtlasRow:

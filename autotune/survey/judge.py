@@ -10,7 +10,7 @@ thought to act; see `AtlasRow.tried`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,14 +243,12 @@ class Judge:
         program, memory = result.program, result.program.memory
         if program.fingerprint == self.reference.fingerprint:
             return {"verdict": AtlasVerdict.SAME, "tried": "alone", "program": _short(program)}
-        step_s = self._predicted(program) if predicts else None
-        is_comparable = step_s is not None and self._step_s is not None
         return {
             "verdict": AtlasVerdict.CHANGES,
             "program": _short(program),
             "changes": tuple(changes(self.reference, program))[:MOST_CHANGES],
             "peak_bytes": memory.peak_bytes if memory else None,
-            "predicted_change": round(step_s / self._step_s - 1.0, 4) if is_comparable else None,  # type: ignore[operator]
+            "predicted_change": predicted_change(self._predicted(program), self._step_s) if predicts else None,
         }
 
     def _predicts(self, settings: FlagSet) -> bool:
@@ -258,14 +256,32 @@ class Judge:
         return all(self._groups[n] in PREDICTED_GROUPS and n not in SHARING for n in settings)
 
     def _predicted(self, program: CompiledProgram) -> float | None:
-        """Predicted seconds of a step; None if the model does not know the GPU."""
-        job = self._screener.job
-        if job.target is None:
-            return None
-        try:
-            return float(f"{predict_step(program, job.target, job.topology).step_s:.4g}")
-        except AutotuneError:
-            return None
+        return predicted_step_s(program, self._screener)
+
+
+def predicted_step_s(program: CompiledProgram, screener: Screener) -> float | None:
+    """Predicted seconds of a step of a cell's program; None if the model does not know the GPU."""
+    job = screener.job
+    if job.target is None:
+        return None
+    try:
+        return float(f"{predict_step(program, job.target, job.topology).step_s:.4g}")
+    except AutotuneError:
+        return None
+
+
+def predicted_change(step_s: float | None, default_s: float | None) -> float | None:
+    """One predicted step time over another, minus one, as the table has it; None where either is not known."""
+    return None if step_s is None or default_s is None else round(step_s / default_s - 1.0, 4)
+
+
+def silent_settings(rows: Iterable[AtlasRow]) -> set[str]:
+    """Settings of which no row says anything but ``same``."""
+    verdicts: dict[str, set[AtlasVerdict]] = {}
+    for row in rows:
+        if row.kind == "setting":
+            verdicts.setdefault(row.name, set()).add(row.verdict)
+    return {n for n, found in verdicts.items() if found == {AtlasVerdict.SAME}}
 
 
 def _needed_chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

@@ -11,12 +11,13 @@ import pytest
 
 from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_kinds, read_rows
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, atlas_text, load_kinds, read_rows
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.survey import build as module
-from autotune.survey.build import Guess, Plan, build_atlas, silent_settings
+from autotune.survey.build import Guess, Plan, build_atlas
 from autotune.survey.cells import planned_cells
+from autotune.survey.judge import silent_settings
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 
 WORDS = ("cell", "compiled", "note")
@@ -89,6 +90,56 @@ def test_a_cell_that_is_judged_again_replaces_itself(tmp_path: Path, rules: Rule
     before = read_rows(path)
     build_atlas(plan(tmp_path, is_again=True), Told())
     assert [r for r in read_rows(path) if r.kind != "cell"] == [r for r in before if r.kind != "cell"]
+
+
+def test_predicted_anew_are_the_programs_of_the_table_and_nothing_else_is_touched(tmp_path: Path, rules: Rules) -> None:
+    path = build_atlas(plan(tmp_path), Told())
+    text = path.read_text("utf-8")
+    rows = read_rows(path)
+    assert [r.predicted_change for r in rows if r.name == COMBINE and r.value and r.verdict is AtlasVerdict.CHANGES]
+    wrong = [r.model_copy(update={"step_s": 1.0}) if r.kind == "cell" else r for r in rows]
+    wrong = [r if r.predicted_change is None else r.model_copy(update={"predicted_change": 9.0}) for r in wrong]
+    path.write_text(atlas_text(wrong), "utf-8")
+    rules.compiled.clear()
+    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
+    assert path.read_text("utf-8") == text
+    assert not told.notes
+    compiled = [str(s) for s in rules.compiled]
+    assert len(compiled) == len({r.program for r in rows if r.predicted_change is not None}) * 2 + 2
+
+
+def test_a_program_that_nothing_gives_any_more_loses_its_prediction(tmp_path: Path, rules: Rules) -> None:
+    path = build_atlas(plan(tmp_path), Told())
+    rows = read_rows(path)
+    gone = next(r.program for r in rows if r.predicted_change is not None)
+    renamed = [r.model_copy(update={"program": "another"}) if r.program == gone else r for r in rows]
+    path.write_text(atlas_text(renamed), "utf-8")
+    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
+    assert "nothing gives program another any more" in told.notes[0]
+    after = read_rows(path)
+    assert {r.predicted_change for r in after if r.program == "another"} == {None}
+    kept = [r for r in after if r.program != "another"]
+    assert kept == [r for r in renamed if r.program != "another"]
+
+
+def test_a_cell_of_another_default_is_not_predicted_anew(tmp_path: Path, rules: Rules) -> None:
+    path = build_atlas(plan(tmp_path), Told())
+    rows = []
+    for row in read_rows(path):
+        if row.kind == "cell" and row.workload == "dense-fsdp":
+            row = row.model_copy(update={"program": "older", "step_s": 2.0})
+        rows.append(row)
+    path.write_text(atlas_text(rows), "utf-8")
+    text = path.read_text("utf-8")
+    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
+    assert "the default's program must be the table's, older" in told.notes[0]
+    assert path.read_text("utf-8") == text
+
+
+def test_only_cells_of_the_table_are_predicted_anew(tmp_path: Path, rules: Rules) -> None:
+    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
+    assert not told.cells
+    assert not rules.compiled
 
 
 def test_the_time_that_is_up_costs_the_cell_under_way_and_no_more(tmp_path: Path, rules: Rules) -> None:
