@@ -34,17 +34,17 @@ rank by MFU does not. Goal: geometric mean within 5 % of 1, spread at most 12 %,
 What is seen in the rows below, and not in the model:
 
 * Pax of early 2024 on H100 took 6 to 13 % longer than is predicted for its shapes, at 5B and at 175B, while the same
-  code on A100 is met within 4 %; MaxText a year later on DGX H100 is met within 8 %. Those containers held CUDA 12.3
-  or little more; NVIDIA's notes on cuBLAS of CUDA 12.6.2 name faster products on Hopper alone, those on cuDNN 9.4
-  faster attention there. The model knows of no version of the software.
-* Pax's rows have what its source says: one-hot rows multiplied with the embedding, at 5B a tenth of each layer's input
-  dropped, the flags of its own scripts. Before that was expressed those at 5B were predicted 2 to 12 % faster.
+  code on A100 is met within 1 % there; MaxText a year later on DGX H100 took 0 to 8 % less than predicted, on GCP's A3
+  up to 14 % more. Pax's containers held CUDA 12.3 or little more; NVIDIA's notes on cuBLAS of CUDA 12.6.2 name faster
+  products on Hopper alone, those on cuDNN 9.4 faster attention there. The model knows of no version of the software.
 * Transformer Engine computes GELU by a kernel of its own, beside XLA's fusions: one more pass over the widest
   activations, which no row here has.
-* float8 is up to 35 % too slow. These rows take the scales of the steps before (`float8_scales = "delayed"`), as
-  Transformer Engine and MaxText do; scales of an array's own largest value moved them by 1 %, so that is not why.
+* float8 is written as Transformer Engine and flax write it, with the scales of the steps before
+  (`float8_scales = "delayed"`). MaxText's rows come out slower than they were, Pax's small one and that of GCP's B200s
+  faster. Below, the change from bfloat16 is right in sign but up to 6 points less than was published.
 * The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
   used here, some of them wait at 512 GPUs.
+* AXLearn's Fuji ran attention as a Triton kernel of its own; cuDNN's is faster.
 * The 126M model trained with Transformer Engine's kernels on H100, and with XLA's on A100. Its layers are not scanned,
   so Praxis recomputes nothing.
 
