@@ -11,13 +11,17 @@ import pytest
 
 from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
+from autotune.model.flags import FlagSet
 from autotune.settings.atlas import AtlasRow, AtlasVerdict, atlas_text, load_kinds, read_rows
+from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
+from autotune.settings.recipes import load_recipes
 from autotune.survey import build as module
+from autotune.survey.anew import predicted_anew
 from autotune.survey.build import Guess, Plan, build_atlas
 from autotune.survey.cells import planned_cells
-from autotune.survey.judge import silent_settings
+from autotune.survey.judge import predicted_change, predicted_step_s, silent_settings
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 
 WORDS = ("cell", "compiled", "note")
@@ -134,6 +138,30 @@ def test_a_cell_of_another_default_is_not_predicted_anew(tmp_path: Path, rules: 
     build_atlas(plan(tmp_path, only_predicts=True), told := Told())
     assert "the default's program must be the table's, older" in told.notes[0]
     assert path.read_text("utf-8") == text
+
+
+def test_of_a_published_set_what_acts_in_the_cell_is_predicted_anew(tmp_path: Path, rules: Rules) -> None:
+    rows = [r for r in read_rows(build_atlas(plan(tmp_path), Told())) if r.workload == "dense-fsdp"]
+    known = KnownSettings(probe_build(driver_python(), platform="cuda"))
+    judged = {r.name for r in rows} - silent_settings(rows)
+    name, settings = next(
+        (name, found)
+        for name, recipe in load_recipes().items()
+        if COMBINE in (found := FlagSet({n: v for n, v in for_build(recipe.settings, known).items() if n in judged}))
+    )
+    rows = [r for r in rows if r.kind == "cell"] + [
+        r.model_copy(update={"predicted_change": None}) for r in rows if r.kind != "cell"
+    ]
+    of_cell = {"jaxlib": known.build.jaxlib, "workload": "dense-fsdp", "target": "h100-sxm", "gpus": 8}
+    fields = {"kind": "recipe", "name": name, "value": "as published", "verdict": AtlasVerdict.CHANGES}
+    recipe = AtlasRow(**of_cell, **fields, program=rules.name(settings)[:12], predicted_change=9.0)
+    screener = screen(rules)
+    after = predicted_anew([*rows, recipe], known, screener)
+    program = screener.result(settings).program
+    assert program is not None
+    expected = predicted_change(predicted_step_s(program, screener), predicted_step_s(screener.reference(), screener))
+    assert expected != 0.0
+    assert after == [*rows, recipe.model_copy(update={"predicted_change": expected})]
 
 
 def test_only_cells_of_the_table_are_predicted_anew(tmp_path: Path, rules: Rules) -> None:
