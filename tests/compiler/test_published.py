@@ -70,6 +70,10 @@ def test_predictions_meet_what_was_published() -> None:
     assert len(logs) >= 25
     assert abs(statistics.fmean(logs)) < 0.05
     assert statistics.stdev(logs) < 0.12
+    late = [math.log(row["ratio"]) for name, row in FOUND.items() if ROWS["rows"][name].get("came_late")]
+    assert len(late) == 20
+    assert abs(statistics.fmean(late)) < 0.05
+    assert statistics.stdev(late) < 0.12
     # Of MFU: a rank by step time mostly follows the size of the model.
     predicted = [row["mfu"] for name, row in FOUND.items() if is_dense(name)]
     measured = [row["mfu"] * row["ratio"] for name, row in FOUND.items() if is_dense(name)]
