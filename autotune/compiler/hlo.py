@@ -18,6 +18,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
+_LITERAL = re.compile(r"[su]\d+\[\](?:\{\S*\})? -?\d+$")
 _REFERENCE = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)")
 
 
@@ -54,6 +55,7 @@ class Instruction:
         called: Attribute to the computation that it names: ``calls``, ``body``, ``condition``, ``to_apply``.
         is_root: Whether its value is that of its computation.
         index: Of a parameter, which one.
+        literal: Of a scalar integer constant, its value.
         last: Of a tuple-shaped start, the arrays of the second member (the results).
     """
 
@@ -66,6 +68,7 @@ class Instruction:
     called: Mapping[str, str]
     is_root: bool = False
     index: int | None = None
+    literal: int | None = None
     last: tuple[Array, ...] = ()
 
     @property
@@ -159,6 +162,7 @@ def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | Non
         called=dict(_REFERENCE.findall(attributes)),
         is_root=is_root,
         index=int(inside) if opcode == "parameter" and inside.isdigit() else None,
+        literal=int(inside) if opcode == "constant" and _LITERAL.match(f"{shape} {inside}") else None,
         last=_second_member(shape) if shape.startswith("((") else (),
     )
 

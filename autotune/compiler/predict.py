@@ -118,7 +118,7 @@ class Prediction:
         interval_s: Where a measured step would be in 95 % of cases, by step times that others published; None with a
             calibration, which has an error of its own.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
-        unknown_loops: Loops whose length the compiler does not know; counted once.
+        unknown_loops: Loops whose length is not known; counted once, so that the step may take far longer.
         work_s: Seconds of each kind of work, hidden ones included; see `kind_of_work`.
         events: The simulated time line.
     """
@@ -139,6 +139,10 @@ class Prediction:
     def published(self) -> str | None:
         """How near the model is to what others published, in words; None with a calibration."""
         return str(published_error()) if self.interval_s else None
+
+    def is_comparable(self, other: Prediction) -> bool:
+        """Whether a change from one to the other means anything: a loop that only one could count says nothing."""
+        return len(self.unknown_loops) == len(other.unknown_loops)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, the time line left out; labelled as what it is."""

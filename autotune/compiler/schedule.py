@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from autotune.compiler import kernel_work as work
 from autotune.compiler.hlo import Computation, Instruction, Module, device_groups
 from autotune.compiler.program import Collective, Op, OpKind
+from autotune.compiler.trip_count import trip_count
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
@@ -155,9 +156,9 @@ class Reader:
             )
             return Op(kind=kind, **fields)
         if kind is OpKind.LOOP:
-            trip_count = found[1].attribute(r'"known_trip_count":\{"n":"(\d+)"\}') if found else None
+            trips = trip_count(self._module, *found) if found else None
             condition = self.schedule(thunk.sections.get("condition", ()))
-            return Op(kind=kind, condition=condition, trip_count=int(trip_count) if trip_count else None, **fields)
+            return Op(kind=kind, condition=condition, trip_count=trips, **fields)
         collective = self._collective(found, thunk)
         if collective is not None:
             return Op(kind=OpKind.COLLECTIVE, collective=collective, **fields)

@@ -105,19 +105,23 @@ def profile_lines(held: ProfileCheck) -> Iterator[str]:
 
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predicted steps."""
-    first = rows[0].get("step_s")
+    first, unknown = rows[0].get("step_s"), len(rows[0].get("unknown_loops", ()))
     for row in rows:
         name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
         if "failure" in row:
             yield f"{name}: does not compile: {row['failure']}"
             continue
-        against = f", {format_change(row['step_s'] / first)}" if first and row is not rows[0] else ""
+        loops = row["unknown_loops"]
+        is_compared = first and row is not rows[0] and len(loops) == unknown
+        against = f", {format_change(row['step_s'] / first)}" if is_compared else ""
         mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
         yield (
             f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
             f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
             f"idle {format_seconds(row['idle_s'])}{mfu}){_interval(row)}"
         )
+        if loops:
+            yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
     if published := next((row["published"] for row in rows if row.get("published")), None):
         yield f"the model is {published}; a run or a profile of your own does better: --calibrate"
     if sum("failure" not in row for row in rows) > 1 and (signs := str(published_changes())):

@@ -28,6 +28,8 @@ from autotune.model import (
     PREDICTED,
     PROCESS_COUNT,
     Failed,
+    Failure,
+    FailureKind,
     FlagSet,
     LaunchError,
     Predicted,
@@ -125,6 +127,7 @@ class Predicting:
         self._target, self._topology = cluster_of(run.spec)
         self._reference_s = 0.0
         self._reference_tokens: int | None = None
+        self._reference_loops = 0
         self._screen: Screener
 
     def reference(self) -> Facts:
@@ -137,6 +140,7 @@ class Predicting:
             raise LaunchError(f"the reference {over.message}")
         found = predict_step(program, self._target, self._topology)
         self._reference_s, self._reference_tokens = found.step_s, self._work(FlagSet(), program)
+        self._reference_loops = len(found.unknown_loops)
         last = run.store.last(ScreenRecord)
         if last is not None and last.prediction is not None and last.versions != versions:
             raise StudyFileError(
@@ -185,7 +189,10 @@ class Predicting:
             return Failed(failure=over), key
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
-        step = self._step(settings, result.program, predict_step(result.program, self._target, self._topology))
+        found = predict_step(result.program, self._target, self._topology)
+        if len(found.unknown_loops) > self._reference_loops:
+            return Failed(failure=_is_uncounted(found)), key
+        step = self._step(settings, result.program, found)
         reference_key = self._screen.program_key(FlagSet(), on_device=False)
         twin = known.same_program(key, reference_key) if key else None
         if twin is not None:
@@ -233,3 +240,12 @@ class Predicting:
             peak_bytes=program.memory.peak_bytes if program.memory else None,
             compile_s=program.compile_s,
         )
+
+
+def _is_uncounted(found: Prediction) -> Failure:
+    """A loop that is counted once would make the set look far faster than the reference, whose loops are known."""
+    message = (
+        f"to predict a set, how often each loop of its program runs must be known, as of the reference's, but of "
+        f"{', '.join(found.unknown_loops)} it is not; measure this set on a GPU"
+    )
+    return Failure(kind=FailureKind.NO_RESULT, message=message, phase="predict")

@@ -260,14 +260,15 @@ class Judge:
 
 
 def predicted_step_s(program: CompiledProgram, screener: Screener) -> float | None:
-    """Predicted seconds of a step of a cell's program; None if the model does not know the GPU."""
+    """Predicted seconds of a step of a cell's program; None if GPU or length of a loop are not known to the model."""
     job = screener.job
     if job.target is None:
         return None
     try:
-        return float(f"{predict_step(program, job.target, job.topology).step_s:.4g}")
+        found = predict_step(program, job.target, job.topology)
     except AutotuneError:
         return None
+    return None if found.unknown_loops else float(f"{found.step_s:.4g}")
 
 
 def predicted_change(step_s: float | None, default_s: float | None) -> float | None:

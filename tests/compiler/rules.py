@@ -91,6 +91,18 @@ class Rules:
         return "; ".join(parts) or "plain"
 
 
+class LosingCount(Rules):
+    """A compiler that under a combine threshold of 11 no longer knows how often a loop runs: it looks far faster."""
+
+    def _result(self, settings: FlagSet) -> CompileResult:
+        result = super()._result(settings)
+        if result.program is None or settings.get(COMBINE) != "11":
+            return result
+        turn = Op(kind=OpKind.KERNEL, name="k", bytes=1e10)
+        schedule = (Op(kind=OpKind.LOOP, name="while.9", content=(turn,)),)
+        return result.model_copy(update={"program": result.program.model_copy(update={"schedule": schedule})})
+
+
 def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screener:
     return Screener(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ import pytest
 
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
-from autotune.compiler.program import Op
+from autotune.compiler.program import Op, OpKind
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -131,6 +131,31 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
     # Weights of layers travel as float8; their gradients, like all others, are summed in bfloat16.
     assert sum(c.bytes for c in moved if (c.kind, c.dtype) == ("all-gather", "f8e4m3fn")) > 0
     assert {c.dtype for c in moved if c.kind == "reduce-scatter"} == {"bf16"}
+
+
+def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
+    options = {**SMALL, "batch": 32, "microbatches": 8, "remat": "full", "mesh": {"pipeline": 2, "fsdp": 4}}
+    job = CompileJob(
+        entry="llama-small",
+        options={**options, "attention": "xla"},
+        target=load_target("h100-sxm"),
+        topology=parse_topology("1x8"),
+    )
+    sets = [FlagSet({"xla_gpu_enable_pipelined_all_gather": value}) for value in (False, True)]
+    with Compiler(job) as compiler:
+        programs = [result.program for result in compiler.compile(sets)]
+    products = []
+    for program in programs:
+        assert program is not None
+        assert all(op.trip_count is not None for op in every(program.schedule) if op.kind is OpKind.LOOP)
+        products.append(matrix_flops(program.schedule))
+    assert programs[0] != programs[1]
+    assert products[1] == pytest.approx(products[0], rel=0.1)
+
+
+def matrix_flops(ops: tuple[Op, ...]) -> float:
+    """FLOPs of all products that a schedule runs."""
+    return sum(op.matrix_flops + (op.trip_count or 1) * matrix_flops(op.content) for op in ops)
 
 
 def every(ops: tuple[Op, ...]) -> Iterator[Op]:

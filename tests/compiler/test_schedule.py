@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from autotune.compiler import program as P
@@ -214,6 +217,12 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
     text = as_text(side, side, memory_limit_bytes=None)
     assert "800 ms, 75.0 % hidden" in text
     assert "100 ms, 0.0 % hidden" in text
+    assert "of unknown length" not in text
+    lost = replace(prediction, step_s=0.1, unknown_loops=("while.1",))
+    told = as_text(side, replace(side, prediction=lost), memory_limit_bytes=None)
+    (change,) = (row for row in told.splitlines() if "step against reference" in row)
+    assert "%" not in change
+    assert re.search(r"loops of unknown length, counted once +0 +1", told)
 
 
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])

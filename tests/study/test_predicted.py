@@ -34,7 +34,7 @@ from autotune.study.predicted import Predicting, cluster_of
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher
 from harness.simulated import GivenSetup, given_run
-from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
+from tests.compiler.rules import BUFFER, COMBINE, SLOP, LosingCount, Rules, screen, space
 from tests.runs import Diary, asking
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +107,16 @@ def test_nothing_better_is_said_so(run: Run) -> None:
     assert conclusion.outcome is Outcome.PREDICTED
     assert conclusion.settings is None
     assert "no set tried" in conclusion.sentence
+
+
+def test_a_set_whose_loop_nobody_counted_is_not_predicted_and_never_named(run: Run) -> None:
+    conclusion, store, _, _ = run(rules=LosingCount(), trials=30, first=(("fast", FlagSet({COMBINE: "11"})),))
+    found = store.of(TrialResult)
+    assert found[0].failure is not None
+    assert "how often each loop of its program runs must be known" in found[0].failure.message
+    assert "while.9" in found[0].failure.message
+    assert found[0].prediction is None
+    assert conclusion.settings is None
 
 
 def test_equal_programs_are_named_and_a_runtime_setting_is_neither_dead_nor_searched(run: Run) -> None:

@@ -19,7 +19,7 @@ from autotune.settings.atlas import AtlasRow, AtlasVerdict
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.survey.judge import Judge
-from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, Rules, screen
+from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, LosingCount, Rules, screen
 
 CELL = {"jaxlib": "1.0", "workload": "w", "target": "h100-sxm", "gpus": 8}
 
@@ -185,6 +185,13 @@ def test_where_one_value_acts_alone_the_others_are_what_they_are_alone() -> None
     found = {(r.name, r.value): r for r in rows}
     assert found[NAMES[0], "2"].verdict is AtlasVerdict.CHANGES
     assert (found[NAMES[0], "1"].verdict, found[NAMES[0], "1"].needs) == (AtlasVerdict.SAME, ())
+
+
+def test_a_program_whose_loop_nobody_counted_is_not_predicted() -> None:
+    combining = SearchSpace((dataclasses.replace(parameter(COMBINE, "9", "11"), group="combining"),))
+    rows = Judge(screen(LosingCount()), combining, acts=lambda name: True).settings(CELL)
+    assert {r.verdict for r in rows} == {AtlasVerdict.CHANGES}
+    assert {r.value: r.predicted_change is not None for r in rows} == {"9": True, "11": False}
 
 
 def test_kernels_beside_kernels_are_not_predicted() -> None:

@@ -1,0 +1,148 @@
+"""How often a loop runs, where XLA no longer says: held to counting, and to loops that only look as if they counted."""
+
+from __future__ import annotations
+
+import operator
+import random
+import re
+
+import pytest
+
+from autotune.compiler.hlo import parse_module
+from autotune.compiler.trip_count import trip_count
+
+COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
+MOST = 400
+
+
+def module(
+    *,
+    begins: str = "%zero = s32[] constant(0)",
+    limit: int = 10,
+    step: str = "%next = s32[] add(%i, %one)",
+    direction: str = "LT",
+    sides: str = "%c.i, %c.limit",
+    also: str = "",
+    dtype: str = "s32",
+) -> str:
+    """A loop as the GPU compiler leaves it: the comparison in a fusion, the counter a member of a tuple."""
+    first = begins.split()[0]
+    return f"""HloModule m
+
+%compared (c.i: {dtype}[]) -> pred[] {{
+  %c.i = {dtype}[] parameter(0)
+  %c.limit = {dtype}[] constant({limit})
+  ROOT %c = pred[] compare({sides}), direction={direction}, metadata={{op_name="while/cond/lt"}}
+}}
+
+%cond (cond.p: (f32[8], {dtype}[])) -> pred[] {{
+  %cond.p = (f32[8]{{0}}, {dtype}[]) parameter(0)
+  %cond.i = {dtype}[] get-tuple-element(%cond.p), index=1
+  ROOT %cond.c = pred[] fusion(%cond.i), kind=kLoop, calls=%compared
+}}
+
+%body (p: (f32[8], {dtype}[])) -> (f32[8], {dtype}[]) {{
+  %p = (f32[8]{{0}}, {dtype}[]) parameter(0)
+  %i = {dtype}[] get-tuple-element(%p), index=1
+  %x = f32[8]{{0}} get-tuple-element(%p), index=0
+  %one = {dtype}[] constant(1)
+  {step}
+  ROOT %t = (f32[8]{{0}}, {dtype}[]) tuple(%x, %next)
+}}
+
+ENTRY %main (a: f32[8], n: s32[]) -> (f32[8], {dtype}[]) {{
+  %a = f32[8]{{0}} parameter(0)
+  %n = s32[] parameter(1)
+  {also}
+  {begins}
+  %moved = {dtype}[] copy({first})
+  %init = (f32[8]{{0}}, {dtype}[]) tuple(%a, %moved)
+  ROOT %while.1 = (f32[8]{{0}}, {dtype}[]) while(%init), condition=%cond, body=%body, config={{"dynamic_variables":[]}}
+}}
+"""
+
+
+def counted(text: str) -> int | None:
+    found = parse_module(text)
+    computation, loop = found.index()["while.1"]
+    return trip_count(found, computation, loop)
+
+
+def by_running(begins: int, limit: int, step: int, direction: str) -> int | None:
+    times = 0
+    while COMPARE[direction](begins, limit) and times <= MOST:
+        begins, times = begins + step, times + 1
+    return None if times > MOST else times
+
+
+def test_a_count_is_that_of_running_the_loop() -> None:
+    draw = random.Random(0)
+    seen = set()
+    for _ in range(3000):
+        begins, limit, step = draw.randint(-20, 20), draw.randint(-20, 20), draw.choice([-7, -3, -2, -1, 1, 2, 3, 7])
+        direction = draw.choice(list(COMPARE))
+        opcode, by = ("subtract", -step) if draw.random() < 0.5 else ("add", step)
+        text = module(
+            begins=f"%start = s32[] constant({begins})",
+            limit=limit,
+            step=f"%by = s32[] constant({by})\n  %next = s32[] {opcode}(%i, %by)",
+            direction=direction,
+        )
+        expected = by_running(begins, limit, step, direction)
+        assert counted(text) == expected, (begins, limit, step, direction)
+        seen.add((direction, expected is None, bool(expected)))
+    assert len(seen) == 15  # each direction: no end, none, some
+
+
+@pytest.mark.parametrize(("direction", "mirrored"), [("LT", "GT"), ("LE", "GE"), ("NE", "NE")])
+def test_a_limit_may_stand_first(direction: str, mirrored: str) -> None:
+    swapped = module(limit=10, direction=mirrored, sides="%c.limit, %c.i")
+    assert counted(swapped) == counted(module(limit=10, direction=direction)) == (11 if direction == "LE" else 10)
+
+
+def test_a_loop_whose_first_turn_was_peeled_begins_where_that_ended() -> None:
+    peeled = "%two = s32[] constant(2)\n  %start = s32[] fusion(%two), kind=kLoop, calls=%plus"
+    plus = """
+%plus (q: s32[]) -> s32[] {
+  %q = s32[] parameter(0)
+  %q.one = s32[] constant(1)
+  ROOT %q.sum = s32[] add(%q.one, %q)
+}
+"""
+    text = module(begins=peeled).replace("copy(%two)", "copy(%start)").replace("\n%cond ", plus + "\n%cond ")
+    assert counted(text) == 7
+    inside = text.replace("%next = s32[] add(%i, %one)", "%next = s32[] fusion(%i), kind=kLoop, calls=%plus")
+    assert counted(inside) == 7
+
+
+LIARS = {
+    "begins at an argument": {"begins": "%start = s32[] add(%n, %n)"},
+    "begins at what a computation read": {"begins": "%start = s32[] custom-call(%a), custom_call_target=\"x\""},
+    "doubles": {"step": "%next = s32[] add(%i, %i)"},
+    "multiplies": {"step": "%next = s32[] multiply(%i, %one)"},
+    "is chosen by the data": {"step": "%next = s32[] custom-call(%x, %i), custom_call_target=\"x\""},
+    "stands still": {"step": "%next = s32[] copy(%i)"},
+    "comes from another member": {"step": "%j = s32[] get-tuple-element(%p), index=0\n  %next = s32[] add(%j, %one)"},
+    "counts in floats": {"dtype": "f32", "begins": "%zero = f32[] constant(0)", "step": "%next = f32[] add(%i, %one)"},
+    "is compared with itself": {"sides": "%c.i, %c.i"},
+    "ends at equality that it steps over": {
+        "direction": "NE", "step": "%three = s32[] constant(3)\n  %next = s32[] add(%i, %three)",
+    },
+    "ends when equal": {"direction": "EQ"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LIARS.values(), ids=LIARS.keys())
+def test_a_loop_that_only_looks_as_if_it_counted_is_not_known(loop: dict[str, str]) -> None:
+    text = module(**loop)  # type: ignore[arg-type]
+    assert counted(text) is None
+    told = text.replace('"dynamic_variables":[]', '"known_trip_count":{"n":"5"}')
+    assert counted(told) == 5
+
+
+def test_a_module_that_lacks_parts_is_not_known() -> None:
+    text = module()
+    assert counted(text) == 10
+    for part in ("%body (", "%cond (", "%compared ("):
+        assert counted(text.replace(part, part.replace("%", "%gone."))) is None
+    assert counted(re.sub(r"%init = .*", "%init = (f32[8]{0}, s32[]) custom-call(%a)", text)) is None
