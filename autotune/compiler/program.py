@@ -11,7 +11,7 @@ from pydantic import Field
 
 from autotune.model import Failure, Record, Settings, format_bytes
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
 # 3: flags are proven to have arrived; results of before are not.
 # 4: cuDNN's kernels are kernels, a causal mask counts; the shape of each product.
