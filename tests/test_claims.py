@@ -355,6 +355,8 @@ def test_what_is_told_of_the_atlas_is_what_the_table_holds() -> None:
     } | {("dense-fsdp", "h100-sxm", 64)}
     assert {(c.workload, c.target, c.gpus) for c in later} == of_both
     assert {(c.workload, c.target, c.gpus) for c in first} == of_both | {("dense-one-gpu", "h100-sxm", 1)}
+    predicted = {(r.cell, r.program) for r in load_atlas() if r.predicted_change is not None}
+    assert told(r"all (\d+) programs of which it predicts a change", page) == [len(predicted)]
     spot = json.loads((RESULTS / "atlas_spot_0.10.2.json").read_text(encoding="utf-8"))
     verdicts = Counter(row["row"]["verdict"] for row in spot["rows"])
     checked, each, wrong = told(

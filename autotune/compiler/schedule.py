@@ -36,6 +36,8 @@ _KINDS = {
     "CustomCall": OpKind.KERNEL,
     "Memset32BitValue": OpKind.KERNEL,
     "MemzeroThunk": OpKind.KERNEL,
+    "PartitionId": OpKind.OTHER,
+    "ReplicaId": OpKind.OTHER,
 }
 COLLECTIVE_OPCODES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
@@ -138,7 +140,7 @@ class Reader:
         name = self._names.get(thunk.number, "")
         found = self._index.get(name)
         content = self.schedule(thunk.nested)
-        kind = _KINDS.get(thunk.kind, OpKind.OTHER)
+        kind = _KINDS.get(thunk.kind) or _unnamed(thunk, found[1] if found else None)
         number = re.search(r"async_id=(\d+)", thunk.text)
         fields: dict[str, object] = {
             "name": name or thunk.kind,
@@ -212,6 +214,12 @@ class Reader:
             node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",
         )
+
+
+def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
+    """A kind that is not listed moves its arrays at least: taken for nothing, a set that brings it would look faster."""
+    is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
+    return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
 
 def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:

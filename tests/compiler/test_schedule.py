@@ -245,3 +245,20 @@ ENTRY %main (q: bf16[2,4096,8,128]) -> bf16[2,4096,8,128] {
     )
     one = read().model_copy(update={"schedule": (op,)})
     assert predict_step(one, load_target("h100-sxm"), parse_topology("1x1")).compute_s > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes_time"), [("Fft", True), ("Unheard", True), ("PartitionId", False), ("UnheardDone", False)]
+)
+def test_a_kind_of_operation_that_nobody_named_moves_its_arrays(kind: str, takes_time: bool) -> None:
+    text = """HloModule m
+
+ENTRY %main (a: f32[1048576]) -> f32[1048576] {
+  %a = f32[1048576]{0} parameter(0)
+  ROOT %odd = f32[1048576]{0} odd(%a)
+}
+"""
+    reader = Reader(parse_module(text), {1: "odd"}, device_count=1, gpus_per_node=1)
+    (op,) = reader.schedule(parse_thunks(f"001: k{kind} [source | sink] odd"))
+    assert op.bytes == (2 * 4 * 1048576 if takes_time else 0)
+    assert (op.kind is OpKind.KERNEL) is takes_time
