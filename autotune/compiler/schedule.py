@@ -217,7 +217,7 @@ class Reader:
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """A kind that is not listed moves its arrays at least: taken for nothing, a set that brings it would look faster."""
+    """A kind that is not listed moves its arrays at least: taken for nothing, a set that has it would look faster."""
     is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
