@@ -1,4 +1,4 @@
-"""Predicts the rows of the table anew, by the present model of step times; judges nothing.
+"""Reads the table's programs anew, by the present reader and model of step times; judges nothing.
 
 A model of step times is mended more often than a cell is worth judging: that takes some hundred compilations, this
 about thirty, of those programs alone of which the table predicts something. Each must be the program that it names.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from autotune.compiler import CompiledProgram, Screener, TimeUp
 from autotune.model import FlagSet, LaunchError
 from autotune.settings import AtlasRow, KnownSettings, for_build, load_recipes
-from autotune.survey.judge import predicted_change, predicted_step_s, silent_settings
+from autotune.survey.judge import changes_told, predicted_change, predicted_step_s, silent_settings
 
 
 def predicted_anew(
@@ -23,7 +23,7 @@ def predicted_anew(
     note: Callable[[str], None] = lambda text: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> list[AtlasRow]:
-    """The rows of one cell with what the present model predicts of their programs.
+    """The rows of one cell with what the present model predicts of their programs, and what is told of these.
 
     Args:
         rows: All rows of the cell.
@@ -45,45 +45,50 @@ def predicted_anew(
             f"{default.fingerprint[: len(cell.program)]} now: judge the cell anew (--again)"
         )
     default_s = predicted_step_s(default, screener)
-    dead = silent_settings(rows)
-    judged = {r.name for r in rows if r.kind == "setting"}
-
-    def settings(row: AtlasRow) -> FlagSet:
-        if row.kind == "setting":
-            return FlagSet({row.name: row.value})
-        recipes = load_recipes()
-        published = for_build(recipes[row.name].settings, known) if row.name in recipes else FlagSet()
-        return FlagSet({n: v for n, v in published.items() if n in judged - dead})
-
-    # A program by the plainest sets that give it: settings stand before recipes.
-    makers: dict[str, list[FlagSet]] = {}
-    for row in sorted(rows, key=lambda r: r.kind == "recipe"):
-        if row.predicted_change is not None:
-            makers.setdefault(row.program, []).append(settings(row))
+    makers = _makers(rows, known)
     screener.compile_all([sets[0] for sets in makers.values()], is_over=is_over, progress=progress)
-    changes: dict[str, float | None] = {}
+    told: dict[str, tuple[str, ...]] = {}
+    predicted: dict[str, float | None] = {}
     for name, sets in makers.items():
-        program = None
         for flags in dict.fromkeys(sets):
             if not screener.is_known(flags) and is_over():
                 raise TimeUp
             program = screener.result(flags).program
             if program is not None and program.fingerprint.startswith(name):
+                told[name] = changes_told(default, program)
+                predicted[name] = predicted_change(predicted_step_s(program, screener), default_s)
                 break
         else:
             note(f"nothing gives program {name} any more, such as {sets[0]}: predicted no longer")
-            program = None
-        changes[name] = predicted_change(predicted_step_s(program, screener), default_s) if program else None
-    return [_with(row, changes, default_s) for row in rows]
+
+    def anew(row: AtlasRow) -> AtlasRow:
+        if row.kind == "cell":
+            return row.model_copy(update={"step_s": default_s})
+        row = row.model_copy(update={"changes": told.get(row.program, row.changes)})
+        if row.predicted_change is None:
+            return row
+        return row.model_copy(update={"predicted_change": predicted.get(row.program)})
+
+    return [anew(row) for row in rows]
 
 
 def _is_of(row: AtlasRow, program: CompiledProgram) -> bool:
     return program.fingerprint.startswith(row.program)
 
 
-def _with(row: AtlasRow, changes: dict[str, float | None], default_s: float | None) -> AtlasRow:
-    if row.kind == "cell":
-        return row.model_copy(update={"step_s": default_s})
-    if row.predicted_change is None:
-        return row
-    return row.model_copy(update={"predicted_change": changes[row.program]})
+def _makers(rows: Sequence[AtlasRow], known: KnownSettings) -> dict[str, list[FlagSet]]:
+    """Each program of which something is predicted, to the sets that gave it; the plainest first."""
+    judged = {r.name for r in rows if r.kind == "setting"} - silent_settings(rows)
+
+    def settings(row: AtlasRow) -> FlagSet:
+        if row.kind == "setting":
+            return FlagSet({row.name: row.value})
+        recipes = load_recipes()
+        published = for_build(recipes[row.name].settings, known) if row.name in recipes else FlagSet()
+        return FlagSet({n: v for n, v in published.items() if n in judged})
+
+    makers: dict[str, list[FlagSet]] = {}
+    for row in sorted(rows, key=lambda r: r.kind == "recipe"):
+        if row.predicted_change is not None:
+            makers.setdefault(row.program, []).append(settings(row))
+    return makers

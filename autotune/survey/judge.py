@@ -246,7 +246,7 @@ class Judge:
         return {
             "verdict": AtlasVerdict.CHANGES,
             "program": _short(program),
-            "changes": tuple(changes(self.reference, program))[:MOST_CHANGES],
+            "changes": changes_told(self.reference, program),
             "peak_bytes": memory.peak_bytes if memory else None,
             "predicted_change": predicted_change(self._predicted(program), self._step_s) if predicts else None,
         }
@@ -269,6 +269,11 @@ def predicted_step_s(program: CompiledProgram, screener: Screener) -> float | No
     except AutotuneError:
         return None
     return None if found.unknown_loops else float(f"{found.step_s:.4g}")
+
+
+def changes_told(default: CompiledProgram, program: CompiledProgram) -> tuple[str, ...]:
+    """What the table says of the difference of two programs."""
+    return tuple(changes(default, program))[:MOST_CHANGES]
 
 
 def predicted_change(step_s: float | None, default_s: float | None) -> float | None:

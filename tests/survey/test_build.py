@@ -21,7 +21,7 @@ from autotune.survey import build as module
 from autotune.survey.anew import predicted_anew
 from autotune.survey.build import Guess, Plan, build_atlas
 from autotune.survey.cells import planned_cells
-from autotune.survey.judge import predicted_change, predicted_step_s, silent_settings
+from autotune.survey.judge import changes_told, predicted_change, predicted_step_s, silent_settings
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 
 WORDS = ("cell", "compiled", "note")
@@ -102,7 +102,8 @@ def test_predicted_anew_are_the_programs_of_the_table_and_nothing_else_is_touche
     rows = read_rows(path)
     assert [r.predicted_change for r in rows if r.name == COMBINE and r.value and r.verdict is AtlasVerdict.CHANGES]
     wrong = [r.model_copy(update={"step_s": 1.0}) if r.kind == "cell" else r for r in rows]
-    wrong = [r if r.predicted_change is None else r.model_copy(update={"predicted_change": 9.0}) for r in wrong]
+    older = {"predicted_change": 9.0, "changes": ("as it was told before",)}
+    wrong = [r if r.predicted_change is None else r.model_copy(update=older) for r in wrong]
     path.write_text(atlas_text(wrong), "utf-8")
     rules.compiled.clear()
     build_atlas(plan(tmp_path, only_predicts=True), told := Told())
@@ -161,7 +162,9 @@ def test_of_a_published_set_what_acts_in_the_cell_is_predicted_anew(tmp_path: Pa
     assert program is not None
     expected = predicted_change(predicted_step_s(program, screener), predicted_step_s(screener.reference(), screener))
     assert expected != 0.0
-    assert after == [*rows, recipe.model_copy(update={"predicted_change": expected})]
+    told = changes_told(screener.reference(), program)
+    assert told
+    assert after == [*rows, recipe.model_copy(update={"predicted_change": expected, "changes": told})]
 
 
 def test_only_cells_of_the_table_are_predicted_anew(tmp_path: Path, rules: Rules) -> None:
