@@ -106,7 +106,8 @@ def test_signs_are_right_for_most_published_flags() -> None:
 
 def predicted_rows(count: int) -> list[dict[str, Any]]:
     figures = dict.fromkeys(("step_s", "compute_s", "exposed_s", "idle_s"), 1.0)
-    return [{"settings": {}, "mfu": None, "published": None, "interval_s": None, **figures} for _ in range(count)]
+    plain = {"settings": {}, "mfu": None, "published": None, "interval_s": None, "unknown_loops": []}
+    return [{**plain, **figures} for _ in range(count)]
 
 
 def test_a_predicted_change_tells_how_far_such_changes_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
