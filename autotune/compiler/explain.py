@@ -141,9 +141,6 @@ def _time_table(reference: Prediction, candidate: Prediction) -> Table:
     ]
     is_told = reference.step_s and candidate.is_comparable(reference)
     rows.append(("step against reference", "", format_change(candidate.step_s / reference.step_s) if is_told else "-"))
-    if reference.unknown_loops or candidate.unknown_loops:
-        one, other = (str(len(side.unknown_loops)) for side in (reference, candidate))
-        rows.append(("loops of unknown length, counted once", one, other))
     if reference.mfu is not None and candidate.mfu is not None:
         rows.append(("MFU", format_share(reference.mfu), format_share(candidate.mfu)))
     return Table("Predicted times", ("of one step", "reference", "candidate"), tuple(rows))

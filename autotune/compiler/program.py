@@ -213,6 +213,8 @@ def figures(program: CompiledProgram) -> dict[str, Any]:
     found["command buffers"] = len(held)
     found["kernels in command buffers"] = sum(held)
     found["loops"] = len(loops(program))
+    if unknown := sum(n is None for _, n in loops(program)):
+        found["loops of unknown length, counted once"] = unknown
     found["loop iterations a step"] = sum(n or 1 for _, n in loops(program))
     found |= {f"kernels: {name}": n for name, n in sorted(kernels(program).items())}
     found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}

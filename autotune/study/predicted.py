@@ -125,9 +125,8 @@ class Predicting:
         self._resources = contextlib.ExitStack()
         self._screener = self._resources.enter_context(contextlib.closing(StudyScreener(run.store, run.view)))
         self._target, self._topology = cluster_of(run.spec)
-        self._reference_s = 0.0
+        self._reference: Prediction
         self._reference_tokens: int | None = None
-        self._reference_loops = 0
         self._screen: Screener
 
     def reference(self) -> Facts:
@@ -139,8 +138,7 @@ class Predicting:
         if (over := compiled_over_limit(run.spec, self._screen, FlagSet())) is not None:
             raise LaunchError(f"the reference {over.message}")
         found = predict_step(program, self._target, self._topology)
-        self._reference_s, self._reference_tokens = found.step_s, self._work(FlagSet(), program)
-        self._reference_loops = len(found.unknown_loops)
+        self._reference, self._reference_tokens = found, self._work(FlagSet(), program)
         last = run.store.last(ScreenRecord)
         if last is not None and last.prediction is not None and last.versions != versions:
             raise StudyFileError(
@@ -190,8 +188,8 @@ class Predicting:
         if self._screen.fits(settings) is False:
             return Failed(failure=does_not_fit(self._screen, settings)), key
         found = predict_step(result.program, self._target, self._topology)
-        if len(found.unknown_loops) > self._reference_loops:
-            return Failed(failure=_is_uncounted(found)), key
+        if not found.is_comparable(self._reference):
+            return Failed(failure=_uncounted(found, self._reference)), key
         step = self._step(settings, result.program, found)
         reference_key = self._screen.program_key(FlagSet(), on_device=False)
         twin = known.same_program(key, reference_key) if key else None
@@ -226,7 +224,7 @@ class Predicting:
         return PredictedStep(
             target=self._target.name,
             topology=str(self._topology),
-            ratio=found.step_s / self._reference_s / per_step,
+            ratio=found.step_s / self._reference.step_s / per_step,
             step_s=found.step_s,
             low_s=found.interval_s and found.interval_s[0],
             high_s=found.interval_s and found.interval_s[1],
@@ -242,10 +240,11 @@ class Predicting:
         )
 
 
-def _is_uncounted(found: Prediction) -> Failure:
-    """A loop that is counted once would make the set look far faster than the reference, whose loops are known."""
+def _uncounted(found: Prediction, reference: Prediction) -> Failure:
+    """A loop that is counted once makes a program look far faster than one whose loops are known."""
+    one, other = (", ".join(side.unknown_loops) or "none" for side in (found, reference))
     message = (
-        f"to predict a set, how often each loop of its program runs must be known, as of the reference's, but of "
-        f"{', '.join(found.unknown_loops)} it is not; measure this set on a GPU"
+        "to predict a set, how often each loop of its program runs must be known as far as of the reference's, but not "
+        f"known are {one} here and {other} there; measure this set on a GPU"
     )
     return Failure(kind=FailureKind.NO_RESULT, message=message, phase="predict")

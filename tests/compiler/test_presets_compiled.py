@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
-from autotune.compiler.program import Op, OpKind
+from autotune.compiler.program import loops, walk
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -107,18 +106,19 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
     assert sum(count for name, count in result.program.custom_calls.items() if name.startswith("__cudnn")) >= 2
     # Two products forward and five backward, of two sequences, under the causal mask: half of the pairs.
     forward = 2 * 2 * 2 * 8 * head_size * 128**2 / 2
-    found = {op.matrix_flops for op in every(result.program.schedule) if op.detail.startswith("__cudnn$fmha")}
+    found = {op.matrix_flops for op, _ in walk(result.program.schedule) if op.detail.startswith("__cudnn$fmha")}
     assert found == {forward, 2.5 * forward}
 
 
-def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_bfloat16() -> None:
+@pytest.mark.parametrize("scales", ["current", "delayed"])
+def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_bfloat16(scales: str) -> None:
     options = {
         **SMALL,
         "batch": 16,
         "mesh": {"fsdp": 8},
         "attention": "xla",
         "dtype": "float8",
-        "float8_scales": "delayed",
+        "float8_scales": scales,
     }
     job = CompileJob(
         entry="llama-small", options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8")
@@ -127,7 +127,7 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
         (result,) = compiler.compile([FlagSet({"xla_gpu_enable_triton_gemm": False})])
     assert result.program is not None, result.failure
     assert result.program.custom_calls["__cublas$lt$matmul$f8"] == 3 * 7  # forward and two gradients, seven matrices
-    moved = [op.collective for op in every(result.program.schedule) if op.collective is not None]
+    moved = [op.collective for op, _ in walk(result.program.schedule) if op.collective is not None]
     # Weights of layers travel as float8; their gradients, like all others, are summed in bfloat16.
     assert sum(c.bytes for c in moved if (c.kind, c.dtype) == ("all-gather", "f8e4m3fn")) > 0
     assert {c.dtype for c in moved if c.kind == "reduce-scatter"} == {"bf16"}
@@ -147,22 +147,10 @@ def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
     products = []
     for program in programs:
         assert program is not None
-        assert all(op.trip_count is not None for op in every(program.schedule) if op.kind is OpKind.LOOP)
-        products.append(matrix_flops(program.schedule))
+        assert all(count is not None for _, count in loops(program))
+        products.append(sum(times * op.matrix_flops for op, times in walk(program.schedule)))
     assert programs[0] != programs[1]
     assert products[1] == pytest.approx(products[0], rel=0.1)
-
-
-def matrix_flops(ops: tuple[Op, ...]) -> float:
-    """FLOPs of all products that a schedule runs."""
-    return sum(op.matrix_flops + (op.trip_count or 1) * matrix_flops(op.content) for op in ops)
-
-
-def every(ops: tuple[Op, ...]) -> Iterator[Op]:
-    """All ops of a schedule, with those inside."""
-    for op in ops:
-        yield op
-        yield from every(op.content)
 
 
 def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_alone() -> None:

@@ -114,7 +114,7 @@ def test_a_set_whose_loop_nobody_counted_is_not_predicted_and_never_named(run: R
     found = store.of(TrialResult)
     assert found[0].failure is not None
     assert "how often each loop of its program runs must be known" in found[0].failure.message
-    assert "while.9" in found[0].failure.message
+    assert "not known are while.9 here and none there" in found[0].failure.message
     assert found[0].prediction is None
     assert conclusion.settings is None
 

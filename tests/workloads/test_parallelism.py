@@ -122,6 +122,7 @@ def test_products_of_axes_equal_one_device(
     "options",
     [
         {"accumulate": 4},
+        {"embedding_lookup": "one_hot"},
         {"input_dropout": 0.25, "remat": "full", "accumulate": 2},
         pytest.param({"remat": "full"}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 2, "remat": "dots"}, marks=pytest.mark.slow),
