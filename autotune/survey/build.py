@@ -12,7 +12,7 @@ from typing import Protocol
 
 from autotune.compiler import Screener, TimeUp, open_screener
 from autotune.machine import driver_python, replace_file
-from autotune.model import AutotuneError, LaunchError, StudySpec
+from autotune.model import AutotuneError, LaunchError, SettingError, StudySpec
 from autotune.settings import (
     NEVER_SEARCHED,
     AtlasRow,
@@ -104,7 +104,7 @@ def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.m
 
     Raises:
         LaunchError: If nothing can be compiled with what is installed.
-        SettingError: If the table that is there cannot be read.
+        SettingError: If the table that is there cannot be read, or has none of the cells to be predicted anew.
     """
     known = KnownSettings(probe_build(driver_python(), platform="cuda"))
     if known.build.plugin is None:
@@ -120,15 +120,22 @@ def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.m
     def is_over() -> bool:
         return plan.limit_s is not None and clock() - started > plan.limit_s
 
-    for number, cell in enumerate(plan.cells, 1):
+    cells, there = plan.cells, {r.cell for r in rows if r.kind == "cell"}
+    if plan.only_predicts:
+        cells = [cell for cell in cells if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there]
+        if not cells:
+            raise SettingError(
+                f"to predict anew, a cell must be in the table but none of the {len(plan.cells)} asked for is "
+                f"in {path}; build it first, without --only-predict"
+            )
+    for number, cell in enumerate(cells, 1):
         name = (jaxlib, cell.kind.name, cell.target.name, cell.gpus)
-        is_there = any(r.cell == name and r.kind == "cell" for r in rows)
-        if not is_there if plan.only_predicts else is_there and not plan.is_again:
+        if name in there and not plan.is_again and not plan.only_predicts:
             continue
         if is_over():
-            view.note(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
+            view.note(f"the time is up: {len(cells) - number + 1} cells are left; the same command goes on")
             break
-        view.cell(number, len(plan.cells), str(cell))
+        view.cell(number, len(cells), str(cell))
         try:
             if plan.only_predicts:
                 found = _predicted(plan, cell, known, [r for r in rows if r.cell == name], view, is_over)

@@ -168,9 +168,16 @@ def test_of_a_published_set_what_acts_in_the_cell_is_predicted_anew(tmp_path: Pa
 
 
 def test_only_cells_of_the_table_are_predicted_anew(tmp_path: Path, rules: Rules) -> None:
-    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
+    told = Told()
+    with pytest.raises(SettingError, match=r"none of the 2 asked for is in .*; build it first"):
+        build_atlas(plan(tmp_path, only_predicts=True), told)
     assert not told.cells
     assert not rules.compiled
+    assert not list(tmp_path.iterdir())
+    one = planned_cells(["dense-fsdp"], ["h100-sxm"], [8])
+    build_atlas(Plan(cells=one, folder=tmp_path, has_recipes=False), Told())
+    build_atlas(plan(tmp_path, only_predicts=True), told)
+    assert told.cells == ["1 of 1: dense-fsdp on 8 h100-sxm"]
 
 
 def test_the_time_that_is_up_costs_the_cell_under_way_and_no_more(tmp_path: Path, rules: Rules) -> None:
