@@ -42,7 +42,7 @@ What is seen in the rows below, and not in the model:
   activations, which no row here has.
 * float8 is written as Transformer Engine and flax write it, with the scales of the steps before
   (`float8_scales = "delayed"`). MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9
-  to 22 % longer than predicted; in bfloat16 it took longer, too. The change from bfloat16 below is right in sign, but
+  to 21 % longer than predicted; in bfloat16 it took longer, too. The change from bfloat16 below is right in sign, but
   up to 6 points less than was published.
 * The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
   used here, some of them wait from 512 GPUs on.

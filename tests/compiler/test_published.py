@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import statistics
 import tomllib
 from pathlib import Path
@@ -87,6 +88,32 @@ def test_page_has_the_figures_of_the_results() -> None:
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
         assert f"| {row['step_s']:.3f} s | {row['ratio']:.3f} |" in line
         assert f"{name}: {row['ratio']:.3f}" in picture
+
+
+def test_what_is_told_of_frameworks_follows_from_the_results() -> None:
+    page = " ".join((ROOT / "docs/predictions.md").read_text(encoding="utf-8").split())
+
+    def longer(pattern: str) -> list[float]:
+        """By how many per cent runs took longer than predicted, the least first."""
+        return sorted(100 / row["ratio"] - 100 for name, row in FOUND.items() if re.fullmatch(pattern, name))
+
+    pax = longer(r"dgxc_gpt3_5b_\d+|pax_gpt3_\d+b_h100_\d+")
+    assert len(pax) == 6
+    assert f"Pax of early 2024 on H100 took {pax[0]:.0f} to {pax[-1]:.0f} % longer" in page
+    on_a100 = longer(r"pax_gpt3_\d+b_a100_\d+")
+    assert f"on A100 is met within {math.ceil(max(map(abs, on_a100)))} %" in page
+    maxtext, gcp = longer(r"dgxc_llama\d_70b_\d+"), longer(r"a3_llama2_7b_\d+")
+    assert f"on DGX H100 took up to {-maxtext[0]:.0f} % less than predicted, on GCP's A3 up to {gcp[-1]:.0f} %" in page
+    off = {name: abs(100 * row["ratio"] - 100) for name, row in FOUND.items()}
+    dgx, large = (math.ceil(max(o for n, o in off.items() if part in n)) for part in ("70b_fp8", "175b_fp8"))
+    small = longer(r"dgxc_gpt3_5b_fp8_\d+")
+    assert f"MaxText's rows are met within {dgx} %, Pax's at 175B within {large} %" in page
+    pairs = tomllib.loads((ROOT / "benchmarks/published/pairs.toml").read_text(encoding="utf-8"))["pairs"]
+    found = json.loads(RESULTS.with_name(RESULTS.name.replace("published", "published_pairs")).read_text("utf-8"))
+    short = [found[n]["predicted"] - pairs[n]["published"] for n in found if n.startswith("dgxc_")]
+    assert len(short) == 3
+    assert f"but up to {max(short):.0f} points less than was published" in page
+    assert f"small model took {small[0]:.0f} to {small[-1]:.0f} % longer than predicted" in page
 
 
 def test_interval_covers_the_runs_that_it_is_made_of_and_grows_with_their_spread() -> None:
