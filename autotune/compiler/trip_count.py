@@ -16,6 +16,9 @@ from autotune.compiler.hlo import Computation, Instruction, Module
 
 _SEEN_THROUGH = frozenset({"bitcast", "copy", "opt-barrier"})
 _CALLS = frozenset({"call", "fusion"})
+MOST_STEPS = 100
+"""Instructions that are looked at for one loop; real ones take about ten."""
+
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 
@@ -77,11 +80,12 @@ def _count(left: int, step: int, direction: str) -> int | None:
     return -(-left // step) if step > 0 else None  # else it runs until the counter overflows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reader:
-    """Says what scalar integers of a module are, looking at nothing else of it."""
+    """Says what scalar integers of a module are, looking at nothing else of it and at `MOST_STEPS` of those."""
 
     module: Module
+    steps: int = 0
 
     def end(self, condition: Computation) -> tuple[int, str, int] | None:
         """Which member of the state must compare how with which constant, for the loop to go on."""
@@ -110,7 +114,8 @@ class _Reader:
             member: Which.
             given: What the computation was given.
         """
-        if whole is None:
+        self.steps += 1
+        if whole is None or self.steps > MOST_STEPS:
             return None
         if whole.opcode == "tuple":
             return self._operand(computation, whole, member, given)
@@ -124,7 +129,8 @@ class _Reader:
 
     def _value(self, computation: Computation, instruction: Instruction | None, given: _Given) -> _Value:
         """What an instruction gives; of anything but scalar integers and the state that is not known."""
-        if instruction is None:
+        self.steps += 1
+        if instruction is None or self.steps > MOST_STEPS:
             return None
         if instruction.opcode == "parameter":
             return None if instruction.index is None else given(instruction.index)
