@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ROWS, TERMS = 20_000, 24
 """So few rows that XLA leaves them to one thread: several wait for each other on a machine that is busy."""
@@ -29,10 +30,13 @@ def build(devices: Any) -> SimpleNamespace:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(weights)
         return weights - 0.05 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
 
+    # NumPy draws: JAX would compile its generator in each process, which costs a third of a start.
     def init(seed: int) -> Any:
-        return jax.device_put(jax.random.normal(jax.random.key(seed), (TERMS,)) * 0.1, devices[0])
+        drawn = np.random.default_rng(seed).normal(scale=0.1, size=TERMS)
+        return jax.device_put(drawn.astype(np.float32), devices[0])
 
     def batch(index: int) -> Any:
-        return jax.device_put(jax.random.uniform(jax.random.key(index), (ROWS,), minval=-1.0), devices[0])
+        drawn = np.random.default_rng(index).uniform(-1.0, 1.0, ROWS)
+        return jax.device_put(drawn.astype(np.float32), devices[0])
 
     return SimpleNamespace(name="slow_unoptimised", step=step, init=init, batch=batch)

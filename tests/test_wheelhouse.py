@@ -28,7 +28,7 @@ TINY = """
 name = "tiny"
 [workload]
 entry = "llama"
-options = {size = "tiny"}
+options = {size = "tiny", layers = 1}
 [device]
 platform = "cpu"
 count = 1

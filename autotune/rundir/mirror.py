@@ -17,7 +17,6 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from autotune.model import StudyFileError, strike_text
 
@@ -185,6 +184,8 @@ def may_pass(error: BaseException) -> bool:
     Any other error is for good: a URL that is malformed or names an unknown dialect, a package that is not installed, a
     host, database or user that does not exist, a file that is no database.
     """
+    from sqlalchemy.exc import InterfaceError, OperationalError  # a fifth of each start, and few studies have a storage
+
     chain = list(_chain(error))
     said = " ".join(map(str, chain))
     if any(isinstance(e, OperationalError | InterfaceError) and "sqlite3" in str(type(e.orig)) for e in chain):

@@ -12,13 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# At level 0 LLVM does not optimise XLA:CPU's kernels: a step takes three times as long, on any machine, however busy.
+# At level 0 LLVM does not optimise XLA:CPU's kernels: a step takes several times as long, on any machine, however busy.
 SLOW_BASELINE = """
 name = "slow-baseline"
 
 [workload]
-entry = "llama"
-options = { size = "tiny" }
+entry = "harness.slow_unoptimised:build"
 
 [baseline]
 xla_backend_optimization_level = 0
@@ -30,11 +29,13 @@ settings = { xla_backend_optimization_level = [0, 2] }
 
 [measure]
 pairs_cap = 12
+block_s = 0.02
 floor_processes = 2
 
 [confirm]
 finalists = 1
-processes = 4
+processes = 3
+pairs = 6
 alone = 0
 soak = "2s"
 soak_steps = 20
@@ -75,7 +76,9 @@ def test_a_real_winner_goes_all_the_way(tmp_path: Path) -> None:
 
     kept = autotune(tmp_path, "library", "add", run).strip()
     assert kept.startswith("library/")
-    best = json.loads(autotune(tmp_path, "best", "--workload", "llama", "--count", "1", "--json"))
+    best = json.loads(
+        autotune(tmp_path, "best", "--workload", "harness.slow_unoptimised:build", "--count", "1", "--json")
+    )
     assert (best["tested"], best["file"]) == (True, kept)
 
     again = json.loads(autotune(tmp_path, "recheck", run, "--json"))

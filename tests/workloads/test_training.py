@@ -119,7 +119,9 @@ def test_a_step_in_a_narrow_format_stays_near_float32(dtype: str) -> None:
     exact, narrow = (load("llama-tiny", {"mesh": ONE, "dtype": d}) for d in ("float32", dtype))
     losses = []
     for workload in (exact, narrow):
-        state, metrics = jit_step(workload)(workload.init(0), workload.batch(0))
+        state, batch = workload.init(0), workload.batch(0)
+        soon = {"xla_backend_optimization_level": 0}  # LLVM's: half the time
+        state, metrics = jit_step(workload).lower(state, batch).compile(soon)(state, batch)
         losses.append(float(metrics["loss"]))
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state["params"]))
     assert 0 < abs(losses[1] - losses[0]) < 0.05

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 SIZE = 96
 
@@ -35,7 +36,8 @@ def build(devices: object, rounds: int = 1, kind: str = "a") -> SimpleNamespace:
         return w - 0.01 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
 
     def init(seed: int) -> Any:
-        return jax.random.normal(jax.random.key(seed), (SIZE, SIZE)) / SIZE**0.5
+        drawn = np.random.default_rng(seed).normal(scale=SIZE**-0.5, size=(SIZE, SIZE))
+        return jnp.asarray(drawn, jnp.float32)
 
     return SimpleNamespace(step=step, init=init, batch=lambda i: jnp.full((SIZE, SIZE), 0.1))
 

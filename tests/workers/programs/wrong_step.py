@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 FLAG = "xla_cpu_enable_fast_min_max=true"
 SIZE, LAYERS, WORK = 128, 4, 96
@@ -32,10 +33,7 @@ def build(devices: object, dtype: str = "float32", since: int = 12, share: float
         return jnp.mean((y.astype(jnp.float32) - jnp.sin(x)) ** 2)
 
     def in_vain(weights: jax.Array) -> jax.Array:
-        y = weights[0]
-        for _ in range(rounds):
-            y = jnp.tanh(y @ weights[1])
-        return jnp.sum(y)
+        return jnp.sum(jax.lax.fori_loop(0, rounds, lambda _, y: jnp.tanh(y @ weights[1]), weights[0]))
 
     def step(state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         weights, count = state
@@ -44,10 +42,14 @@ def build(devices: object, dtype: str = "float32", since: int = 12, share: float
         told = jnp.where(in_vain(weights) > 1e30, 0.0, told)  # never so, but it has to be computed
         return (weights - 0.1 * gradient, count + 1), {"loss": told, "grad_norm": jnp.linalg.norm(gradient)}
 
+    def normal(seed: int, *shape: int) -> jax.Array:
+        """By NumPy: JAX would compile its generator in each process."""
+        return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
     def init(seed: int) -> Any:
-        return jax.random.normal(jax.random.key(seed), (LAYERS, SIZE, SIZE)) * 1.5 * SIZE**-0.5, jnp.int32(0)
+        return normal(seed, LAYERS, SIZE, SIZE) * 1.5 * SIZE**-0.5, jnp.int32(0)
 
     def batch(index: int) -> jax.Array:
-        return jax.random.normal(jax.random.key(1000 + index), (SIZE, SIZE))
+        return normal(1000 + index, SIZE, SIZE)
 
     return SimpleNamespace(step=step, init=init, batch=batch, config={"dtype": dtype})
