@@ -36,6 +36,13 @@ def test_what_a_driver_needs_of_results_brings_no_page_table_or_frame(face: str)
     assert done.stdout == "[]\n"
 
 
+def test_a_driver_starts_without_what_few_studies_need() -> None:
+    heavy = "[m for m in ('sqlalchemy', 'alembic', 'pandas', 'scipy', 'jax') if m in sys.modules]"
+    code = f"import sys, autotune.study.stages; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
 def test_loading_and_comparing_do_not_need_jax() -> None:
     code = "import sys, autotune; autotune.load, autotune.compare; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
