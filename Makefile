@@ -15,10 +15,11 @@ test: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
 
 # For another Python and the JAX that it gets: the rooms that touch the interpreter, JAX, its libraries or processes. What is
-# left out (`search`, `stats`, `study`) is arithmetic on numbers and records with seeds of its own, or rules of this
-# repository's texts; the studies that `cli`, `workers` and `rundir` run to their end go through all of it.
-VERSIONS = tests/child tests/cli tests/cluster tests/compiler tests/machine tests/model tests/results tests/rundir \
-    tests/settings tests/study/test_foretell.py tests/survey tests/workers tests/workloads
+# left out (`search`, `stats`, `study`, most of `cli`) is arithmetic on numbers and records with seeds of its own, the same
+# commands with hostile input, or rules of this repository's texts; the studies that the others run go through all of it.
+VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
+    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_foretell.py tests/survey \
+    tests/workers tests/workloads
 
 test-versions: $(VENV)/.tested
 	$(BIN)/python -m pytest -n 2 $(VERSIONS) -m "not slow and not gpu and not cluster"

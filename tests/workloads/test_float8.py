@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from workloads.base import Workload, WorkloadError, jit_step
+from tests.workloads.conftest import train
+from workloads.base import WorkloadError
 from workloads.float8 import HISTORY, Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.loading import load
 from workloads.noise import uniform
@@ -80,16 +81,6 @@ def test_an_infinite_gradient_leaves_the_scale_alone() -> None:
     assert found[2, 0] == scaling[2, 0]
 
 
-def losses(workload: Workload, steps: int) -> tuple[list[float], Any]:
-    lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
-    step = lowered.compile({"xla_backend_optimization_level": 0})  # LLVM's: half the time
-    state, found = workload.init(0), []
-    for index in range(steps):
-        state, metrics = step(state, workload.batch(index))
-        found.append(float(metrics["loss"]))
-    return found, state
-
-
 def is_scaling(leaf: Any) -> bool:
     return isinstance(leaf, Scaling)
 
@@ -97,8 +88,8 @@ def is_scaling(leaf: Any) -> bool:
 @pytest.mark.slow
 def test_training_goes_as_in_bfloat16_on_every_axis_of_a_mesh() -> None:
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}
-    near, _ = losses(load("llama", {"size": "tiny", "dtype": "bfloat16", "mesh": mesh}), 6)
-    found, state = losses(load("llama", {**SMALL, "mesh": mesh}), 6)
+    near, _ = train(load("llama", {"size": "tiny", "dtype": "bfloat16", "mesh": mesh}), 6)
+    found, state = train(load("llama", {**SMALL, "mesh": mesh}), 6)
     np.testing.assert_allclose(found, near, rtol=0.03)
     assert found[-1] < 0.85 * found[0]
     kept = [s for s in jax.tree.leaves(state["params"], is_leaf=is_scaling) if is_scaling(s)]

@@ -12,6 +12,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from autotune.compiler.hlo import parse_module
+from tests.workloads.conftest import compile_soon
 from workloads.base import Workload, jit_step
 from workloads.loading import load
 from workloads.step import bytes_per_device
@@ -38,14 +39,9 @@ def build(family: str, mesh: dict[str, int], **options: Any) -> Workload:
     return load(family, {"size": "tiny", **SHAPES[family], "mesh": mesh, **options})
 
 
-def compile_step(workload: Workload) -> Any:
-    lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
-    return lowered.compile({"xla_backend_optimization_level": 0})  # LLVM's: half the time of these tests
-
-
 def first_step(workload: Workload) -> tuple[float, dict[str, np.ndarray], str]:
     """Loss, gradients (a tenth of them: Adam's first moment) by name, and the compiled program."""
-    compiled = compile_step(workload)
+    compiled = compile_soon(workload)
     state, metrics = compiled(workload.init(3), workload.batch(5))
     leaves = jax.tree_util.tree_leaves_with_path(optax.tree.get(state["optimizer"], "mu"))
     gradients = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
@@ -180,7 +176,7 @@ def test_experts_with_room_for_all_give_what_dropless_ones_give() -> None:
 
 def gathered_bytes(workload: Workload) -> int:
     """What all-gathers of a compiled step leave on one device; loops count once."""
-    module = parse_module(compile_step(workload).as_text())
+    module = parse_module(compile_soon(workload).as_text())
     instructions = [i for c in module.computations.values() for i in c.instructions.values()]
     return sum(i.bytes for i in instructions if i.opcode == "all-gather")
 
@@ -217,7 +213,7 @@ def test_zero_splits_the_optimiser_over_the_data_axis_and_not_the_weights() -> N
 def test_a_state_comes_back_with_the_shardings_it_went_in_with() -> None:
     workload = build("llama", {"fsdp": 2, "tensor": 2})
     state = workload.init(0)
-    after, _ = compile_step(workload)(state, workload.batch(0))
+    after, _ = compile_soon(workload)(state, workload.batch(0))
     for expected, leaf in zip(jax.tree.leaves(workload.abstract_state), jax.tree.leaves(after), strict=True):
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
         assert (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype)

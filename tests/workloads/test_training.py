@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.workloads.conftest import train
 from workloads.__main__ import main
-from workloads.base import jit_step
 from workloads.layers import dropout, layer_seeds, matmul
 from workloads.loading import load
 from workloads.mesh import make_layout
@@ -23,13 +23,7 @@ ONE = {"data": 1}
 
 
 def losses_of(family: str, *, steps: int) -> list[float]:
-    workload = load(family, {"size": "tiny", "mesh": {"data": 2}})
-    state, step = workload.init(0), jit_step(workload)
-    losses = []
-    for index in range(steps):
-        state, metrics = step(state, workload.batch(index))
-        losses.append(float(metrics["loss"]))
-    return losses
+    return train(load(family, {"size": "tiny", "mesh": {"data": 2}}), steps)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("moe", marks=pytest.mark.slow)])
@@ -91,7 +85,7 @@ def test_dropout_changes_the_loss_and_is_the_same_for_the_same_tokens() -> None:
     losses = []
     for rate in (0.0, 0.25, 0.25):
         workload = load("gpt-tiny", {"mesh": ONE, "input_dropout": rate})
-        losses.append(float(jit_step(workload)(workload.init(0), workload.batch(0))[1]["loss"]))
+        losses += train(workload, 1)[0]
     assert losses[1] == losses[2] != losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=0.2)
 
@@ -119,10 +113,8 @@ def test_a_step_in_a_narrow_format_stays_near_float32(dtype: str) -> None:
     exact, narrow = (load("llama-tiny", {"mesh": ONE, "dtype": d}) for d in ("float32", dtype))
     losses = []
     for workload in (exact, narrow):
-        state, batch = workload.init(0), workload.batch(0)
-        soon = {"xla_backend_optimization_level": 0}  # LLVM's: half the time
-        state, metrics = jit_step(workload).lower(state, batch).compile(soon)(state, batch)
-        losses.append(float(metrics["loss"]))
+        found, state = train(workload, 1)
+        losses += found
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state["params"]))
     assert 0 < abs(losses[1] - losses[0]) < 0.05
 
