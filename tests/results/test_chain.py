@@ -63,7 +63,7 @@ def test_a_real_winner_goes_all_the_way(tmp_path: Path) -> None:
     assert conclusion["settings"] == {"xla_backend_optimization_level": "2"}
     assert conclusion["estimate"]["high"] < 0.9
 
-    autotune(tmp_path, "export", run, "--format", "env", "-o", "winner.env")
+    autotune(tmp_path, "export", run, "--format", "env", "--require-loss", "-o", "winner.env")
     assert "holds    slow-baseline" in autotune(tmp_path, "verify", "winner.env", "--study", "study.toml")
     # The exported file sets, in a process of its own, just what was measured.
     flags = autotune(tmp_path, "exec", "winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')

@@ -51,7 +51,8 @@ def run(
 @pytest.mark.parametrize(
     ("entry", "mesh"),
     [
-        ("llama-tiny", {"data": 2, "fsdp": 2, "tensor": 2}),  # `gpt` differs in its layers alone
+        ("llama-tiny", {"data": 2, "fsdp": 2, "tensor": 2}),
+        ("gpt-tiny", {"fsdp": 8}),
         ("moe-tiny", {"expert": 4, "data": 2}),
         ("long-tiny", {"context": 8}),
         ("rssm-tiny", {"data": 8}),
