@@ -54,7 +54,7 @@ def refused(store: Store) -> str:
 
 
 def typical_gain(message: str) -> float:
-    """Percent by which a typical step is faster, as a refusal tells it: 22 are planted, of which a busy machine hides some."""
+    """Percent by which a refusal says a typical step is faster: 22 are planted, and a busy machine hides some."""
     found = re.search(r"slower in total though a typical step is ([\d.]+) % faster", message)
     assert found is not None, message
     return float(found[1])
