@@ -16,6 +16,9 @@ from collections.abc import Sequence
 ROWS, COLUMNS = 50, 200
 """Size of the pseudo-terminal: bars are drawn to its width, and a line that does not fit is cut by them."""
 
+CANNOT_DRAW = ("", "dumb", "unknown")
+"""What ``TERM`` is where no terminal is (cron, CI, an editor): rich would draw nothing on the one that is lent."""
+
 
 def start(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a program in a session of its own, without input; gives it and the descriptor of its output.
@@ -38,7 +41,8 @@ def start(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subproce
     ours, theirs = os.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environment = {**os.environ, "TERM": os.environ.get("TERM") or "xterm"}
+        term = os.environ.get("TERM", "")
+        environment = {**os.environ, "TERM": "xterm" if term.lower() in CANNOT_DRAW else term}
         program = subprocess.Popen(
             command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
             env=environment,

@@ -58,6 +58,15 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
 
 
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
+    term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    (tmp_path / "train.py").write_text(PRINTERS["rich"])
+    assert look(tmp_path, sys.executable, "train.py").steps >= 25
+
+
 def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
     """A bar of Keras is drawn every 50 ms: so many lines as steps fill a run would have taken 7 times that."""
     (tmp_path / "train.py").write_text(
