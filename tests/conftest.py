@@ -13,6 +13,8 @@ from tests.runs import altered as altered
 from tests.runs import finished as finished
 from tests.runs import run_replay as run_replay
 
+pytest_plugins = ["tests.budget"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}

@@ -1,0 +1,71 @@
+"""What tests cost: processor seconds of each (its process and the children that it waited for), and a limit for a set.
+
+`--costs FILE` writes them as JSON; `--processor-limit S` fails a run that needs more than S seconds in all.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+COST = "processor_s"
+costs: dict[str, float] = {}
+begun: dict[str, float] = {}
+
+
+def spent_s() -> float:
+    """Processor seconds of this process and of the children that it waited for."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in usages)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, help="write the processor seconds of each test to this JSON file")
+    parser.addoption("--processor-limit", type=float, help="fail if all tests need more processor seconds than this")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    begun[nodeid] = spent_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append((COST, spent_s() - begun[item.nodeid]))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    costs.update({report.nodeid: value for name, value in report.user_properties if name == COST})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    if path := session.config.getoption("--costs"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({n: round(s, 3) for n, s in sorted(costs.items())}, indent=0), encoding="utf-8")
+    limit = session.config.getoption("--processor-limit")
+    if limit is not None and sum(costs.values()) > limit and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not costs:
+        return
+    limit, total = config.getoption("--processor-limit"), sum(costs.values())
+    terminalreporter.section("processor seconds")
+    for name, value in sorted(costs.items(), key=lambda c: -c[1])[:10]:
+        terminalreporter.write_line(f"{value:7.1f}  {name}")
+    terminalreporter.write_line(f"{total:7.1f}  all {len(costs)} tests" + (f"; at most {limit:.0f}" if limit else ""))
+    if limit is not None and total > limit:
+        terminalreporter.write_line(
+            f"FAILED: {total:.0f} processor seconds are over this set's limit of {limit:.0f}. Make the tests above cheaper, or "
+            "move one to a later set (marker `gate` or `slow`); CONTRIBUTING.md says how.",
+            red=True,
+        )
