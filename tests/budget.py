@@ -40,7 +40,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    costs.update({report.nodeid: value for name, value in report.user_properties if name == COST})
+    for name, value in report.user_properties:
+        if name == COST and isinstance(value, float):
+            costs[report.nodeid] = value
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"{total:7.1f}  all {len(costs)} tests" + (f"; at most {limit:.0f}" if limit else ""))
     if limit is not None and total > limit:
         terminalreporter.write_line(
-            f"FAILED: {total:.0f} processor seconds are over this set's limit of {limit:.0f}. Make the tests above cheaper, or "
-            "move one to a later set (marker `gate` or `slow`); CONTRIBUTING.md says how.",
+            f"FAILED: {total:.0f} processor seconds are over this set's limit of {limit:.0f}. Make the tests above "
+            "cheaper, or move one to a later set (marker `gate` or `slow`); CONTRIBUTING.md says how.",
             red=True,
         )
