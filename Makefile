@@ -3,42 +3,51 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: atlas quickstart test test-versions test-slow test-screen test-cluster truth lint site env installed wheelhouse offline clean
+.PHONY: atlas quickstart test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all truth lint site env installed wheelhouse offline clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
 
-# As many workers as cores: more threads of one's linear algebra would wait for the other's.
-test test-versions test-slow test-screen test-cluster: export OPENBLAS_NUM_THREADS = 1
+# Tests in sets (CONTRIBUTING.md). As many workers as cores: more threads of one's linear algebra would wait for the other's.
+TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
+test test-gate test-smoke test-slow test-versions test-screen test-cluster: export OPENBLAS_NUM_THREADS = 1
 
 test: $(VENV)/.tested
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not cluster"
+	$(TESTS) -m "not (gate or slow or cluster or aot or gpu)"
 
-# For another Python and the JAX that it gets: the rooms that touch the interpreter, JAX, its libraries or processes. What is
-# left out (`search`, `stats`, `study`, most of `cli`) is arithmetic on numbers and records with seeds of its own, the same
-# commands with hostile input, or rules of this repository's texts; the studies that the others run go through all of it.
+# What is too dear for that, each mechanism once: whole studies on real workers, kills, a power cut, a failing disk.
+test-gate: $(VENV)/.tested
+	sh .ci/disk_packages.sh
+	$(TESTS) -m "gate and not (cluster or aot or gpu)"
+
+# For another Python and the JAX that it gets: the installed library's flags, one study, one screen.
+SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/cli/test_run.py
+test-smoke: $(VENV)/.tested
+	$(TESTS) $(SMOKE) -m "not (slow or cluster or aot or gpu)"
+
+# Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL, Dask. Root on Debian installs what is missing.
+test-cluster: $(VENV)/.tested
+	sh .ci/cluster_packages.sh
+	$(BIN)/python -m pytest tests/cluster -m "cluster$(if $(SAMPLE), and gate)" --timeout 400
+
+# Wheels that compile for GPUs on a machine without one (about 2.9 GB), and the tests that need them.
+test-screen: $(VENV)/.screen
+	$(TESTS) -m "aot$(if $(SAMPLE), and gate)" --timeout 900
+
+test-slow: $(VENV)/.tested
+	sh .ci/disk_packages.sh
+	$(TESTS) -m "slow and not (cluster or aot or gpu)" --timeout 900
+
+# The rooms that touch the interpreter, JAX, its libraries or processes; what is left out is arithmetic with seeds of its own.
 VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
     tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_foretell.py tests/survey \
     tests/workers tests/workloads
-
 test-versions: $(VENV)/.tested
-	$(BIN)/python -m pytest -n 2 $(VERSIONS) -m "not slow and not gpu and not cluster"
+	$(TESTS) $(VERSIONS) -m "not (slow or cluster or aot or gpu)"
 
-# The rest: whole studies on real workers, kills, power cuts and failing disks (root on Debian installs FUSE for them),
-# compilations for described GPUs (those skip where no plugin is).
-test-slow: $(VENV)/.tested
-	sh .ci/disk_packages.sh
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not cluster" --timeout 900
-
-# Wheels that compile for GPUs on a machine without one (about 2.9 GB), and the tests that need them. LESS=1, for another
-# version: without those of the screener's own logic on real programs, which compile the most.
-test-screen: $(VENV)/.screen
-	$(BIN)/python -m pytest -n 2 -m aot $(if $(LESS),-k "not canary_families and not soundness and not side_by_side") --timeout 900
-
-# Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL. Root on Debian installs what is missing.
-test-cluster: $(VENV)/.tested
-	sh .ci/cluster_packages.sh
-	$(BIN)/python -m pytest tests/cluster -m cluster --timeout 400
+# Everything, at most an hour: before an issue is called resolved. Goes on with the sets that it did not reach.
+test-all:
+	python3 .ci/test_all.py $(SETS)
 
 truth: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.truth
