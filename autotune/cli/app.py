@@ -28,7 +28,6 @@ atlas.atlas_app.command("build")(atlas_build.build)
 app.add_typer(atlas.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
-app.add_typer(results.t4_app, name="t4")
 for _command in (
     run.run, pool.worker, show.status, show.show, watch.watch, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,

@@ -13,7 +13,7 @@ from typer.models import OptionInfo
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tune": ("tune", "init", "run", "recheck"),
     "Look": ("status", "watch", "show", "report", "compare", "repro", "fsck"),
-    "Use": ("export", "exec", "verify", "library", "best", "t4"),
+    "Use": ("export", "exec", "verify", "library", "best"),
     "Ask": (
         "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
         "schema",
@@ -41,9 +41,6 @@ EXAMPLES: Mapping[str, str] = {
     "library add": "autotune library add runs/quickstart",
     "library list": "autotune library list --json",
     "best": 'autotune best --gpu "NVIDIA H200" --count 8',
-    "t4": "autotune t4 export runs/quickstart -o quickstart.json",
-    "t4 export": "autotune t4 export runs/quickstart -o quickstart.json",
-    "t4 show": "autotune t4 show quickstart.json",
     "read": "autotune read -- python train.py",
     "space": "autotune space studies/quickstart.toml --why",
     "flags": "autotune flags check --file train.sh",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from autotune.results.screen_words import (
         describe_screen, describe_screen_record, held_lines, predicted_lines, profile_lines, screen_lines,
     )  # fmt: skip
-    from autotune.results.t4 import read_t4, render_t4
     from autotune.results.tables import study_tables
     from autotune.results.taught import taught_lines
 
@@ -55,7 +54,6 @@ _LATER = {
         "profile_lines",
         "screen_lines",
     ),
-    "t4": ("read_t4", "render_t4"),
     "tables": ("study_tables",),
     "taught": ("taught_lines",),
 }

@@ -78,7 +78,6 @@ CALLS: dict[str, list[list[str]]] = {
     "repro": [["runs/a", "1"]],
     "report": [["runs/a", "--md"], ["runs/a", "--html", "a.html"]],
     "compare": [["runs/a", "runs/b"], ["runs/a", "runs/b", "--json"], ["runs/a", "runs/b", "--html", "c.html"]],
-    "t4 export": [["runs/a"]],
     "fsck": [["runs/a"]],
     "export": [["runs/a"]],
     "exec": [["runs/a", "--", "true"]],

@@ -35,7 +35,6 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(cli_results.library_app, name="library")
-app.add_typer(cli_results.t4_app, name="t4")
 
 
 def call(*arguments: object, code: int = 0) -> Result:
@@ -66,7 +65,7 @@ def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: 
     return path
 
 
-# ---------------------------------------------------------------------- report, compare, t4, library
+# ---------------------------------------------------------------------- report, compare, library
 
 
 def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_path: Path) -> None:
@@ -89,14 +88,6 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "c.html").read_text()
     with pytest.raises(AutotuneError, match="only one of"):
         call("compare", finished.path, copy, "--json", "--md")
-
-
-def test_t4_goes_out_and_in(finished: Store, tmp_path: Path) -> None:
-    call("t4", "export", finished.path, "-o", tmp_path / "t4.json")
-    text = call("t4", "show", tmp_path / "t4.json").stdout
-    assert "40 configurations of 4 parameters" in text
-    assert "step_time_ratio: best 0.92" in text
-    assert len(call("t4", "show", tmp_path / "t4.json", "--csv").stdout.splitlines()) == 41
 
 
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     for command in (
         ["show", "run"], ["show", "run", "--json"], ["show", "run", "1"], ["status", "run", "--json"],
         ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["repro", "run", "1"],
-        ["repro", "run", "1", "--json"], ["t4", "export", "run", "-o", "run.t4"],
+        ["repro", "run", "1", "--json"],
         ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
     ):  # fmt: skip
