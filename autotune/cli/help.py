@@ -12,7 +12,7 @@ from typer.models import OptionInfo
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tune": ("tune", "init", "run", "recheck"),
-    "Look": ("status", "watch", "show", "report", "compare", "repro", "fsck"),
+    "Look": ("status", "show", "report", "compare", "repro", "fsck"),
     "Use": ("export", "exec", "verify", "library", "best"),
     "Ask": (
         "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
@@ -29,7 +29,6 @@ EXAMPLES: Mapping[str, str] = {
     "recheck": "autotune recheck winner.env",
     "status": "autotune status",
     "show": "autotune show runs/quickstart 3",
-    "watch": "autotune watch runs/quickstart",
     "report": "autotune report runs/quickstart --html report.html",
     "compare": "autotune compare runs/a runs/b --by jaxlib",
     "repro": "autotune repro runs/quickstart 3",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +17,9 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.results import Winner
 
+WATCH_S = 10
+"""A page takes about a second of a processor that may be measuring."""
+
 # ---------------------------------------------------------------------- report, compare
 
 
@@ -22,16 +27,25 @@ def report(
     run_path: options.Run,
     html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help=f"Write it anew every {WATCH_S} s while the study runs; the page reloads.")
+    ] = False,
 ) -> None:
     """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
     from autotune.results import render_html, render_markdown
-    from autotune.rundir import Store
+    from autotune.rundir import Store, is_held, write_atomically
 
-    store = Store.open(run_path)
+    store, page = Store.open(run_path), html or run_path / "report.html"
     if markdown:
         sys.stdout.write(render_markdown(store))
-    else:
-        write_text(render_html(store), html or run_path / "report.html", hint="open it in a browser")
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if watch and is_held(run_path):
+            print(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study", file=sys.stderr)
+        while watch and is_held(run_path):
+            write_atomically(page, render_html(Store.open(run_path), reload_s=WATCH_S))
+            time.sleep(WATCH_S)
+    write_text(render_html(Store.open(run_path)), page, hint="open it in a browser")
 
 
 def compare(

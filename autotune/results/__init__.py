@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
-    from autotune.results.live_page import LivePage
     from autotune.results.report import render_html, render_markdown
     from autotune.results.screen_words import (
         describe_screen, describe_screen_record, held_lines, predicted_lines, profile_lines, screen_lines,
@@ -44,7 +43,6 @@ _LATER = {
     "atlas_words": ("ToldPart", "alive_lines", "atlas", "recipe_lines", "signs_line", "told_parts", "told_setting"),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
-    "live_page": ("LivePage",),
     "report": ("render_html", "render_markdown"),
     "screen_words": (
         "describe_screen",

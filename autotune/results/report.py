@@ -46,9 +46,9 @@ _TONES = {
 }
 
 
-def render_html(store: Store) -> str:
-    """A study as one HTML page that loads nothing."""
-    return render("report.html.j2", r=build(store))
+def render_html(store: Store, *, reload_s: float | None = None) -> str:
+    """A study as one HTML page that loads nothing; the browser reads it again after `reload_s` seconds."""
+    return render("report.html.j2", r=build(store), reload_s=reload_s)
 
 
 def render_markdown(store: Store) -> str:

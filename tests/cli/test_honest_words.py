@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
@@ -23,7 +22,6 @@ from autotune.cli.shapes import all_schemas
 from autotune.model.clock import Stopwatch
 from autotune.model.records import AblationResult, FinalistResult
 from autotune.model.trial import TrialConfig, TrialResult
-from autotune.results import LivePage
 from autotune.results.api import compare, load
 from autotune.results.rows import trial_rows
 from autotune.results.tables import study_tables
@@ -88,17 +86,8 @@ CALLS: dict[str, list[list[str]]] = {
 
 
 def test_every_command_that_reads_a_run_is_called() -> None:
-    # `predict` takes a run's times to calibrate a model; `watch` serves a page, which is read below.
-    assert set(reading_a_run()) == {*CALLS, "predict", "watch"}
-
-
-def test_the_page_that_moves_says_no_more_of_a_trial(runs: Path) -> None:
-    page = LivePage(runs / "a")
-    address = urlsplit(page.address)
-    status, _, text = page.answer(address.netloc, address.path)
-    page.close()
-    assert status == 200
-    refuse_words_of_proofs(text)
+    # `predict` takes a run's times to calibrate a model.
+    assert set(reading_a_run()) == {*CALLS, "predict"}
 
 
 @pytest.mark.parametrize("command", CALLS)

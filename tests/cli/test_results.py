@@ -78,6 +78,22 @@ def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_pa
     assert call("report", copy, "--md").stdout.startswith("# replayed")
 
 
+def test_a_watched_report_reloads_while_the_study_runs(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, seen = tmp_path / "copy", []
+    shutil.copytree(finished.path, copy)
+    lock = Lock(copy)
+
+    def pause(seconds: float) -> None:
+        seen.append((copy / "report.html").read_text())
+        lock.close()
+
+    monkeypatch.setattr(cli_results.time, "sleep", pause)
+    call("report", copy, "--watch")
+    assert ['http-equiv="refresh"' in text for text in (*seen, (copy / "report.html").read_text())] == [True, False]
+
+
 def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished.path, copy)
