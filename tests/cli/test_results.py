@@ -21,6 +21,7 @@ from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
+from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
