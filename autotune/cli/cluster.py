@@ -43,13 +43,6 @@ def submit(
     seed: options.Seed = None,
     effort: options.Effort = "standard",
     soak: options.Soak = True,
-    k8s: Annotated[bool, typer.Option("--k8s", help="For Kubernetes instead: printed, not applied.")] = False,
-    image: Annotated[str | None, typer.Option(help="With --k8s: the image that the pods run.")] = None,
-    claim: Annotated[str, typer.Option(help="With --k8s: the driver's volume claim.")] = "autotune",
-    mount: Annotated[str, typer.Option(help="With --k8s: where the volume is mounted.")] = "/shared",
-    carry: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="With --k8s: one more file or folder of the program's.")
-    ] = None,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
     from autotune import cluster
@@ -66,29 +59,6 @@ def submit(
     path = run_dir or options.RUNS / spec.name
     typed = cluster.shared_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak)
     time_s, grace_s = cluster.parse_time(time), cluster.parse_time(grace)
-    if k8s:
-        if image is None:
-            raise StudyFileError(
-                "a study on Kubernetes needs --image IMAGE; what is printed is for you to look at and to apply with "
-                "`kubectl apply -f -`"
-            )
-        pods = cluster.PodRequest(
-            image=image, python=container_python, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s,
-            grace_s=grace_s, claim=claim, mount=mount, run_dir=path.as_posix().lstrip("/"),
-            options=typed, with_storage=storage is not None, files=cluster.carried_files(spec, study, carry or ()),
-        )  # fmt: skip
-        documents = cluster.manifests(spec, study.read_text(encoding="utf-8"), pods)
-        told = [f"carried beside the study file: {', '.join(pods.files)}"] if pods.files else []
-        told += [f"warning: {text}" for text in cluster.idle_gpus(spec, nodes, gpus_per_node)]
-        cost = cluster.estimate(spec, nodes=nodes, gpus_per_node=gpus_per_node, time_s=time_s, requeue=False)
-        print_lines([*told, cost], stderr=True)
-        tls = cluster.tls_folder(path)
-        if not dry_run:
-            cluster.make_certificates(tls)
-        print_exact(
-            f"# Once, before this is applied: {cluster.secret_command(spec, tls)}\n{cluster.to_yaml(documents)}"
-        )
-        return
     # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
     called = container_python if container_image else python or driver_python()
     program = cluster.Program(python=called, study=study.resolve(), run_dir=path.resolve(), options=typed)

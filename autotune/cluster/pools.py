@@ -47,7 +47,7 @@ def open_pool(study: Message, *, tls: Path, listen: str = DEFAULT_LISTEN, **opti
     except ImportError as error:
         raise _not_installed(error) from error
     engine = DaskEngine(study, tls=tls, listen=pool_address(listen), **options)
-    with contextlib.suppress(OSError):  # a Secret of Kubernetes cannot be written, and need not be
+    with contextlib.suppress(OSError):  # a mounted secret cannot be written, and need not be
         (tls / ADDRESS).write_text(engine.address + "\n", encoding="utf-8")
     return engine
 

@@ -91,7 +91,7 @@ def test_a_watched_report_reloads_while_the_study_runs(
             seen.append((copy / "report.html").read_text())
             lock.close()
 
-    monkeypatch.setattr(cli_results.time, "sleep", pause)
+    monkeypatch.setattr("time.sleep", pause)
     call("report", copy, "--watch")
     assert ['http-equiv="refresh"' in text for text in (*seen, (copy / "report.html").read_text())] == [True, False]
 

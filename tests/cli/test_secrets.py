@@ -175,20 +175,6 @@ def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
     assert said == repr(["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"])
 
 
-def test_a_config_map_never_holds_one(folder: Path) -> None:
-    kubernetes = ("submit", "study.toml", "--k8s", "--dry-run", "--image", "i")
-    done = autotune(*kubernetes, cwd=folder, code=2)
-    assert "wandb-key, token, API_KEY, db" in done.stderr
-    assert "secretKeyRef" in done.stderr
-    for comment in ("# hf_" + "abcdefgh01" * 3, "# postgresql://me:hunter2-x@h/db"):
-        (folder / "plain.toml").write_text(text_of(["--lr", "1"]) + comment)
-        done = autotune("submit", "plain.toml", *kubernetes[2:], cwd=folder, code=2)
-        assert re.search(r"line \d+", done.stderr)
-        assert "hunter2" not in done.stderr + done.stdout
-    (folder / "plain.toml").write_text(text_of(["--lr", "1"]))
-    assert "ConfigMap" in autotune("submit", "plain.toml", *kubernetes[2:], cwd=folder).stdout
-
-
 def test_a_secret_is_no_setting(folder: Path) -> None:
     (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
     done = autotune("run", "setting.toml", "--run-dir", "set", cwd=folder, code=2)
