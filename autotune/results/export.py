@@ -12,9 +12,8 @@ import shlex
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from autotune.model import PREDICTED, AutotuneError, FlagSet, artefacts_of, dotted, plain
+from autotune.model import AutotuneError, FlagSet, artefacts_of, dotted, plain
 from autotune.results.artefacts import loading_kernels, put_beside
 from autotune.results.carried import comment_line
 from autotune.results.losses import require_loss
@@ -32,11 +31,8 @@ class ExportFormat(StrEnum):
     SBATCH = "sbatch"
     K8S = "k8s"
     JSON = "json"
-    TOML = "toml"
-    PYTHON = "python"
     MAXTEXT = "maxtext"
     ARGUMENTS = "arguments"
-    OVERRIDES = "overrides"
 
 
 USE = {
@@ -46,11 +42,8 @@ USE = {
     ExportFormat.SBATCH: "sbatch {file} python train.py",
     ExportFormat.K8S: "put its `env:` into the container of your Job",
     ExportFormat.JSON: "read its `environment`",
-    ExportFormat.TOML: "paste its [baseline] into a study, or read its [environment]",
-    ExportFormat.PYTHON: "import it before jax and call apply()",
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
     ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
-    ExportFormat.OVERRIDES: 'mapfile -t own < <(grep -v "^#" {file}); python train.py "${{own[@]}}" (Hydra and alike)',
 }
 """What to type next, for each format."""
 
@@ -130,22 +123,6 @@ def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
     return False
 
 
-_PYTHON_HEAD = '''"""Settings {how} by autotune: import this before jax and call `apply()`."""
-
-import os
-import sys
-
-'''
-_PYTHON_TAIL = '''
-
-def apply(environment=os.environ):
-    """Sets the variables; jax reads them when it is imported."""
-    if "jax" in sys.modules:
-        raise RuntimeError("apply() must be called before jax is imported")
-    environment.update(ENVIRONMENT)
-'''
-
-
 def _comments(winner: Winner) -> str:
     return "".join(f"# {line}\n" for line in [*evidence(winner), comment_line(winner)])
 
@@ -217,46 +194,6 @@ def _json(winner: Winner, settings: FlagSet) -> str:
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
 
 
-def _toml(winner: Winner, settings: FlagSet) -> str:
-    """`[baseline]` for another study, `[environment]` for whatever reads TOML."""
-    text = _comments(winner)
-    if winner.loss is not None:
-        text += f"\nloss_checked = {json.dumps(bool(winner.loss.is_ok))}\n"
-    own = settings.without(*settings.of_kind("option"))
-    for title, table in (("baseline", dict(own)), ("environment", settings.to_environment())):
-        text += f"\n[{title}]\n" + "".join(f"{name} = {_quoted(value)}\n" for name, value in table.items())
-    if winner.options:
-        text += "\n[workload.options]\n" + "".join(f"{n} = {_toml_value(v)}\n" for n, v in winner.options.items())
-    return text
-
-
-def _toml_value(value: Any) -> str:
-    """Plain data as TOML writes it within one line.
-
-    Raises:
-        AutotuneError: If TOML cannot say it.
-    """
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_quoted(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
-    if value is None:
-        raise AutotuneError("TOML has no null but an option of the winner is null; use --format json")
-    return json.dumps(value)
-
-
-def _python(winner: Winner, settings: FlagSet) -> str:
-    """A module without dependencies."""
-    items = "".join(f"    {name!a}: {value!a},\n" for name, value in settings.to_environment().items())
-    head = _PYTHON_HEAD.format(how=f"({PREDICTED})" if winner.is_predicted else "proven")
-    options = f"OPTIONS = {winner.options!a}\n" if winner.options else ""
-    if winner.loss is not None:
-        options = f"LOSS_CHECKED = {bool(winner.loss.is_ok)}\n{options}"
-    return f"{_comments(winner)}{head}ENVIRONMENT = {{\n{items}}}\n{options}{_PYTHON_TAIL}"
-
-
 def _maxtext(winner: Winner, settings: FlagSet) -> str:
     """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options.
 
@@ -271,11 +208,6 @@ def _maxtext(winner: Winner, settings: FlagSet) -> str:
 def _arguments(winner: Winner, settings: FlagSet) -> str:
     """A flag file of absl: one argument a line, comments, no quoting of any kind."""
     return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
-
-
-def _overrides(winner: Winner, settings: FlagSet) -> str:
-    """One ``name=value`` a line, tables taken apart."""
-    return _comments(winner) + "".join(f"{override}\n" for override in _overriding(winner))
 
 
 def _overriding(winner: Winner) -> list[str]:
@@ -302,9 +234,6 @@ _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.SBATCH: _sbatch,
     ExportFormat.K8S: _k8s,
     ExportFormat.JSON: _json,
-    ExportFormat.TOML: _toml,
-    ExportFormat.PYTHON: _python,
     ExportFormat.MAXTEXT: _maxtext,
     ExportFormat.ARGUMENTS: _arguments,
-    ExportFormat.OVERRIDES: _overrides,
 }

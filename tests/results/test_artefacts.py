@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,11 +194,6 @@ def test_nothing_goes_to_standard_output_that_would_not_run(tmp_path: Path) -> N
         render_winner(winner(), ExportFormat.ENV)
     with pytest.raises(AutotuneError, match="needs what lies beside its file"):
         _ = winner().environment
-
-
-def test_a_baseline_for_another_study_names_the_file(tmp_path: Path) -> None:
-    data = tomllib.loads(render_winner(winner(), ExportFormat.TOML, tmp_path))
-    assert data["baseline"][PROFILE] == str(tmp_path / ARTEFACT.file_name)
 
 
 def test_a_library_keeps_the_profile_and_no_path(exported: Path, tmp_path: Path) -> None:

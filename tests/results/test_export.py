@@ -9,9 +9,7 @@ import re
 import shutil
 import socketserver
 import subprocess
-import sys
 import threading
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,12 +91,6 @@ def kubernetes(text: str, folder: Path) -> dict[str, str]:
     return {e["name"]: known[e["name"]] for e in listed}
 
 
-def python_module(text: str, folder: Path) -> dict[str, str]:
-    (folder / "winner.py").write_text(text, encoding="utf-8")
-    code = "import os, winner; winner.apply(); os.execv('/usr/bin/env', ['env', '-0'])"
-    return script([sys.executable, "-c", code], extra={"PYTHONPATH": str(folder)})(text, folder)
-
-
 READERS: dict[ExportFormat, Read] = {
     ExportFormat.ENV: script(["sh", "-c", ". ./winner.sh; env -0"]),
     ExportFormat.SHELL: script(["sh", "winner.sh", "env", "-0"]),
@@ -106,12 +98,10 @@ READERS: dict[ExportFormat, Read] = {
     ExportFormat.SBATCH: script(["bash", "winner.sh", "python", "train.py"]),
     ExportFormat.K8S: kubernetes,
     ExportFormat.JSON: lambda text, _: dict(json.loads(text)["environment"]),
-    ExportFormat.TOML: lambda text, _: dict(tomllib.loads(text)["environment"]),
-    ExportFormat.PYTHON: python_module,
     ExportFormat.MAXTEXT: script(["bash", "winner.sh", "base.yml"]),
 }
 
-OF_OPTIONS = {ExportFormat.ARGUMENTS, ExportFormat.OVERRIDES}  # read in test_export_options.py
+OF_OPTIONS = {ExportFormat.ARGUMENTS}  # read in test_export_options.py
 OF_SETTINGS = [form for form in ExportFormat if form not in OF_OPTIONS]
 
 
@@ -133,11 +123,8 @@ def test_hostile_values_arrive_unchanged_and_nothing_runs(form: ExportFormat, tm
 @settings(deadline=None, max_examples=60)
 def test_any_text_comes_back_from_data_formats(value: str) -> None:
     winner = make_winner({"NCCL_X": value, "xla_gpu_x": value})
-    for form in (ExportFormat.JSON, ExportFormat.TOML, ExportFormat.K8S):
+    for form in (ExportFormat.JSON, ExportFormat.K8S):
         assert READERS[form](render_winner(winner, form), Path()) == winner.environment
-    module: dict[str, Any] = {}
-    exec(render_winner(winner, ExportFormat.PYTHON), module)  # our own text
-    assert module["ENVIRONMENT"] == winner.environment
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
@@ -238,27 +225,6 @@ def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path)
     text = render_winner(make_winner({"xla_gpu_a": "2"}), ExportFormat.SHELL)
     got = script(["sh", "winner.sh", "env", "-0"], extra={"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"})(text, tmp_path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
-
-
-def test_python_module_refuses_when_jax_is_imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: dict[str, Any] = {}
-    exec(render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.PYTHON), module)  # our own text
-    environment: dict[str, str] = {}
-    monkeypatch.setitem(sys.modules, "jax", sys)
-    with pytest.raises(RuntimeError, match="before jax"):
-        module["apply"](environment)
-    assert environment == {}
-    monkeypatch.delitem(sys.modules, "jax")
-    module["apply"](environment)
-    assert environment == {"NCCL_X": "1"}
-
-
-def test_toml_baseline_goes_into_another_study() -> None:
-    from autotune.model.spec import parse_study
-
-    data = tomllib.loads(render_winner(make_winner(ALL), ExportFormat.TOML))
-    study = parse_study({"name": "next", "workload": {"entry": "llama"}, "baseline": data["baseline"]})
-    assert study.baseline == FlagSet(ALL)
 
 
 def test_sbatch_asks_for_what_was_proven() -> None:
