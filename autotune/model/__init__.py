@@ -6,7 +6,7 @@ from autotune.model.blocks import TURNS, block_step_s, is_divided_as_told, log_r
 from autotune.model.clock import Stopwatch
 from autotune.model.delta import shrink
 from autotune.model.effects import (
-    INERT, BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Stopped, Suspect, ValueEffect,
+    INERT, BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect, ValueEffect,
 )  # fmt: skip
 from autotune.model.errors import (
     STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,
@@ -46,14 +46,13 @@ from autotune.model.records import (
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
-from autotune.model.retelling import AS_RECORDED, retold
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ReadSpec, ScreenSpec
-from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study, recorded_study
+from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (

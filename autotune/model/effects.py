@@ -94,35 +94,6 @@ class BestPredicted(Believed):
     settings: Settings
 
 
-class Stopped(Record):
-    """Why a search with `search.stop = "auto"` ended before all trials that were asked for.
-
-    Attributes:
-        asked: Trials that were asked for.
-        least: Least gain that counts as worth proving, as a share of the step time.
-        chance: That a set of the space is faster than the one that promises most by more than that.
-        expected: Share of the step time that knowing the fastest set would save, where that is worth proving.
-        unlikely: Chance below which nothing more is tried; without `remaining_hours` that decides.
-        trial_hours: Device hours of a trial; None where they do not count.
-        remaining_hours: `search.remaining_gpu_hours`; what is expected to be saved of them is weighed with a trial.
-    """
-
-    asked: Count
-    least: Chance
-    chance: Chance
-    expected: Chance
-    unlikely: Chance
-    trial_hours: Annotated[float, Field(ge=0)] | None = None
-    remaining_hours: Annotated[float, Field(gt=0)] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether another trial is not worth it."""
-        if self.remaining_hours is None or self.trial_hours is None:
-            return self.chance < self.unlikely
-        return self.expected * self.remaining_hours < self.trial_hours
-
-
 class EffectsRecord(Stamped):
     """What the trials taught, when the search of a session ended; the same whichever sampler proposed them.
 
@@ -135,7 +106,6 @@ class EffectsRecord(Stamped):
         best: The set that promises most; empty where that is the default.
         left: The fastest set of the space over that one is at least this ratio, by 95 % of what is possible.
         together: Whether settings act together by more than single ones and pairs tell: all else here says little then.
-        stopped: Why the search ended by this; None where it ended otherwise.
     """
 
     kind: Literal["effects"] = "effects"
@@ -147,7 +117,6 @@ class EffectsRecord(Stamped):
     best: BestPredicted
     left: Ratio
     together: bool = False
-    stopped: Stopped | None = None
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """A set without what is believed to be of no use in it.

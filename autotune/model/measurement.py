@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import (
     BeforeValidator,
     Field,
     InstanceOf,
     PlainSerializer,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
-    model_serializer,
 )
-from pydantic.json_schema import SkipJsonSchema
 
 from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
@@ -34,9 +30,8 @@ from autotune.model.numbers import (
     StepJoules,
     StepTime,
 )
-from autotune.model.retelling import AS_RECORDED, retold
 from autotune.model.secrets import strike_text
-from autotune.stats import Estimate, Verdict
+from autotune.stats import Estimate
 
 PREDICTED = "PREDICTED, NOT MEASURED"
 """Stands wherever a figure of a model is shown in the place of a measurement."""
@@ -321,8 +316,6 @@ class Comparison(Record):
     It holds no word of judgement: that follows from the estimate (`autotune.stats.outlook_of`).
 
     Attributes:
-        verdict: Of records that are older than that rule. Nobody writes, shows or reads it, but the digest of a proof
-            that was drawn then goes over it: it is dumped with the context `AS_RECORDED` only.
         reference_step_s: Median step of the reference in these pairs, in seconds.
         candidate_step_s: Median step of the candidate, in seconds.
         mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
@@ -336,7 +329,6 @@ class Comparison(Record):
     """
 
     estimate: Estimate
-    verdict: SkipJsonSchema[Verdict | None] = None
     reference_step_s: StepTime
     candidate_step_s: StepTime
     pair_count: Count
@@ -352,14 +344,6 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
-
-    @model_serializer(mode="wrap")
-    def _without_old_words(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        if info.context != AS_RECORDED:
-            data.pop("verdict", None)
-            data["stopped"] = retold(self.stopped)
-        return data
 
 
 class PredictedStep(Record):

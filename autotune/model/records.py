@@ -38,7 +38,7 @@ from autotune.model.promise import Promise
 from autotune.model.trial import TrialResult
 from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # 1: first published form (2026-11).
 
 

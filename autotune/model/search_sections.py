@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Objective, Settings
@@ -14,7 +14,7 @@ from autotune.model.options import option_sets, option_setting, option_text
 from autotune.model.quantities import Seconds
 from autotune.model.sections import Section
 
-SAMPLERS = ("additive", "tpe", "gp", "cmaes", "grid", "random")
+SAMPLERS = ("additive", "tpe", "random")
 """Samplers that have a name of their own."""
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -49,10 +49,6 @@ class SearchSpec(Section):
         trials: Distinct proposals, failed ones included; recipes and `first` count too.
         time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
         gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
-        stop: When the search ends: after ``trials``, or by itself (``auto``) before that, once the model of its trials
-            says that another one is not worth it.
-        remaining_gpu_hours: Device hours that the job will yet run for, against which ``auto`` weighs a trial's own;
-            without them it ends when a gain worth proving has become unlikely.
         settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
         options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
             the first. ``process_count`` is that of `device`.
@@ -63,13 +59,11 @@ class SearchSpec(Section):
         learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
             that winners hold are thought likelier to act.
         first: Sets with names that are tried before the sampler proposes.
-        known_failures: Leave out combinations that crashed or hung with this workload in earlier studies on this build
-            and device, tell those that did with others, and keep what is found for later ones.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
         step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
             measured and nothing proven.
-        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``gp``, ``cmaes``, ``grid``,
-            ``random``, or a sampler of Optuna by import path, ``module:Class``.
+        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
+            import path, ``module:Class``.
         sampler_options: Arguments of the sampler.
         startup_trials: Random trials before a sampler other than ``additive`` proposes.
         objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
@@ -78,8 +72,6 @@ class SearchSpec(Section):
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
     time_budget: Seconds | None = None
     gpu_hours: Annotated[float, Field(gt=0)] | None = None
-    stop: Literal["trials", "auto"] = "trials"
-    remaining_gpu_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     settings: dict[str, Domain] = Field(default_factory=dict)
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     when: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default_factory=dict)
@@ -93,7 +85,6 @@ class SearchSpec(Section):
     sampler: str = "additive"
     sampler_options: dict[str, Any] = Field(default_factory=dict)
     startup_trials: Annotated[int, Field(ge=1)] = 8
-    known_failures: bool = True
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
 
     @field_validator("settings")
@@ -126,13 +117,3 @@ class SearchSpec(Section):
         if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
             raise ValueError("each named once, and `step_time` among them: every set is proven by it")
         return objectives
-
-    @model_validator(mode="after")
-    def _can_stop(self) -> SearchSpec:
-        if self.stop == "auto" and (self.objectives != (Objective.STEP_TIME,) or self.step_time != "measured"):
-            raise ValueError(
-                '`search.stop = "auto"` needs a model of measured step times and of nothing else; use "trials"'
-            )
-        if self.remaining_gpu_hours is not None and self.stop != "auto":
-            raise ValueError('`search.remaining_gpu_hours` counts only with `search.stop = "auto"`; add that')
-        return self

@@ -240,7 +240,7 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        workload = _used("workload", self.workload.model_dump(exclude={"mesh", "uses", "python"}))  # change nothing
+        workload = self.workload.model_dump(exclude={"mesh", "uses", "python"})  # change nothing
         return _digest({"workload": workload, "device": self.device.model_dump()})
 
     @property
@@ -250,38 +250,15 @@ class StudySpec(Section):
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
-        data = self.model_dump(mode="json")
-        for key in ("name", "description", "confirm", "pgle"):
-            data.pop(key)
-        for key in ("trials", "time_budget", "gpu_hours", "stop", "remaining_gpu_hours"):
+        data = self.model_dump(mode="json", exclude={"name", "description", "confirm", "pgle"})
+        for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
-        for key, before_s in (("start_limit_s", 600.0), ("block_limit_s", 120.0)):
-            if data["measure"][key] is None:  # what was the default once: those runs go on
-                data["measure"][key] = before_s
-        sizes = self.turns  # "auto" is what it stands for, so that runs which told the number go on
-        data["measure"] |= {"block_s": sizes.block_s, "settle_s": sizes.settle_s, "steady_s": sizes.steady_s}
-        data["measure"] = _used("measure", data["measure"])
-        # Keys that are younger than the first runs count only where they are used, so that those runs go on.
-        for key in ("workload", "search"):
-            data[key] = _used(key, data[key])
-        if data["search"]["sampler"] == "additive":  # it took the place of what was the default: those runs go on
-            data["search"]["sampler"] = "tpe"
-        data["search"]["first"] = [_used("first", named) for named in data["search"]["first"]]
-        if data["search"]["objectives"] == [Objective.STEP_TIME]:
-            data["search"].pop("objectives")
-        if data["search"]["known_failures"]:
-            data["search"].pop("known_failures")
-        if data["limits"] == LimitsSpec().model_dump(mode="json"):
-            data.pop("limits")
-        screen, network = data.pop("screen"), {k: v for k, v in data.pop("network").items() if v is not None}
+        screen, network = data.pop("screen"), data.pop("network")
         if self.is_predicted:  # then the cluster is what the results are of
             data["screen"] = {**{key: screen[key] for key in ("target", "topology")}, **network}
-        else:
-            data["search"].pop("step_time")  # so that older runs keep their identity
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
-            data["replay"] = _used("replay", data["replay"])
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
@@ -306,18 +283,6 @@ class StudySpec(Section):
             }
         )
         return self.model_copy(update={"measure": measure, "confirm": confirm})
-
-
-def recorded_study(data: Any) -> StudySpec:
-    """The study of a run directory, as it was measured: older ones counted every step of a block, whatever the device.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    measure = data.get("measure") if isinstance(data, dict) else None
-    if not isinstance(measure, dict):
-        return StudySpec.model_validate(data)
-    return StudySpec.model_validate({**data, "measure": {**_YOUNG["measure"], **measure}})
 
 
 def load_study(path: Path) -> StudySpec:
@@ -353,31 +318,6 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
     except ValidationError as error:
         lines = [explain(e, StudySpec) for e in error.errors()]
         raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
-
-
-_YOUNG: dict[str, dict[str, Any]] = {
-    "workload": {"environment": {}, "tokens_per_step": None, "unit": "token", "mesh": None, "uses": None}
-    | {"python": None},
-    "replay": {
-        "memory_effects": {},
-        "compile_effects": {},
-        "token_effects": {},
-        "profile": "",
-        "profile_effect": None,
-        "autotune_results": "",
-        "start_s": 0.0,
-    },
-    "search": {"options": {}, "when": {}, "sampler_options": {}, "learn_from": None},
-    "measure": {"settle_s": 0.0, "steady_s": 0.0},
-    "first": {"options": {}},
-}
-"""Keys of a section that are younger than the first runs, with what they hold where they are not used."""
-
-
-def _used(section: str, data: dict[str, Any]) -> dict[str, Any]:
-    """A section without younger keys that are not used."""
-    young = _YOUNG[section]
-    return {key: value for key, value in data.items() if key not in young or value != young[key]}
 
 
 def _digest(data: Any) -> str:

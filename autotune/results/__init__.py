@@ -20,7 +20,7 @@ from autotune.results.losses import loss_addition, require_loss
 from autotune.results.winner import Winner
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_floor,
-    describe_trial, format_estimate, shorten, time_of, why_stopped,
+    describe_trial, format_estimate, shorten, time_of,
 )  # fmt: skip
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from autotune.model import (
     front_estimates,
     front_points,
     proven_front,
-    retold,
 )
 from autotune.results.proof_words import word_of
 from autotune.rundir import Store
@@ -255,7 +254,7 @@ def _effect(
     failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
     row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
     if ablation is not None and ablation.settings.get(name) == value:
-        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {retold(ablation.reason)}")
+        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
         if ablation.comparison is not None:
             e = ablation.comparison.estimate
             high = 1 / e.low if e.low > 0 else math.inf

@@ -13,7 +13,7 @@ from autotune.model import INERT, EffectsRecord, TrialResult, format_change, for
 from autotune.results import charts
 from autotune.results.charts import Chart, Mark
 from autotune.results.pages import Styled
-from autotune.results.words import format_figures, shorten, time_words, why_stopped
+from autotune.results.words import format_figures, shorten, time_words
 from autotune.rundir import Store
 
 WORTH_A_ROW = 0.05
@@ -143,8 +143,6 @@ def taught_lines(store: Store) -> list[str]:
             "explains the trials better, so all figures of single settings say little here"
         )
     lines.append(left_to_gain(found))
-    if found.stopped is not None:
-        lines.append(f"the search {why_stopped(found)}")
     if (newer := len(store.of(TrialResult)) - found.trials) > 0:
         lines.append(f"{newer} trials have come since, which are not in this yet")
     return lines

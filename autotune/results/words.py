@@ -18,7 +18,6 @@ from autotune.model import (
     BlameRecord,
     ConclusionRecord,
     ConfirmRun,
-    EffectsRecord,
     Failure,
     FinalistResult,
     FlagSet,
@@ -41,7 +40,6 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     plain,
-    retold,
 )
 from autotune.results.kernel_words import describe_kernels, kernel_lines
 from autotune.results.promise_words import describe_promise
@@ -205,7 +203,7 @@ def describe_trial(result: TrialResult, outlook: str | None) -> str:
         suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {outlook}, {retold(found.stopped)}{suffix}"
+    return f"{format_estimate(found.estimate)} {outlook}, {found.stopped}{suffix}"
 
 
 def describe_failure(failure: Failure, where: str) -> str:
@@ -382,19 +380,3 @@ def evidence(winner: Winner) -> list[str]:
 def one_line(text: str) -> str:
     """Text that cannot end a comment line."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def why_stopped(found: EffectsRecord) -> str:
-    """Why a search ended by itself, as a clause; empty where it did not."""
-    if (stopped := found.stopped) is None:
-        return ""
-    left = f"{1 - found.left:.2%}".replace("%", " %")
-    text = f"stopped after {found.trials} of {stopped.asked} trials: what is left to gain is at most {left} (95 %)"
-    if stopped.remaining_hours is None or stopped.trial_hours is None:
-        worth = f"{stopped.least:.1%}".replace("%", " %")
-        return f"{text}, and the chance that it is more than {worth}, the least worth proving, is {stopped.chance:.1%}"
-    saved = stopped.expected * stopped.remaining_hours
-    return (
-        f"{text}; of the {stopped.remaining_hours:g} GPU-hours that remain another trial would save "
-        f"{saved:.2g} at most and take {stopped.trial_hours:.2g}"
-    )

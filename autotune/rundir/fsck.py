@@ -26,9 +26,9 @@ from autotune.model import (
     FinalistResult,
     Pair,
     RunDirectoryError,
+    StudySpec,
     TrialResult,
     TrialStatus,
-    recorded_study,
 )
 from autotune.rundir.files import cannot_read, refuse_path, write_atomically
 from autotune.rundir.lock import Lock, is_held, read_holder
@@ -181,7 +181,7 @@ class _Check:
             if (schema := data["schema_version"]) != SCHEMA_VERSION:
                 self._add(file, f"is of schema {schema}, not {SCHEMA_VERSION}; use the autotune that wrote it")
                 return
-            recorded_study(data["study"])
+            StudySpec.model_validate(data["study"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._add_file(file, f"{_describe(file.read_bytes(), error)}; {again}")
 

@@ -31,7 +31,6 @@ from autotune.model import (
     Stamped,
     Stopwatch,
     StudySpec,
-    recorded_study,
 )
 from autotune.rundir.files import (
     append_synced,
@@ -103,7 +102,7 @@ class Store(Folders):
                     f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
                     "read it with the version of autotune that wrote it, or start a new run directory"
                 )
-            spec = replacement or recorded_study(data["study"])
+            spec = replacement or StudySpec.model_validate(data["study"])
             return cls(path, spec, study_dir=data["study_dir"])
         except OSError as error:
             raise cannot_read(file, error) from error

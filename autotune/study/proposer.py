@@ -51,7 +51,6 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )
-from autotune.study.stopping import Rest
 from autotune.study.taught import Lesson
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -245,16 +244,6 @@ class Proposer:
         """What the trials taught, whichever sampler proposed them; None where there is no model of them."""
         lesson = self._lesson()
         return lesson.record() if lesson is not None and lesson.measured else None
-
-    def rest(self, least: float) -> Rest | None:
-        """What is left to gain by all trials, if every first set is tried; None where no model of them tells it.
-
-        Args:
-            least: Least gain worth proving, as a share.
-        """
-        if any(settings not in self._seen for _, settings in self._first) or (lesson := self._lesson()) is None:
-            return None
-        return lesson.rest(least) if lesson.measured and not lesson.acts_together else None
 
     def _lesson(self) -> Lesson | None:
         """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""

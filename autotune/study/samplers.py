@@ -23,13 +23,6 @@ Direction = Literal["minimize"]
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
-_NAMED: dict[str, tuple[str, str]] = {
-    "gp": ("GPSampler", "torch"),
-    "cmaes": ("CmaEsSampler", "cmaes"),
-    "grid": ("GridSampler", ""),
-}
-"""Further samplers of Optuna, and the package that each needs besides."""
-
 SURE_SD = 1e-4
 """Standard error of the log ratio of a program that is known to be the reference's own."""
 
@@ -118,7 +111,7 @@ def check_sampler(search: SearchSpec) -> None:
 
 def opens_trials(search: SearchSpec) -> bool:
     """Whether the study's sampler is asked by opening trials."""
-    return search.sampler not in (ADDITIVE, TPE, RANDOM, "gp")
+    return search.sampler not in (ADDITIVE, TPE, RANDOM)
 
 
 def make_sampler(
@@ -148,9 +141,8 @@ def make_sampler(
             {"n_startup_trials": 1, "n_ei_candidates": 24, "multivariate": True, "group": True, "constant_liar": False},
         )
         own["seed"] = seed
-    elif name == "grid":
-        values = {p.name: [from_text(p, v) for v in p.values()] for p in space.parameters}
-        made, own = optuna.samplers.GridSampler, {"search_space": values, "seed": seed}
+    elif name == RANDOM:
+        made, own = optuna.samplers.RandomSampler, {"seed": seed}
     else:
         made, own = _find(name), {"seed": seed}
     with warnings.catch_warnings():
@@ -168,18 +160,7 @@ def make_sampler(
 
 
 def _find(name: str) -> Callable[..., Any]:
-    """A sampler's class by its name, or by its import path."""
-    if name in _NAMED:
-        attribute, package = _NAMED[name]
-        try:
-            if package:
-                importlib.import_module(package)
-        except ImportError as error:
-            raise StudyFileError(
-                f"`search.sampler = {name!r}` needs the package {package}, which is not installed here; "
-                f"try: pip install {package}"
-            ) from error
-        return getattr(optuna.samplers, attribute)  # type: ignore[no-any-return]
+    """A sampler's class by its import path."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]

@@ -11,21 +11,15 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
-    FloorResult,
-    RunDirectoryError,
-    Stopped,
     TrialConfig,
     TrialResult,
     TrialStatus,
 )
-from autotune.results import why_stopped
 from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.durations import RECENT
 from autotune.study.finalists import worth_proving
-from autotune.study.known_failures import keep_failure, known_failures, name_failures, name_of_workload
 from autotune.study.run import StudyRun
-from autotune.study.stopping import why_stop
 from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
 from autotune.study.units import Job, TrialUnit
@@ -55,16 +49,12 @@ class Search:
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
-        self._weighed: tuple[int, Stopped | None] = (-1, None)  # whether so many trials are enough, and why
-        self._stopped: Stopped | None = None  # why they were, if the search ended by that
 
     def work(self) -> None:
         """Tries sets until there is nothing left to try."""
-        self._recall_failures()
         left = self._asked - len(self._results())
         self._tell_news()
-        self._is_over = self._has_stopped_before()
-        if left > 0 and not self._is_over:
+        if left > 0:
             if self._table is not None:
                 self._run.view.note(describe_timetable(self._table, asked=self._asked))
             self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
@@ -80,40 +70,12 @@ class Search:
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
-        self._stopped = None
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
         self._tell_effects()
         self._proposer.finish()
         return len(self._results()) > before
-
-    def _recall_failures(self) -> None:
-        """Keeps the sampler from what crashed or hung with this workload before; tells what did with others."""
-        if not self._keeps_failures or (reference := self._run.reference) is None:
-            return
-        known = known_failures(reference, workload=self._workload)
-        self._proposer.bad = [k.settings for k in known.facts]
-        hints = tuple(k for k in known.hints if self._proposer.may_hold(k.settings))
-        if known.facts:
-            self._run.view.note(
-                "left out, for it crashed or hung in earlier studies of this workload on this build and device "
-                f"(search.known_failures = false tries it again): {name_failures(known.facts)}"
-            )
-        if hints:
-            self._run.view.note(
-                "a hint, left in: in studies of other workloads on this build and device it crashed or hung: "
-                f"{name_failures(hints)}"
-            )
-
-    @property
-    def _keeps_failures(self) -> bool:
-        """Whether what crashes here is of use to other studies, and theirs to this one."""
-        return self._run.spec.search.known_failures and self._run.spec.replay is None
-
-    @property
-    def _workload(self) -> str:
-        return name_of_workload(self._run.spec, self._store.study_dir)
 
     def _tell_news(self) -> None:
         for text in self._proposer.news():
@@ -122,14 +84,10 @@ class Search:
     def _tell_effects(self) -> None:
         """Records what the trials taught, unless that is recorded of just these."""
         self._read_causes()
-        known, stopped = self._store.last(EffectsRecord), self._stopped
-        is_news = known is None or known.trials != len(self._results()) or (stopped is not None and not known.stopped)
-        if not is_news or (found := self._proposer.effects()) is None:
-            return
-        found = found.model_copy(update={"stopped": stopped})
-        self._store.append(found)
-        if stopped is not None:
-            self._run.view.note(f"the search {why_stopped(found)}")
+        known = self._store.last(EffectsRecord)
+        is_news = known is None or known.trials != len(self._results())
+        if is_news and (found := self._proposer.effects()) is not None:
+            self._store.append(found)
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
@@ -140,38 +98,6 @@ class Search:
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
-
-    # ------------------------------------------------------------------ when enough is known
-
-    def _has_stopped_before(self) -> bool:
-        """Whether an earlier session ended the search by these very trials, under the same terms."""
-        search, known = self._run.spec.search, self._store.last(EffectsRecord)
-        if search.stop != "auto" or known is None or known.stopped is None or known.trials != len(self._results()):
-            return False
-        if known.stopped.remaining_hours != search.remaining_gpu_hours:
-            return False
-        self._stopped = known.stopped
-        self._run.view.note(f"the search {why_stopped(known)}")
-        return True
-
-    def _is_enough(self, results: Sequence[TrialResult]) -> bool:
-        """Whether another trial is not worth it, by the model of those that have ended."""
-        if self._run.spec.search.stop != "auto" or len(results) < ENOUGH_TO_TELL:
-            return False
-        if self._weighed[0] != len(results):
-            self._weighed = (len(results), self._weigh(results))
-        return self._weighed[1] is not None
-
-    def _weigh(self, results: Sequence[TrialResult]) -> Stopped | None:
-        """Why the search ends now; None if it does not."""
-        spec, floor = self._run.spec, self._store.last(FloorResult)
-        promise = floor.promise if floor is not None else None
-        least = max(spec.measure.smallest_effect, (promise.smallest or 0.0) if promise is not None else 0.0)
-        if (rest := self._proposer.rest(least)) is None:
-            return None
-        devices = floor.reference.device_count if floor is not None and floor.reference is not None else 1
-        found = why_stop(spec.search, rest, results, least=least, devices=max(1, devices or 1))
-        return found if found.is_over else None
 
     # ------------------------------------------------------------------ what is next
 
@@ -225,12 +151,8 @@ class Search:
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """A set that nobody tries or has tried; None if there is none now."""
         number, config = self._known.free_number(self._tried), None
-        is_enough = self._is_enough(results)
-        if is_enough or self._is_last(results):
+        if self._is_last(results):
             config = self._proposer.ask_best(number, taken=self._tried.values())
-        if config is None and is_enough:
-            self._is_over, self._stopped = True, self._weighed[1]
-            return None
         config = config or self._proposer.ask(number, taken=self._tried.values())
         if config is None and not self._tried:
             self._run.view.note(
@@ -315,9 +237,3 @@ class Search:
         self._store.append(record)
         what = "cause" if record.is_minimal else "smallest failing part found"
         self._run.view.note(f"trial {record.trial}: the {what} of the {record.failure_kind} is {record.smallest}")
-        if not self._keeps_failures or (reference := self._run.reference) is None:
-            return
-        try:
-            keep_failure(record, reference, workload=self._workload)
-        except RunDirectoryError as error:  # it is in the records of this study, which goes on
-            self._run.view.note(f"not kept for later studies: {error}")

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from optuna.trial import FrozenTrial
 
 from autotune.model import (
@@ -21,10 +20,9 @@ from autotune.model import (
     Suspect,
     ValueEffect,
 )
-from autotune.search import SMALLEST_SCALE, AdditiveFlagSampler, Change, Taught, as_ratio, unseen
+from autotune.search import AdditiveFlagSampler, Change, Taught, as_ratio
 from autotune.settings import SearchSpace
 from autotune.study.samplers import distribution_of, to_text
-from autotune.study.stopping import Rest
 
 LIKELY_PAIR = 0.05
 """Chance to act together from which a pair of settings is told."""
@@ -100,18 +98,6 @@ class Lesson:
             left=as_ratio(taught.left(self._best)),
             together=self.acts_together,
         )
-
-    def rest(self, least: float) -> Rest:
-        """What is left to gain over the set that promises most.
-
-        Args:
-            least: Least gain that counts, as a share.
-        """
-        saved = -np.expm1(self._taught.gains(self._best))
-        chance, expected = float((saved > least).mean()), float(np.where(saved > least, saved, 0.0).mean())
-        every = (self._coded.codes(t.params) for t in self._trials if t.params)
-        hidden = unseen(self._taught.design, self._coded.table([codes for codes in every if codes is not None]))
-        return Rest(1 - (1 - chance) * (1 - hidden), expected + hidden * SMALLEST_SCALE)
 
     def _suspects(self) -> list[tuple[tuple[tuple[int, int], ...], float]]:
         return [(places, round(chance, 3)) for places, chance in self._taught.suspects()]

@@ -40,7 +40,6 @@ loss = 'loss = (?P<loss>\\S+)'
 [search]
 trials = 3
 use_environment = false
-known_failures = false
 [search.settings]
 xla_backend_optimization_level = [1, 2]
 xla_cpu_prefer_vector_width = [128, 512]

@@ -90,16 +90,6 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
         load_study(file)
 
 
-@pytest.mark.parametrize(
-    ("noise", "identity"), [("bursts", "2c680ed189c9"), ({"white_sd": 0.02, "process_sd": 0.01}, "bf87db9f1b81")]
-)
-def test_a_replay_of_a_noise_model_is_the_study_that_it_was_before_models_grew(noise: object, identity: str) -> None:
-    replay = {"noise": noise, "effects": {"xla_a=1": 0.95}}
-    study = {"name": "old", "workload": {"entry": "llama"}, "replay": replay}
-    assert parse_study(study).identity == identity  # as commit 4582ee2 has it
-    assert parse_study({**study, "replay": {**replay, "start_s": 20.0}}).identity != identity
-
-
 def test_identity_ignores_budgets_but_not_measuring() -> None:
     base = parse_study(MINIMAL)
     assert parse_study({**MINIMAL, "search": {"trials": 99}}).identity == base.identity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.model.blocks import is_divided_as_told
 from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair
-from autotune.model.spec import StudySpec, parse_study, recorded_study
+from autotune.model.spec import StudySpec, parse_study
 from autotune.model.turn_sizes import TurnSizes, settle
 
 MANY = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=60)
@@ -95,22 +95,6 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
     assert is_divided_as_told(honest, sizes)
     assert [is_divided_as_told(p, sizes) for p in (lie, short, dropped)] == [False] * 3
     assert not is_divided_as_told(honest, sizes, is_alone=True)  # alone nothing is left out by these sizes
-
-
-def test_studies_on_processors_are_the_same_as_before_there_was_a_choice() -> None:
-    assert study().identity == study(block_s=0.05, settle_s=0, steady_s=0).identity
-    assert "settle_s" not in study().lasting()["measure"]
-    assert study().lasting()["measure"]["block_s"] == 0.05
-    assert study("cuda").identity != study("cuda", block_s=0.05, settle_s=0, steady_s=0).identity
-
-
-def test_a_run_from_before_counts_every_step_whatever_its_device() -> None:
-    old = study("cuda", block_s=0.05).model_dump(mode="json")
-    for key in ("settle_s", "steady_s"):
-        old["measure"].pop(key)
-    assert recorded_study(old).turns.split([1.0] * 5) == ((), (1.0,) * 5)
-    new = study("cuda")
-    assert recorded_study(new.model_dump(mode="json")) == new
 
 
 def test_costs_are_what_the_sizes_make() -> None:

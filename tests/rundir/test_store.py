@@ -11,7 +11,7 @@ import pytest
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import Pair
-from autotune.model.records import RECORD, IncidentRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, IncidentRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.files import append_synced, write_atomically
@@ -89,7 +89,7 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
     file = tmp_path / "study.json"
-    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    file.write_text(file.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
     with pytest.raises(RunDirectoryError, match="is of 99"):
         Store.open(tmp_path)
 
