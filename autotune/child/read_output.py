@@ -26,7 +26,7 @@ from autotune.child.channel import Channel
 from autotune.child.memory import memory_in_use
 from autotune.child.process_env import environments
 from autotune.child.ran_on import is_on_gpus, ran_on
-from autotune.child.read_files import Follow, Told
+from autotune.child.read_files import Follow
 from autotune.child.read_rules import Lines, StepReader
 
 MATCH_LIMIT_S = 2.0
@@ -89,7 +89,7 @@ class Session:
                 if not data:
                     waiting.remove(output)
                 _pass_on(data)
-                self._take(((line, None) for line in lines.feed(data)), printed=True)
+                self._take(lines.feed(data), printed=True)
             if self._file is not None:
                 self._take(self._file.read(), printed=False)
             self._answer(program.pid)
@@ -108,21 +108,21 @@ class Session:
                 return True
         return False
 
-    def _take(self, told: Iterable[Told], *, printed: bool) -> None:
+    def _take(self, lines: Iterable[str], *, printed: bool) -> None:
         """Looks at some lines; those that are only printed are kept for messages if a file is what is read."""
         signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
         try:
-            for line, made_s in told:
+            for line in lines:
                 if printed:
                     self._last.append(line)
                 if not printed or self._file is None:
                     self._line_count += 1
-                    self._read(line, made_s)
+                    self._read(line)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
-    def _read(self, line: str, made_s: float | None) -> None:
-        step = self._reader.read(line, time.perf_counter() if made_s is None else made_s)
+    def _read(self, line: str) -> None:
+        step = self._reader.read(line, time.perf_counter())
         if step is None:
             return
         if step.step_s is not None:

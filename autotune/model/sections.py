@@ -55,9 +55,8 @@ class ReadSpec(Section):
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: What that key holds.
-        file: Read this file instead of the output: lines, JSON lines, ``.csv``, TensorBoard's events or W&B's
-            ``.wandb``; below the study's folder, or ``{folder}/...`` for that of the trial; with ``*``, or of a
-            folder, the newest that the program writes.
+        file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
+            ``{folder}/...`` for that of the trial; with ``*``, or of a folder, the newest that the program writes.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
         tokens_per_step: Needed for ``tokens_per_s``.
         terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.

@@ -54,29 +54,23 @@ class Shown:
 
 
 def read_log(path: Path) -> Seen:
-    """The lines of a saved log, of a CSV file, of TensorBoard's or W&B's; of a folder the newest file.
+    """The lines of a saved log or CSV file; of a folder the newest one.
 
     Raises:
         AutotuneError: If it cannot be read.
     """
     found = find(path)
     if found is None:
-        raise AutotuneError(f"a folder must hold a log but there is no event file, .wandb, .jsonl or .csv in {path}")
-    records, lines, at = records_of(found.name), list[str](), list[float | None]()
+        raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
+    records, lines = records_of(found.name), list[str]()
     try:
         with found.open("rb") as stream:
             while data := stream.read(READ_AT_ONCE):
-                for line, made_s in records.feed(data):
-                    lines.append(line)
-                    at.append(made_s)
-        for line, made_s in records.feed(b"\n") if found.suffix != ".wandb" and "tfevents" not in found.name else ():
-            lines.append(line)
-            at.append(made_s)
+                lines += records.feed(data)
+        lines += records.feed(b"\n")
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable but {found}: {error}") from error
-    times = [a for a in at if a is not None]
-    notes = [f"read {found}"] if found != path else []
-    return Seen(lines=lines, at=times if times and len(times) == len(lines) else None, notes=tuple(notes))
+    return Seen(lines=lines, at=None, notes=(f"read {found}",) if found != path else ())
 
 
 def read_command(command: Sequence[str], *, limit_s: float, terminal: bool | None, rules: Mapping[str, Any]) -> Seen:

@@ -152,7 +152,7 @@ class _Watch:
         """The steps among all lines so far, with the rules by which they are read; None if there are none."""
         lines = look.lines if self._follow is None else self._written
         if self._follow is not None:
-            self._written += [(look.took_s, line) for line, _ in self._follow.read()]
+            self._written += [(look.took_s, line) for line in self._follow.read()]
         if self._seen != len(lines):
             self._seen = len(lines)
             if self._asked.rules is None:
