@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.model import FlagSet, Pair, Stamped, Stopwatch, StudySpec, View, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import NO_LESSONS, Evaluator, Here, Lessons, Measuring, Runner, StudyRun
+from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun
 from autotune.workers import Launcher, ReplayLauncher
 
 
@@ -106,15 +106,21 @@ def given_run(
     view: View,
     *,
     storage: str | None = None,
-    make_evaluator: Callable[[StudyRun], Evaluator] = Measuring,
+    equip: Callable[[Runner], None] = lambda runner: None,
 ) -> StudyRun:
-    """The context of a study in `folder`, or in memory (None)."""
+    """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
     create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
+
+    def here(run: StudyRun) -> Here:
+        runner = Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+        equip(runner)
+        return Here(runner)
+
     return StudyRun(
         spec=spec,
         view=view,
         open_store=lambda: create(folder, spec) if create and folder else MemoryStore(spec),
         prepare=lambda note: setup,
-        make_evaluator=make_evaluator,
+        make_engine=here,
         storage=storage,
     )

@@ -33,10 +33,9 @@ def screen(
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
-    from autotune.compiler import chains, domains, keep_screen
+    from autotune.compiler import chains, domains, facts_of, keep_screen
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
-    from autotune.study import facts_of
 
     folder = screen_cache or _cache_dir(cache)
     with _open_screen(study, target, topology, option, folder=folder, limit_s=limit_s) as (spec, opened):

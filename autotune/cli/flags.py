@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -237,9 +237,6 @@ def symptoms(
 def space(
     study: options.Study,
     run_dir: options.RunDir = None,
-    objective: options.StepTime = None,
-    target: options.Target = None,
-    topology: options.Topology = None,
     python: options.Python = None,
     why: Annotated[
         bool, typer.Option("--why", help="Also how likely each setting is thought to act, and why.")
@@ -247,14 +244,11 @@ def space(
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
+    from autotune.model import load_study
     from autotune.settings import describe_condition, describe_domain
-    from autotune.study import foretell_space, study_with
+    from autotune.study import foretell_space
 
-    given: dict[str, dict[str, Any]] = {
-        "search": {"step_time": objective},
-        "screen": {"target": target, "topology": topology},
-    }
-    spec = study_with(study, given, effort="standard", seed=None)
+    spec = load_study(study)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
     told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python, note=_note)
     found = told.space

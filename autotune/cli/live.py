@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
-    PREDICTED,
     AblationResult,
     ConfirmRun,
     FinalistResult,
@@ -167,15 +166,10 @@ class LiveView(LineView):
         """See `autotune.model.View`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
-        if result.failure is None and (step := result.prediction) is not None:
-            self._note_best(result, step.ratio, f"{format_ratio(step.ratio)}, {PREDICTED}")
-        if result.failure is None and (found := result.comparison) is not None:
-            self._note_best(result, found.estimate.ratio, f"{format_estimate(found.estimate)}, not yet proven")
-
-    def _note_best(self, result: TrialResult, ratio: float, words: str) -> None:
-        if ratio < self._best_ratio:
-            self._best_ratio = ratio
-            self._best = f"trial {result.number}: {words}"
+        found = result.comparison.estimate if result.failure is None and result.comparison is not None else None
+        if found is not None and found.ratio < self._best_ratio:
+            self._best_ratio = found.ratio
+            self._best = f"trial {result.number}: {format_estimate(found)}, not yet proven"
 
     def finalist(self, result: FinalistResult) -> None:
         """See `autotune.model.View`."""

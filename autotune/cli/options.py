@@ -56,10 +56,6 @@ Places = Annotated[
     typer.Option("--for", metavar="PLACE", help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm, moe or @h200."),
 ]
 
-StepTime = Annotated[
-    Literal["measured", "predicted"] | None,
-    typer.Option("--objective", help="predicted: compile only, nothing is measured, no GPU needed."),
-]
 Target = Annotated[
     str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .txtpb file.")
 ]

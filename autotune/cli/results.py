@@ -112,7 +112,7 @@ def export(
         store,
         ExportFormat(form),
         trial=trial,
-        even_predicted=force,
+        even_unjudged=force,
         folder=None if output is None else output.parent,
         same_kernels=same_kernels,
         needs_loss=needs_loss,

@@ -40,7 +40,6 @@ def run(
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
     ] = None,
     screen_cache: options.ScreenCache = None,
-    objective: options.StepTime = None,
     target: options.Target = None,
     topology: options.Topology = None,
     as_json: options.Json = False,
@@ -49,7 +48,7 @@ def run(
     from autotune.study import choose_engine, parse_groups, study_with
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours, "step_time": objective},
+        "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
         "screen": {
             "enabled": screen,
             "target": target,
@@ -143,7 +142,7 @@ def _more_for(processes: int, spec: StudySpec) -> str:
 
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
     """What to type next, what is most likely wanted first."""
-    from autotune.model import Outcome, format_set
+    from autotune.model import Outcome
 
     # Without an activated environment the command is found by the path it was called by.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
@@ -158,12 +157,6 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     if conclusion.outcome is Outcome.FRONT and conclusion.front:
         steps.append(f"{me} export {path} --trial {conclusion.front[-1]} -o chosen.env   # a set of the front")
     again = f"{me} run {study} --run-dir {path}"
-    if spec.is_predicted:
-        cluster = {"--target": spec.screen.target, "--topology": spec.screen.topology}
-        where = " ".join(f"{name} {value}" for name, value in cluster.items() if value)
-        again += f" --objective predicted {where}"
-        if conclusion.settings:
-            steps.append(f"{me} explain {study} {where} --set {shlex.quote(format_set(conclusion.settings))}")
     return [
         *steps,
         f"{me} show {path}",

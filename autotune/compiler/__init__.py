@@ -8,11 +8,12 @@ from autotune.compiler.choices import look_under
 from autotune.compiler.company import TimeUp, look_in_company
 from autotune.compiler.explain import as_page, as_text
 from autotune.compiler.open import (
+    Facts,
     chains,
     cluster_that_ran,
     domains,
+    facts_of,
     narrowed,
-    on_cluster,
     open_screener,
     spread,
     with_options,

@@ -21,7 +21,7 @@ from autotune.compiler.predict import Calibration, predict_step
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.targets import Target, Topology
 from autotune.compiler.verdicts import Screener
-from autotune.model import PREDICTED, FlagSet, FloorResult, LaunchError, StudyFileError, TrialResult, TrialStatus
+from autotune.model import FlagSet, FloorResult, LaunchError, StudyFileError, TrialResult, TrialStatus
 from autotune.rundir import Store
 
 Floats = npt.NDArray[np.float64]
@@ -114,9 +114,10 @@ def check_predictions(
 def _cluster(store: Store) -> tuple[Target, Topology]:
     """Where a run was measured."""
     spec, floor = store.spec, store.last(FloorResult)
-    if spec.is_predicted or floor is None or spec.device.platform != "cuda":
-        what = f"is {PREDICTED}" if spec.is_predicted else "has no measurement on a GPU"
-        raise StudyFileError(f"to calibrate, a run must be measured on GPUs but {store.path} {what}")
+    if floor is None or spec.device.platform != "cuda":
+        raise StudyFileError(
+            f"to calibrate, a run must be measured on GPUs but {store.path} has no measurement on a GPU"
+        )
     target, topology = cluster_that_ran(spec, floor.reference)
     if target is None or target.network is None or not target.flops_per_s:
         raise StudyFileError(

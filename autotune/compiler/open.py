@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob, Progress
+from autotune.compiler.program import CompiledProgram
 from autotune.compiler.reports import Effect, ScreenReport, SettingReport, ValueReport
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
 from autotune.compiler.verdicts import Screener
@@ -19,6 +21,24 @@ from autotune.settings import Parameter, SearchSpace, load_catalog
 
 MOST_VALUES = 5
 """Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a search space is built from, told by a workload that was compiled or built, not run.
+
+    Attributes:
+        layer_bytes: ``weights`` and ``gradients`` of one layer.
+    """
+
+    device_count: int | None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
+    """The facts that a compiled reference tells."""
+    return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:

@@ -164,20 +164,18 @@ class Screener:
         fraction = memory_fraction(settings)
         return int(self.job.target.memory_bytes * (DEFAULT_MEMORY_FRACTION if fraction is None else fraction))
 
-    def program_key(self, settings: FlagSet, *, on_device: bool = True) -> str | None:
+    def program_key(self, settings: FlagSet) -> str | None:
         """Equal for two sets that one measurement serves: same program, same settings that are read at run time.
 
         None if the set does not compile here, or holds a setting that decides the on-device autotuner.
 
         Args:
             settings: The set, without the baseline.
-            on_device: Whether a device's autotuner chooses kernels: programs must then be equal under each choice.
         """
         rest = self._to_measure(self.baseline.merge(settings))
         if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
             return None
-        choices = list(self.choices.values())[: None if on_device else 1]
-        programs = [self.fingerprint(settings.merge(forced)) for forced in choices]
+        programs = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
     def _is_same(self, one: FlagSet, other: FlagSet) -> bool:

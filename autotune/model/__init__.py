@@ -21,7 +21,7 @@ from autotune.model.kernels import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair, PredictedStep,
+    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair,
     Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
@@ -56,7 +56,7 @@ from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
 from autotune.model.trial import (
-    REFERENCE_NUMBER, Failed, Measured, Predicted, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
+    REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip
 from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
 from autotune.model.units import (

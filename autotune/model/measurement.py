@@ -26,7 +26,6 @@ from autotune.model.numbers import (
     Elapsed,
     Finite,
     Joules,
-    Ratio,
     StepJoules,
     StepTime,
 )
@@ -344,33 +343,3 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
-
-
-class PredictedStep(Record):
-    """What a model says that a compiled program would take on GPUs that are not here. Never a measurement.
-
-    Attributes:
-        ratio: Predicted step time over the reference's, both from the same model; per token where a step has others.
-        exposed_s: Communication that computing waits for.
-        idle_s: The GPU has nothing to do and waits for no collective.
-        mfu: Model FLOPs over the peak of the matrix units.
-        low_s: Lower end of where a measured step would be in 95 % of cases, by step times that others published.
-        high_s: Upper end.
-        published: How near the model is to what others published, in words.
-    """
-
-    target: str
-    topology: str
-    ratio: Ratio
-    step_s: StepTime
-    low_s: StepTime | None = None
-    high_s: StepTime | None = None
-    published: str | None = None
-    compute_s: Elapsed
-    communication_s: Elapsed
-    exposed_s: Elapsed
-    idle_s: Elapsed
-    mfu: Amount | None = None
-    tokens_per_s: Amount | None = None
-    peak_bytes: Count | None = None
-    compile_s: Elapsed | None = None

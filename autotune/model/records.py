@@ -27,7 +27,6 @@ from autotune.model.measurement import (
     Failure,
     FailureKind,
     Objective,
-    PredictedStep,
     Settings,
     Stamped,
     WorkerReport,
@@ -48,7 +47,6 @@ class ScreenRecord(Stamped):
     Attributes:
         report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
         reason: Why there is no report.
-        prediction: Of the reference, where the study predicts.
     """
 
     kind: Literal["screen"] = "screen"
@@ -57,7 +55,6 @@ class ScreenRecord(Stamped):
     versions: dict[str, str] = Field(default_factory=dict)
     report: dict[str, Any] | None = None
     reason: str = ""
-    prediction: PredictedStep | None = None
     duration_s: Elapsed = 0.0
 
 
@@ -263,7 +260,7 @@ class Outcome(StrEnum):
     """How a study ended.
 
     ``nothing_beats_the_default``: gains above the bound that its sentence tells are ruled out; ``inconclusive``: they
-    are not; ``predicted``: nothing was measured, whatever the model says.
+    are not.
     """
 
     WINNER = "winner"
@@ -271,7 +268,6 @@ class Outcome(StrEnum):
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
     INCONCLUSIVE = "inconclusive"
     NOTHING_RAN = "nothing_ran"
-    PREDICTED = "predicted"
 
 
 class ConclusionRecord(Stamped):
@@ -289,7 +285,6 @@ class ConclusionRecord(Stamped):
     settings: Settings | None = None
     trial: Count | None = None
     estimate: Estimate | None = None
-    prediction: PredictedStep | None = None
     front: tuple[Count, ...] | None = None
     soaked_s: Elapsed | None = None
     trial_count: Count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -60,8 +60,6 @@ class SearchSpec(Section):
             that winners hold are thought likelier to act.
         first: Sets with names that are tried before the sampler proposes.
         use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
-        step_time: ``measured``, or ``predicted`` of compiled programs: no GPU is needed, nothing is
-            measured and nothing proven.
         sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
             import path, ``module:Class``.
         sampler_options: Arguments of the sampler.
@@ -81,7 +79,6 @@ class SearchSpec(Section):
     learn_from: Annotated[str, Field(min_length=1)] | None = None
     first: tuple[NamedSet, ...] = ()
     use_environment: bool = True
-    step_time: Literal["measured", "predicted"] = "measured"
     sampler: str = "additive"
     sampler_options: dict[str, Any] = Field(default_factory=dict)
     startup_trials: Annotated[int, Field(ge=1)] = 8

@@ -97,17 +97,11 @@ class StudySpec(Section):
                 f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
                 f"{math.prod(mesh.values())}; change either of them"
             )
-        if self.is_predicted and len(self.search.objectives) > 1:
-            raise ValueError(
-                '`search.step_time = "predicted"` is of step time alone: give no other `search.objectives`'
-            )
         told = {Objective.STEP_TIME, Objective.ENERGY, *((Objective.MEMORY,) if self.workload.hook else ())}
         if self.workload.command is not None and (untold := set(self.search.objectives) - told):
             raise ValueError(f"`search.objectives` can not hold {', '.join(untold)}: a `command` does not tell it")
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
-        if self.is_predicted and (self.workload.entry is None or self.replay is not None):
-            raise ValueError('`search.step_time = "predicted"` needs a `workload.entry` to compile, and no [replay]')
         return self
 
     @model_validator(mode="after")
@@ -233,11 +227,6 @@ class StudySpec(Section):
         return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
 
     @property
-    def is_predicted(self) -> bool:
-        """Whether nothing is measured: a model says what compiled programs would take."""
-        return self.search.step_time == "predicted"
-
-    @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
         workload = self.workload.model_dump(exclude={"mesh", "uses", "python"})  # change nothing
@@ -250,13 +239,10 @@ class StudySpec(Section):
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
-        data = self.model_dump(mode="json", exclude={"name", "description", "confirm", "pgle"})
+        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "network", "confirm", "pgle"})
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
-        screen, network = data.pop("screen"), data.pop("network")
-        if self.is_predicted:  # then the cluster is what the results are of
-            data["screen"] = {**{key: screen[key] for key in ("target", "topology")}, **network}
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
         return data

@@ -19,7 +19,6 @@ from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     Failure,
-    PredictedStep,
     Record,
     Settings,
     Stamped,
@@ -38,7 +37,6 @@ class TrialStatus(StrEnum):
     MEASURED = "measured"
     SAME_SET = "same_set"
     SAME_PROGRAM = "same_program"
-    PREDICTED = "predicted"
     FAILED = "failed"
 
 
@@ -69,15 +67,7 @@ class Twin(Record):
     status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]
     same_as: Count
     comparison: Comparison | None = None
-    prediction: PredictedStep | None = None
     failure: Failure | None = None
-
-
-class Predicted(Record):
-    """The set was compiled, and a model says what a step would take."""
-
-    status: Literal[TrialStatus.PREDICTED] = TrialStatus.PREDICTED
-    prediction: PredictedStep
 
 
 class Failed(Record):
@@ -87,8 +77,8 @@ class Failed(Record):
     failure: Failure
 
 
-TrialOutcome = Annotated[Measured | Twin | Predicted | Failed, Field(discriminator="status")]
-_OF_OUTCOME = ("status", "comparison", "same_as", "failure", "prediction")
+TrialOutcome = Annotated[Measured | Twin | Failed, Field(discriminator="status")]
+_OF_OUTCOME = ("status", "comparison", "same_as", "failure")
 
 
 class TrialResult(Stamped):
@@ -159,11 +149,6 @@ class TrialResult(Stamped):
             sesoi: The study's smallest effect of interest, as a share.
         """
         return outlook_of(self.comparison.estimate, sesoi=sesoi) if self.comparison is not None else None
-
-    @property
-    def prediction(self) -> PredictedStep | None:
-        """What stands in place of `comparison` where the study predicts."""
-        return self.outcome.prediction if isinstance(self.outcome, Predicted | Twin) else None
 
     @property
     def failure(self) -> Failure | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from autotune.model import (
-    PREDICTED,
     REFERENCE_NUMBER,
     AutotuneError,
     ConclusionRecord,
@@ -40,8 +39,7 @@ class Study:
         self.store = Store.open(Path(path))
 
     def __repr__(self) -> str:
-        label = f"{PREDICTED}; " if self.is_predicted else ""
-        return visible(f"<Study {self.name}: {label}{len(self.trials)} trials; {self.verdict}>")
+        return visible(f"<Study {self.name}: {len(self.trials)} trials; {self.verdict}>")
 
     @property
     def name(self) -> str:
@@ -68,11 +66,6 @@ class Study:
         """
         conclusion = self.store.last(ConclusionRecord)
         return winner_of(self.store) if conclusion is not None and conclusion.outcome is Outcome.WINNER else None
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether nothing was measured: see the columns ``predicted_ratio`` and ``predicted_step_s`` of `trials`."""
-        return self.store.spec.is_predicted
 
     @property
     def device_hours(self) -> float:
@@ -135,10 +128,8 @@ class Study:
         return Plots(self)
 
     def _repr_html_(self) -> str:
-        ratio = "predicted_ratio" if self.is_predicted else "ratio"
-        figures = [ratio, "predicted_step_s"] if self.is_predicted else [ratio, "low", "high", "outlook"]
-        columns = ["trial", *figures, "failure", "settings"]
-        table: str = self.trials.sort_values(ratio)[columns].head(10).to_html(index=False, escape=True)
+        columns = ["trial", "ratio", "low", "high", "outlook", "failure", "settings"]
+        table: str = self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
         return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
 
 

@@ -17,7 +17,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from autotune.model import (
-    PREDICTED,
     ConclusionRecord,
     ConfirmRun,
     FloorResult,
@@ -170,10 +169,6 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
 def _facts(store: Store) -> dict[str, str]:
     """The fields of one run, as text."""
     floor = store.last(FloorResult)
-    if store.spec.is_predicted:
-        raise NotComparableError(
-            f"runs that are compared must be measured but {store.path} is {PREDICTED}; `autotune show` lists it"
-        )
     if floor is None:
         raise NotComparableError(
             f"a run must have measured its reference to be compared but {store.path} has not; finish it first"

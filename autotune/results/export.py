@@ -56,7 +56,7 @@ def render_export(
     form: ExportFormat,
     *,
     trial: int | None = None,
-    even_predicted: bool = False,
+    even_unjudged: bool = False,
     folder: Path | None = None,
     same_kernels: bool = False,
     needs_loss: bool = False,
@@ -67,8 +67,7 @@ def render_export(
         store: The run directory.
         form: The format.
         trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
-        even_predicted: Write the favourite of a study in which nothing was measured, or a winner whose loss could not
-            be judged; the text says so.
+        even_unjudged: Write even a winner whose loss could not be judged; the text says so.
         folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
         same_kernels: Let it load the autotuner's results of its soak.
         needs_loss: Refuse one whose loss was not compared with the default's.
@@ -77,7 +76,7 @@ def render_export(
         AutotuneError: If there is no proven winner, or none whose loss was compared and that is needed, or the format
             cannot carry one of its values.
     """
-    winner = winner_of(store, trial, even_predicted=even_predicted)
+    winner = winner_of(store, trial, even_unjudged=even_unjudged)
     if needs_loss:
         require_loss(winner)
     if same_kernels:

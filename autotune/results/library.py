@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.model import PREDICTED, AutotuneError, format_ratio
+from autotune.model import AutotuneError, format_ratio
 from autotune.results.artefacts import put_beside
 from autotune.results.carried import parse_winner
 from autotune.results.export import ExportFormat, render_winner
@@ -83,8 +83,6 @@ def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> 
         AutotuneError: If the file there is of a later proof, the winner was never measured, or artefacts are missing.
         RunDirectoryError: If it cannot be written.
     """
-    if winner.is_predicted:
-        raise AutotuneError(f"a library must hold proven winners but this one is {PREDICTED}; measure it first")
     if winner.estimate is not None and winner.estimate.high >= 1.0:
         raise AutotuneError(
             f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.model import (
-    PREDICTED,
     AutotuneError,
     ConclusionRecord,
     FloorResult,
@@ -38,7 +37,6 @@ LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
 
 _TONES = {
-    Outcome.PREDICTED: "none",
     Outcome.WINNER: "winner",
     Outcome.FRONT: "winner",
     Outcome.NOTHING_RAN: "none",
@@ -74,8 +72,6 @@ def build(store: Store) -> dict[str, Any]:
     ordered = sorted(trials, key=lambda r: r.rank)
     resources = drawings.resource_charts(trials)
     front = front_rows(store) if len(wanted) > 1 else []
-    # The charts are of measurements: a model's figures stand in the table, where each is marked.
-    drawn = [] if store.spec.is_predicted else trials
     return {
         "name": store.spec.name,
         "description": store.spec.description,
@@ -91,8 +87,8 @@ def build(store: Store) -> dict[str, Any]:
         "front_charts": drawings.front_charts(store, front, trials),
         "floor": words.floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
-        "forest": drawings.forest_chart(store, drawn) if drawn or floor else None,
-        "history": drawings.history_chart(drawn),
+        "forest": drawings.forest_chart(store, trials) if trials or floor else None,
+        "history": drawings.history_chart(trials),
         "traces": drawings.trace_charts(store, trials),
         "taught": taught.taught_lines(store),
         "beliefs": taught.belief_table(store),
@@ -138,9 +134,6 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
         ("not measured twice", str(sum(r.same_as is not None for r in trials))),
         ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
     ]
-    if (step := next((r.prediction for r in store.of(ScreenRecord) if r.prediction), None)) is not None:
-        rows.append((f"default's step, {PREDICTED}", format_seconds(step.step_s)))
-        rows.append(("predicted for", f"{step.topology} {step.target}"))
     if floor is not None:
         w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
         tokens, flops = w.tokens_per_step, w.flops_per_step

@@ -72,7 +72,6 @@ class TrialRow:
         step_j: Energy of a step of the candidate, joules.
         work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
         by: The worker, where several share the study.
-        predicted_ratio: A model's; then nothing in the other columns is of a step.
     """
 
     result: TrialResult
@@ -104,8 +103,6 @@ class TrialRow:
     at_s: float = _at("at_s")
     by: str | None = _at("by", None)
     settings: str = _at("settings")
-    predicted_ratio: float = _at("prediction.ratio")
-    predicted_step_s: float = _at("prediction.step_s")
 
     @property
     def is_measured(self) -> bool:
@@ -117,8 +114,7 @@ class TrialRow:
         """Sorts the best first; then what changes nothing, then failures."""
         if self.failure is not None:
             return (2, self.trial)
-        ratio = self.ratio if self.is_measured else self.predicted_ratio
-        return (1, self.trial) if math.isnan(ratio) else (0, ratio)
+        return (0, self.ratio) if self.is_measured else (1, self.trial)
 
     @property
     def style(self) -> str:

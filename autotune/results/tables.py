@@ -10,8 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
-    PREDICTED,
-    REFERENCE_NUMBER,
     TURNS,
     FinalistResult,
     FloorResult,
@@ -66,8 +64,7 @@ _LONGEST_SETTINGS = 120
 def study_tables(store: Store) -> list[Table]:
     """The table of all trials, best first; what they taught; of a study by several objectives its front."""
     trials, wanted = sorted(trial_rows(store), key=lambda r: r.rank), store.spec.search.objectives
-    is_predicted = any(r.result.prediction is not None for r in trials)
-    tables = [_predicted_table(trials) if is_predicted else _results_table(store, trials)]
+    tables = [_results_table(store, trials)]
     if (beliefs := taught.terminal_table(store)) is not None:
         tables.append(beliefs)
     return [*tables, _front_table(front_rows(store), wanted)] if len(wanted) > 1 else tables
@@ -106,26 +103,6 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
     return table
 
 
-def _predicted_table(trials: Sequence[TrialRow]) -> Table:
-    """Every trial with what a model says of it."""
-    steps = [r.result.prediction for r in trials if r.result.prediction is not None]
-    title = f"{PREDICTED}: a model's step time over the default's on {steps[0].topology} {steps[0].target}"
-    figures = ("predicted ratio", "predicted step", "exposed", "peak memory")
-    table = _table(title, ("trial", "settings", *figures, ""), right=("trial", *figures))
-    for r in trials:
-        p, cells = r.result.prediction, ["-"] * 4
-        if p is not None:
-            cells = [format_ratio(p.ratio), *map(format_seconds, (p.step_s, p.exposed_s)), format_bytes(p.peak_bytes)]
-        said = Text("predicted", style="cyan")
-        if r.failure is not None:
-            said = _outlook_cell(r)
-        elif r.same_as is not None:
-            twin = "the default" if r.same_as == REFERENCE_NUMBER else f"trial {r.same_as}"
-            said = Text(f"same program as {twin}", style="dim")
-        table.add_row(str(r.trial), _cut(r.result), *cells, said)
-    return table
-
-
 def _front_table(front: Sequence[FrontRow], wanted: Sequence[Objective]) -> Table:
     """The sets that no other beats in all objectives."""
     title = "the front: ratios over the default's, proven sets first"
@@ -161,14 +138,14 @@ def has_energy(trials: Sequence[TrialRow]) -> bool:
 
 
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
-    """Every trial; a model's figures carry their mark in the cell."""
+    """Every trial."""
     energy = has_energy(trials)
     return [_trial_cells(r, has_energy=energy) for r in trials]
 
 
 def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
     outlook = r.outlook if r.outlook and r.failure is None else words.describe_trial(r.result, r.outlook)
-    row = {
+    return {
         "trial": str(r.trial),
         "settings": r.settings,
         "by": r.origin,
@@ -181,15 +158,6 @@ def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
         "memory": format_bytes(r.peak_bytes),
         **({"energy": format_joules(r.step_j)} if has_energy else {}),
     }
-    if (p := r.result.prediction) is not None and r.failure is None:
-        row |= {
-            "ratio": f"{format_ratio(p.ratio)} (predicted)",
-            "outlook": PREDICTED if r.same_as is None else f"{PREDICTED}, the program of trial {r.same_as}",
-            "step": f"{format_seconds(p.step_s)} (predicted)",
-            "compile": format_seconds(p.compile_s),
-            "memory": format_bytes(p.peak_bytes),
-        }
-    return row
 
 
 def _ratio_cell(row: TrialRow) -> str:

@@ -17,7 +17,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from autotune.model import (
     KERNELS,
-    PREDICTED,
     STUDY_NAME,
     AtLeastOne,
     AutotuneError,
@@ -110,7 +109,6 @@ class Winner(Record):
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
         soak: What that run showed, in words; None in files of older versions.
-        is_predicted: Nothing was measured, so nothing is proven; a model alone says so.
         others: Ratios of the objectives other than step time, of a study that had any.
         work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
         unit: What that counts, in one word.
@@ -142,7 +140,6 @@ class Winner(Record):
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
-    is_predicted: bool = False
     proof: Proof | None = None
     kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loads_kernels: bool = False
@@ -213,11 +210,6 @@ def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
             f"a run must have ended to be exported but {store.path} has not; "
             "run the same `autotune run` command again to finish it"
         )
-    if store.spec.is_predicted:
-        raise AutotuneError(
-            f"only a proven winner is exported but {store.path} is {PREDICTED}; run the study on its GPUs, or write "
-            "what the model favours all the same with --force"
-        )
     return _proven_at(store, conclusion, trial)
 
 
@@ -242,15 +234,6 @@ def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) ->
     return conclusion
 
 
-def _favourite(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that predicts, if its model favours a set."""
-    conclusion = store.last(ConclusionRecord)
-    if conclusion is None or not conclusion.settings:
-        said = conclusion.sentence if conclusion else "it has not ended"
-        raise AutotuneError(f"a run must favour a set to be written but of {store.path}: {said}")
-    return conclusion
-
-
 def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None) -> ConclusionRecord:
     """The conclusion narrowed to one set of the front."""
     members = conclusion.front or ()
@@ -272,21 +255,18 @@ def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None)
     return conclusion.model_copy(update=update)
 
 
-def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = False) -> Winner:
+def winner_of(store: Store, trial: int | None = None, *, even_unjudged: bool = False) -> Winner:
     """The winner of a run directory, or a set of its front; see `proven_winner`.
 
     Args:
         store: The run directory.
         trial: A set of the front; None for the winner, or the fastest of the front.
-        even_predicted: Take the favourite of a study in which nothing was measured, or a winner whose loss could not
-            be judged, marked as what it is.
+        even_unjudged: Take even a winner whose loss could not be judged.
 
     Raises:
         AutotuneError: If it has none, if what the run says of it does not follow from its records, or if it holds what
             is not handed on.
     """
-    if even_predicted and store.spec.is_predicted:
-        return _make_winner(store, _favourite(store), (), None)
     proven_winner(store, trial)  # says what is missing
     recorded = store.of(ConclusionRecord)[-1]
     if wrong := disagreements(store, recorded):
@@ -296,7 +276,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_predicted: bool = 
             + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
         )
     winner = winner_at(store, recorded, trial)
-    if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_predicted):
+    if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_unjudged):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
             "have it soaked (confirm.soak, run the same command again) with a program that tells its loss, or write it "
@@ -365,7 +345,6 @@ def _make_winner(
         conditions=conditions_of(spec, floor, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
-        is_predicted=spec.is_predicted,
         proof=proof,
         kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )

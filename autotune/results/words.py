@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from autotune.model import (
     KERNELS,
     LOSS_NOT_CHECKED,
-    PREDICTED,
     PROFILE,
     TURNS,
     AblationResult,
@@ -24,7 +23,6 @@ from autotune.model import (
     FloorResult,
     IncidentRecord,
     Outcome,
-    PredictedStep,
     ScreenRecord,
     SessionRecord,
     TrialResult,
@@ -94,16 +92,13 @@ def format_figures(ratio: float, low: float, high: float) -> str:
 
 
 def describe_begin(store: Store) -> list[str]:
-    """What was found before the first trial: the noise floor, or what a model says of the reference; the screen."""
+    """What was found before the first trial: the noise floor and the screen."""
     from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
 
     lines = floor_lines(store)
-    if not lines and not store.spec.is_predicted:
+    if not lines:
         lines.append("the noise floor is not measured yet")
     for record in store.of(ScreenRecord):
-        if (step := record.prediction) is not None:
-            place = f"{step.topology} {step.target}"
-            lines.append(f"{PREDICTED}: every figure is a model's, for {place}; reference {describe_prediction(step)}")
         lines += describe_screen_record(record)
     return list(dict.fromkeys(lines))
 
@@ -194,8 +189,6 @@ def describe_trial(result: TrialResult, outlook: str | None) -> str:
     if result.same_as is not None:
         what = "set" if result.status is TrialStatus.SAME_SET else "program"
         suffix = f" (the same {what} as trial {result.same_as}, not measured again)"
-    if result.prediction is not None:
-        return f"{describe_prediction(result.prediction)}{suffix.replace(', not measured again', '')}"
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
     found = result.comparison
@@ -209,16 +202,6 @@ def describe_trial(result: TrialResult, outlook: str | None) -> str:
 def describe_failure(failure: Failure, where: str) -> str:
     """A failure in words, with where it happened."""
     return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
-
-
-def describe_prediction(step: PredictedStep) -> str:
-    """What a model says of a program, marked as such."""
-    ends = [format_seconds(s) for s in (step.low_s, step.high_s) if s is not None]  # none in older records
-    around = f" ({' to '.join(ends)}; the model is {step.published})" if ends else ""
-    return (
-        f"{format_ratio(step.ratio)}, {format_seconds(step.step_s)} a step{around} of which "
-        f"{format_seconds(step.exposed_s)} exposed communication: {PREDICTED}"
-    )
 
 
 def describe_energy(result: TrialResult) -> str:
@@ -265,13 +248,11 @@ def describe_standing(store: Store, state: str) -> str:
     results, session = store.of(TrialResult), store.last(SessionRecord)
     if not results:
         return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
-    so_far = PREDICTED
-    if not store.spec.is_predicted:
-        found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
-        best = min(found, key=lambda e: e.ratio, default=None)
-        so_far = "nothing is promising so far"
-        if best is not None and best.ratio < 1:
-            so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+    best = min(found, key=lambda e: e.ratio, default=None)
+    so_far = "nothing is promising so far"
+    if best is not None and best.ratio < 1:
+        so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials
     return f"{state} after {len(results)} of {asked} trials: {so_far}"
 
@@ -285,8 +266,6 @@ def warning_lines(store: Store) -> list[str]:
     """What a reader should know before believing a figure: each once."""
     floor = store.last(FloorResult)
     found = [r.what for r in store.of(IncidentRecord)]
-    if store.spec.is_predicted:
-        found.insert(0, f"{PREDICTED}: every figure is what a model makes of compiled programs; nothing ran")
     if floor is not None:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if (problem := floor.reference.program_problem) is not None:
@@ -338,8 +317,6 @@ def evidence(winner: Winner) -> list[str]:
     """What was proven, where, with what and when, one fact a line."""
     c, estimate = winner.conditions, winner.estimate
     lines = [f"autotune study {winner.study}, {winner.ended}"]
-    if winner.is_predicted:
-        lines = [winner.sentence if PREDICTED in winner.sentence else f"{PREDICTED}: {winner.sentence}", *lines]
     if estimate is not None:
         lines.append(
             f"{time_of(winner.work, winner.unit or 'token')} over the default's: {format_estimate(estimate)} "

@@ -8,14 +8,12 @@ from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.interpreter import program_python
 from autotune.study.library_priors import NO_LESSONS, Lessons
-from autotune.study.measured import Measuring
-from autotune.study.predicted import facts_of
 from autotune.study.priors import Prior
 from autotune.study.proof import prove, unsettled
 from autotune.study.read_lines import read_command, read_log, show_reading
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
-from autotune.study.run import Evaluator, StudyRun
+from autotune.study.run import StudyRun
 from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run, study_with

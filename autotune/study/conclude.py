@@ -6,19 +6,15 @@ from collections.abc import Sequence
 
 from autotune.machine import describe_machine, utc_now
 from autotune.model import (
-    PREDICTED,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     Objective,
     Outcome,
-    ScreenRecord,
     SoakRecord,
     StudySpec,
     TrialResult,
     format_change,
-    format_ratio,
-    format_seconds,
     format_share,
     front_estimates,
 )
@@ -41,7 +37,7 @@ RULED_OUT = 0.02
 def record_conclusion(run: StudyRun) -> ConclusionRecord:
     """Makes the study's conclusion and records it, unless the newest one says the same."""
     results = run.store.of(TrialResult)
-    found = _predicted(run, results) if run.spec.is_predicted else _measured(run, results)
+    found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
         conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
@@ -52,8 +48,8 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     return conclusion
 
 
-def _measured(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    """What a measured study found."""
+def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
+    """Outcome and sentence, and of a winner its set and figures."""
     spec, proven, once_more = run.spec, run.proven, run.once_more
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
@@ -171,30 +167,3 @@ def _front(
     if fastest.verdict is Verdict.FASTER:
         found |= {"settings": fastest.settings, "trial": fastest.trial, "estimate": fastest.corrected}
     return found
-
-
-def _predicted(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    """What the model would try first; never a winner."""
-    # Where a screen was asked for, its record stands beside that of the reference.
-    reference = [s.prediction for s in run.store.of(ScreenRecord) if s.prediction is not None][-1]
-    sesoi = run.spec.measure.smallest_effect
-    place = f"{reference.topology} {reference.target}"
-    ran = [(r, r.prediction) for r in results if r.failure is None and r.prediction is not None]
-    if not ran:
-        return {"outcome": Outcome.NOTHING_RAN, "sentence": f"{PREDICTED}: no set tried compiles and fits on {place}"}
-    best, step = min(ran, key=lambda found: found[1].ratio)
-    if step.ratio >= 1 - sesoi:
-        return {
-            "outcome": Outcome.PREDICTED,
-            "sentence": f"{PREDICTED}: on {place} a model finds no set tried to beat the default by more than the "
-            f"smallest effect of interest ({format_share(sesoi)})",
-        }
-    return {
-        "outcome": Outcome.PREDICTED,
-        "sentence": f"{PREDICTED}: on {place} a model gives {best.settings} {format_ratio(step.ratio)} of the "
-        f"default's step time ({format_seconds(step.step_s)} instead of {format_seconds(reference.step_s)}); measure "
-        "it before you use it",
-        "settings": best.settings,
-        "trial": best.number,
-        "prediction": step,
-    }

@@ -64,8 +64,6 @@ def choose_engine(
         StudyFileError: If trials of several nodes are given devices of one machine.
         LaunchError: If this machine does not have those devices.
     """
-    if spec.is_predicted:
-        return None
     if listen is not None:
         if groups:
             raise StudyFileError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.compiler import Facts
 from autotune.machine import caller_environment, visible_gpus
 from autotune.model import AutotuneError, FlagSet, FloorResult, RunDirectoryError, StudySpec, WorkloadFacts
 from autotune.rundir import Store
@@ -17,7 +18,6 @@ from autotune.settings import SearchSpace, build_space
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import by_library, entries_for, lessons_of
-from autotune.study.predicted import Facts, on_its_cluster, seen_by_model
 from autotune.study.preflight import known_settings
 from autotune.study.priors import Prior, priors_of, screened_by
 from autotune.workers import WorkerFailed, describe_workload
@@ -63,11 +63,9 @@ def foretell_space(
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
         RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
-        StudyFileError: If a study predicts and its cluster is not named, that run was on another build, or there is no
-            such library.
+        StudyFileError: If that run was on another build, or there is no such library.
         LaunchError: If the installed build cannot be asked.
     """
-    spec = on_its_cluster(spec) if spec.is_predicted else spec
     asked = python or program_python(spec, study_dir, note=note)
     known = known_settings(spec, asked)
     unsized = build_space(spec, known, None)  # a misspelt name must not wait for the workload to be built
@@ -81,8 +79,6 @@ def foretell_space(
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
-    if spec.is_predicted:
-        space = seen_by_model(space, known.catalog)
     report, count = screened_by(store) if store is not None else None, facts.device_count if facts else None
     priors = by_atlas(priors_of(space, report), spec, count, known.build.jaxlib, report)
     kind = floor.reference.device_kind if floor is not None else None

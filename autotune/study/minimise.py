@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.model import AblationResult, EffectsRecord, FlagSet, LeftOut, artefacts_of, names_left_out
+from autotune.study.measured import is_same_program
 from autotune.study.run import StudyRun
 from autotune.study.runner import pays
 from autotune.study.units import AblationUnit, Job
@@ -82,7 +83,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
         return known
     names = names_left_out(left_out)
     # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
-    if not artefacts_of(settings) and run.evaluator.is_same_program(settings, settings.without(*names)):
+    if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
         kept, reason = pays(None, run.spec.measure.smallest_effect)
         run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
     else:

@@ -25,7 +25,7 @@ ONE_DEVICE = (
 
 def profile_guide(run: StudyRun) -> None:
     """Needs candidates; where the first one is proven faster with a profile, the set with it becomes the first."""
-    if not run.candidates or run.spec.pgle.enabled is False or run.spec.is_predicted:
+    if not run.candidates or run.spec.pgle.enabled is False:
         return
     if (why := why_not(run)) is not None:
         if why:

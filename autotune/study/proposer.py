@@ -174,8 +174,8 @@ class Proposer:
         if objective is not Objective.STEP_TIME:
             assert self._reference is not None
             return trial_log_ratio(objective, result, self._reference)
-        if (told := result.prediction or (result.comparison.estimate if result.comparison else None)) is not None:
-            return math.log(told.ratio)
+        if result.comparison is not None:
+            return math.log(result.comparison.estimate.ratio)
         return 0.0 if result.failure is None else None  # the reference's own program
 
     def finish(self) -> None:
@@ -246,8 +246,8 @@ class Proposer:
         return lesson.record() if lesson is not None and lesson.measured else None
 
     def _lesson(self) -> Lesson | None:
-        """The model of the trials told so far: of measured step times, not of several objectives or of predictions."""
-        if self._objectives != (Objective.STEP_TIME,) or self._spec.is_predicted:
+        """The model of the trials told so far: of step times, not of several objectives."""
+        if self._objectives != (Objective.STEP_TIME,):
             return None
         return Lesson(
             self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi

@@ -16,8 +16,6 @@ from autotune.model import (
     FloorResult,
     OnceMore,
     StudySpec,
-    TrialConfig,
-    TrialResult,
     View,
     WorkerReport,
     WorkloadFacts,
@@ -30,9 +28,8 @@ from autotune.study.lanes import Lanes
 from autotune.study.library_priors import Lessons
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
+from autotune.study.screen import StudyScreener, open_study_screener
 from autotune.study.time_left import TimeLeft
-from autotune.study.trial import Known
-from autotune.study.units import TrialUnit
 from autotune.workers import Launcher
 
 
@@ -68,44 +65,6 @@ class Setup(Protocol):
         """What starts workers."""
 
 
-class Evaluator(Protocol):
-    """How a study comes by its numbers: by measuring, or by a model of compiled programs.
-
-    Attributes:
-        doubt: What to try because `narrow` may be wrong on the GPU that runs; None if there is no such thing.
-        looks_ahead: Whether it compiles what is tried next while it measures.
-    """
-
-    @property
-    def doubt(self) -> Doubt | None:
-        """See above."""
-
-    @property
-    def looks_ahead(self) -> bool:
-        """See above."""
-
-    def reference(self) -> WorkloadFacts:
-        """Measures or compiles the reference, unless an earlier session did; records it and tells what it is."""
-
-    def narrow(self, space: SearchSpace) -> SearchSpace:
-        """The space without what needs no trial."""
-
-    def evaluate(self, config: TrialConfig, known: Known) -> TrialResult | TrialUnit:
-        """The result of one trial if a lane is not needed, otherwise what a lane has to do."""
-
-    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether it is known, without starting anything, that one measurement serves two sets."""
-
-    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """May compile what is likely to be tried next; `guess` gives it."""
-
-    def rest(self) -> None:
-        """Ends what is being compiled ahead: nothing more is tried, and a proof may follow."""
-
-    def close(self) -> None:
-        """Ends every process that it started."""
-
-
 class MoreSearch(Protocol):
     """A search that can go on."""
 
@@ -132,6 +91,8 @@ class StudyRun:
         asked_trials: For the record of the session; default: those of the study.
         setup: Set by `probe`.
         time: What is left of the budgets; set by `probe`, too.
+        screener: Set by `probe`: compiles; None where the study is not screened.
+        doubt: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
         facts: Set by `noise_floor`: what the reference told of the workload.
         first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
         proposer: Set by `screen`: proposes what to try.
@@ -150,7 +111,6 @@ class StudyRun:
     view: View
     open_store: Callable[[], Store]
     prepare: Callable[[Callable[[str], None]], Setup]
-    make_evaluator: Callable[[StudyRun], Evaluator]
     storage: str | None = None
     devices: Sequence[Sequence[str]] = ()
     make_engine: Callable[[StudyRun], Engine] | None = None
@@ -161,7 +121,8 @@ class StudyRun:
     store: Store = field(init=False)
     lanes: Lanes = field(init=False)
     time: TimeLeft = field(init=False)
-    evaluator: Evaluator = field(init=False)
+    screener: StudyScreener | None = field(init=False)
+    doubt: Doubt | None = field(default=None, init=False)
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
@@ -192,11 +153,9 @@ class StudyRun:
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.time = TimeLeft(self.store, self.lanes)
-        if not self.spec.is_predicted:  # what is may be for nodes that are not here: their launcher would refuse this
-            self.lanes.engine = (self.make_engine or _this_process)(self)
-            self._resources.callback(lambda: self.lanes.close(is_over=self.is_over))
-        self.evaluator = self.make_evaluator(self)
-        self._resources.callback(self.evaluator.close)
+        self.lanes.engine = (self.make_engine or _this_process)(self)
+        self._resources.callback(lambda: self.lanes.close(is_over=self.is_over))
+        self.screener = hold(open_study_screener(self.store, self.view))
 
     def _to_hold(self) -> Sequence[str]:
         """The devices that no other study of this machine may use meanwhile.
@@ -205,7 +164,7 @@ class StudyRun:
         devices are its own already, and may be numbered from 0 in two jobs at once.
         """
         spec = self.spec
-        if spec.replay is not None or spec.is_predicted or "SLURM_JOB_ID" in caller_environment():
+        if spec.replay is not None or "SLURM_JOB_ID" in caller_environment():
             return ()
         if self.make_engine is not None and not self.devices:
             return ()  # lanes are elsewhere, and who offers them reserves them

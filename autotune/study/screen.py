@@ -116,11 +116,6 @@ class StudyScreener:
         self._is_beside = False
         self.kept_s = 0.0
 
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether the study says that it wants a screen, rather than leaving it to circumstances."""
-        return self._spec.screen.enabled is True
-
     # ------------------------------------------------------------------ the stage
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
@@ -136,7 +131,7 @@ class StudyScreener:
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
-            left = self.screened(self.open(target, topology), space, named)
+            left = self._screened(self.open(target, topology), space, named)
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
@@ -146,7 +141,7 @@ class StudyScreener:
             self._view.note("the reference runs though the screen says it does not fit: its memory is not believed")
         return left
 
-    def screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
+    def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
         """The space without what a screen finds to be of no use.
 
         Raises:

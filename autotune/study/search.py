@@ -19,6 +19,7 @@ from autotune.study.blame import most_starts
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.durations import RECENT
 from autotune.study.finalists import worth_proving
+from autotune.study.measured import evaluate
 from autotune.study.run import StudyRun
 from autotune.study.time_left import TRIAL_SHARE, describe_timetable
 from autotune.study.trial import Known
@@ -59,7 +60,8 @@ class Search:
                 self._run.view.note(describe_timetable(self._table, asked=self._asked))
             self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
-            self._run.evaluator.rest()
+            if self._run.screener is not None:
+                self._run.screener.rest()
         self._tell_effects()
         self._proposer.finish()
         self._tell_news()
@@ -179,7 +181,7 @@ class Search:
         """A trial for a lane; None if its result is known already, which is recorded."""
         run = self._run
         run.view.trial_starts(config, self._asked)
-        found = run.evaluator.evaluate(config, self._known)
+        found = evaluate(run, config, self._known)
         if isinstance(found, TrialResult):
             self._end(found)
             return None
@@ -187,7 +189,8 @@ class Search:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
-        run.evaluator.compile_ahead(lambda: self._guess_after(config))
+        if run.screener is not None:
+            run.screener.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
         return Job(found, folder, f"trial-{config.number}", self._end)
 
@@ -214,7 +217,7 @@ class Search:
     def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
         """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
         self._read_causes()
-        if not self._cases or self._run.spec.is_predicted:  # looking means starting
+        if not self._cases:
             return None
         known, trial = self._store.of(BlameRecord), None
         while self._cases and trial is None:  # one that is no case now is none later

@@ -1,7 +1,6 @@
 """The stages of a study, in order. Each is a function of the one context, and goes on where an earlier session stopped.
 
-A measured, a replayed and a predicted study run the same list: what differs is the context's evaluator. A stage that
-has nothing to do (nothing promising to confirm, one setting to minimise) does nothing.
+A stage that has nothing to do (nothing promising to confirm, one setting to minimise) does nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists, proven_members
 from autotune.study.gain import measure_once_more
 from autotune.study.library_priors import by_library
+from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
 from autotune.study.priors import priors_of, screened_by
@@ -85,8 +85,8 @@ def probe(run: StudyRun) -> None:
 
 
 def noise_floor(run: StudyRun) -> None:
-    """Measures the reference against itself (a predicted study: compiles it), and learns what the workload is."""
-    run.facts = run.evaluator.reference()
+    """Measures the reference against itself and learns what the workload is."""
+    run.facts = measure_reference(run)
 
 
 def screen(run: StudyRun) -> None:
@@ -97,13 +97,13 @@ def screen(run: StudyRun) -> None:
     kind = run.reference.device_kind if run.reference is not None else None
     lessons = run.setup.lessons(kind, run.facts.device_count, run.view.note)
     run.first += lessons.first
-    space = run.evaluator.narrow(space)
+    space = narrow_space(run, space)
     report = screened_by(run.store)
     priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
     priors = by_library(priors, lessons.winners)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, storage=run.storage, reference=run.reference, doubt=run.evaluator.doubt,
-        rule_defaults=run.setup.rule_defaults, looks_ahead=run.evaluator.looks_ahead,
+        run.spec, space, first=run.first, storage=run.storage, reference=run.reference, doubt=run.doubt,
+        rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
         priors=priors,
     )  # fmt: skip
 

@@ -10,8 +10,6 @@ from typing import Any
 from autotune.cluster import Engine
 from autotune.model import WITH_SECRETS, Effort, Stopwatch, StudySpec, View, load_study, parse_study
 from autotune.rundir import Store
-from autotune.study.measured import Measuring
-from autotune.study.predicted import Predicting, on_its_cluster
 from autotune.study.preflight import prepare
 from autotune.study.recheck import NothingToSearch
 from autotune.study.run import StudyRun
@@ -41,18 +39,13 @@ def new_run(
         devices: What this driver was given of the machine: one group for each lane; empty for all in one.
         make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.
-
-    Raises:
-        StudyFileError: If the study predicts and its cluster is not named or does not fit the workload.
     """
-    spec = on_its_cluster(spec) if spec.is_predicted else spec
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,
         view=view,
         open_store=lambda: create(watch=watch),
         prepare=lambda note: prepare(spec, study_dir=study_dir, storage=storage, note=note),
-        make_evaluator=Predicting if spec.is_predicted else Measuring,
         storage=storage,
         devices=devices,
         make_engine=make_engine,
@@ -70,7 +63,6 @@ def new_recheck(
         view=view,
         open_store=lambda: create(watch=watch),
         prepare=lambda note: NothingToSearch(),
-        make_evaluator=Measuring,
         command=command,
         asked_trials=0,
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model import (
-    PREDICTED,
     ConclusionRecord,
     FloorResult,
     LedgerRecord,
@@ -66,7 +65,7 @@ class StudyStatus:
         device_hours: Hours of devices that stood ready for it, summed over them.
         best: Ratio of the best set so far with its interval, in words.
         best_ratio: The same as a number; None while nothing is better than the default.
-        best_low: Lower end of its interval; None of a prediction, which has none.
+        best_low: Lower end of its interval.
         best_high: Upper end.
         screen: What the screen found, in a line; None without one.
         outcome: How the study ended; None while there is more to do.
@@ -90,7 +89,6 @@ class StudyStatus:
     best_ratio: float | None
     best_low: float | None
     best_high: float | None
-    is_predicted: bool
     screen: str | None
     lanes: tuple[LaneStatus, ...]
     outcome: str | None
@@ -119,7 +117,6 @@ def study_status(path: Path) -> StudyStatus:
     state = RUNNING if is_held(store.path) else "finished" if ended else "stopped; run it again to go on"
     screened = [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)[:1]]
     ledger = store.last(LedgerRecord)
-    best = _best_predicted(results) if store.spec.is_predicted else _best_measured(results)
     return StudyStatus(
         run=str(path),
         name=store.spec.name,
@@ -131,8 +128,7 @@ def study_status(path: Path) -> StudyStatus:
         elapsed_s=elapsed_s,
         time=format_seconds(elapsed_s),
         device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
-        **best,
-        is_predicted=store.spec.is_predicted,
+        **_best(results),
         screen=screened[0] if screened else None,
         lanes=_lanes(store, is_running=state == RUNNING),
         outcome=str(ended.outcome) if ended else None,
@@ -176,17 +172,11 @@ def _since_last_record_s(path: Path) -> float:
         return 0.0
 
 
-def _best_measured(results: list[TrialResult]) -> dict[str, Any]:
+def _best(results: list[TrialResult]) -> dict[str, Any]:
     best = incumbent(results)
     if best.ratio >= 1:
         return {"best": "the default", "best_ratio": None, "best_low": None, "best_high": None}
     return {"best": format_estimate(best), "best_ratio": best.ratio, "best_low": best.low, "best_high": best.high}
-
-
-def _best_predicted(results: list[TrialResult]) -> dict[str, Any]:
-    ratios = [r.prediction.ratio for r in results if r.prediction is not None and r.failure is None]
-    words = f"{format_ratio(min(ratios)) if ratios else 'nothing yet'} {PREDICTED}"
-    return {"best": words, "best_ratio": min(ratios, default=None), "best_low": None, "best_high": None}
 
 
 def describe_stage(status: StudyStatus) -> str:

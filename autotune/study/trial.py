@@ -38,7 +38,7 @@ class Known:
             self._by_number.setdefault(result.number, result)
             if result.status is not TrialStatus.SAME_SET:
                 self._by_set.setdefault(result.settings, result)
-            if result.compiled_key is not None and result.status in (TrialStatus.MEASURED, TrialStatus.PREDICTED):
+            if result.compiled_key is not None and result.status is TrialStatus.MEASURED:
                 self._by_key.setdefault(result.compiled_key, result)
         self.incumbent = min(self.incumbent, incumbent(news), key=lambda e: e.ratio)
         return news
@@ -78,7 +78,7 @@ class Known:
 
 
 def _twin_of(earlier: TrialResult, status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]) -> Twin:
-    figures = {n: getattr(earlier, n) for n in ("comparison", "prediction", "failure")}
+    figures = {n: getattr(earlier, n) for n in ("comparison", "failure")}
     return Twin(status=status, same_as=earlier.number, **figures)
 
 

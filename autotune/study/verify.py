@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.model import PREDICTED, load_study
+from autotune.model import load_study
 from autotune.results import (
     Difference,
     Winner,
@@ -50,8 +50,6 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
     found, notes = differences(winner.conditions, here), list[str]()
-    if winner.is_predicted:
-        found.append(Difference(field="proof", proven=f"no measurement ({PREDICTED})", here="none"))
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:

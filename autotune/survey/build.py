@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotune.compiler import Screener, TimeUp, open_screener
+from autotune.compiler import Screener, TimeUp, facts_of, open_screener
 from autotune.machine import driver_python, replace_file
 from autotune.model import AutotuneError, LaunchError, SettingError, StudySpec
 from autotune.settings import (
@@ -28,7 +28,6 @@ from autotune.settings import (
     read_rows,
     space_of_all,
 )
-from autotune.study import facts_of
 from autotune.survey.anew import predicted_anew
 from autotune.survey.cells import Cell
 from autotune.survey.judge import Judge, silent_settings

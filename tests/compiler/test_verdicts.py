@@ -175,7 +175,6 @@ def test_setting_that_acts_with_the_other_kernels_is_live_and_says_so() -> None:
 def test_one_measurement_serves_two_sets_only_if_no_kernel_choice_tells_them_apart() -> None:
     engine, graphs = screen(Rules()), FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})
     assert engine.program_key(graphs) != engine.program_key(FlagSet())
-    assert engine.program_key(graphs, on_device=False) == engine.program_key(FlagSet(), on_device=False)
     report = engine.run({}, {"docs": graphs, "same": graphs.merge({SLOP: "17"})})
     assert [s.same_as for s in report.sets] == [None, None]
     report = screen(Rules()).run({}, {"same": FlagSet({SLOP: "17"})})

@@ -16,12 +16,11 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult,
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
-from autotune.study.measured import Measuring
-from autotune.study.run import StudyRun
+from autotune.study.runner import Runner
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run, runner_of
+from harness.simulated import GivenSetup, given_run
 from tests.runs import SPACE, Diary, asking, replay_study
 
 pynvml = load_nvml()
@@ -239,12 +238,11 @@ def metered_run(path: Path, *, mode: str, objectives: tuple[str, ...] = ("step_t
     assert spec.replay is not None
     launcher = Metered(spec.replay, seed=0, platform="cpu")
 
-    def metered(run: StudyRun) -> Measuring:
-        runner_of(run).bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
-        return Measuring(run)
+    def metered(runner: Runner) -> None:
+        runner.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
-    run = given_run(asking(spec, 14), path, setup, Diary(), make_evaluator=metered)
+    run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)
     run_study(run)
     return run.store
 

@@ -38,7 +38,7 @@ def is_known(value: object) -> bool:
 def test_a_measured_trial_fills_every_column_that_is_its() -> None:
     found = row(status="measured", comparison=COMPARISON, worker=WORKER)
     unknown = {c for c in TRIAL_COLUMNS if not is_known(getattr(found, c))}
-    assert unknown == {"failure", "message", "same_as", "predicted_ratio", "predicted_step_s"}
+    assert unknown == {"failure", "message", "same_as"}
     assert (found.trial, found.settings, found.status, found.outlook) == (3, "xla_a=1", "measured", "promising")
     assert (found.ratio, found.low, found.high, found.pair_count) == (0.9, 0.8, 0.95, 7)
     assert found.tokens_per_s == pytest.approx(50.0)
@@ -54,12 +54,9 @@ def test_a_twin_has_its_twins_figures_and_the_default_has_ratio_one() -> None:
     assert (default.ratio, default.is_measured, default.style, default.rank) == (1.0, False, "same", (1, 3))
 
 
-def test_a_failure_and_a_prediction_have_nothing_measured() -> None:
+def test_a_failure_has_nothing_measured() -> None:
     failed = row(status="failed", failure={"kind": "hang", "message": "m", "phase": "step"})
     assert (failed.failure, failed.message, failed.style, failed.rank) == ("hang", "m", "failed", (2, 3))
-    predicted = row(status="predicted", prediction=PREDICTION)
-    assert (predicted.predicted_ratio, predicted.predicted_step_s, predicted.rank) == (0.7, 0.03, (0, 0.7))
-    for found in (failed, predicted):
-        assert math.isnan(found.ratio)
-        assert not found.is_measured
-        assert found.over == ""
+    assert math.isnan(failed.ratio)
+    assert not failed.is_measured
+    assert failed.over == ""

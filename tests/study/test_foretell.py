@@ -13,15 +13,13 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.cli.printing import plain
-from autotune.compiler.plugin import compiler_problem, compiler_versions
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
 from autotune.settings.parameters import SearchSpace
-from autotune.study import foretell, start
+from autotune.study import foretell, measured, stages, start
 from autotune.study.foretell import foretell_space
-from autotune.study.measured import Measuring
-from autotune.study.predicted import Predicting
+from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.describe import WorkloadFigures, describe_workload
@@ -76,20 +74,18 @@ class Enough(AutotuneError):
 def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
     """Runs a study file until it begins to search; gives its space."""
 
-    def run(study: Path, **search: Any) -> SearchSpace:
+    def run(study: Path) -> SearchSpace:
         spaces: list[SearchSpace] = []
-        for evaluator in (Measuring, Predicting):
+        narrow = measured.narrow_space
 
-            class Noting(evaluator):  # type: ignore[valid-type, misc]
-                def narrow(self, space: SearchSpace) -> SearchSpace:
-                    spaces.append(super().narrow(space))
-                    raise Enough
+        def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
+            spaces.append(narrow(run, space))
+            raise Enough
 
-            monkeypatch.setattr(start, evaluator.__name__, Noting)
-        data = load_study(study).model_dump()
-        data["search"].update(search)
-        spec = parse_study(data)
-        run = start.new_run(spec, tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch())
+        monkeypatch.setattr(stages, "narrow_space", noting)
+        run = start.new_run(
+            load_study(study), tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch()
+        )
         with pytest.raises(Enough):
             run_study(run)
         return spaces[0]
@@ -152,21 +148,6 @@ def test_values_follow_from_the_layer_of_a_workload_that_never_ran(study: Callab
     choices = next(p["choices"] for p in told["parameters"] if p["name"] == COMBINE)
     assert choices == ["(default)", *(str(round(layer * m)) for m in (0.25, 0.5, 1, 2, 4, 8))]
     assert told["facts"]["told_by"] == "the workload, built here and not run"
-
-
-@pytest.mark.slow
-@pytest.mark.aot
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(compiler_problem(compiler_versions())), reason="no CUDA plugin")
-def test_the_space_of_a_predicted_study_is_the_one_that_its_run_searches(
-    study: Callable[[str], Path], searched: Searched
-) -> None:
-    path = study(ON_GPUS)
-    before = shown(path, "--objective", "predicted")
-    space = searched(path, step_time="predicted")
-    assert same(before, space)
-    assert before["facts"]["layer_bytes"]
-    assert "NCCL_PROTO" in space.left_out
 
 
 @pytest.mark.slow

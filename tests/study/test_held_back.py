@@ -20,13 +20,12 @@ from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.audit import doubts
 from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
-from autotune.study.measured import Measuring
-from autotune.study.run import StudyRun
+from autotune.study.runner import Runner
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run, runner_of
+from harness.simulated import GivenSetup, given_run
 from tests.runs import SPACE, Diary, asking, replay_study
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -84,12 +83,11 @@ def heated_run(
     launcher.heat(fake, share_of)
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: launcher.now_s))
 
-    def watched(run: StudyRun) -> Measuring:
-        runner_of(run).bench.gpus = GpuWatch(load_nvml(), None)
-        return Measuring(run)
+    def watched(runner: Runner) -> None:
+        runner.bench.gpus = GpuWatch(load_nvml(), None)
 
     setup = GivenSetup(given_space=SPACE, first=first, given_launcher=launcher, read_at_run_time=lambda s: s)
-    run = given_run(asking(spec, 6), path, setup, Diary(), make_evaluator=watched)
+    run = given_run(asking(spec, 6), path, setup, Diary(), equip=watched)
     run_study(run)
     return run.store
 

@@ -202,11 +202,11 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
     _, store, _ = tried(HALF, soak="0", mine=Behaviour(half()))
     with pytest.raises(AutotuneError, match="it was never soaked"):
         render_export(store, ExportFormat.ENV)
-    text = render_export(store, ExportFormat.ENV, even_predicted=True)
+    text = render_export(store, ExportFormat.ENV, even_unjudged=True)
     assert "# loss: NOT PROVEN: inconclusive: it was never soaked" in text
     file = tmp_path / "forced.env"
     file.write_text(text)
-    verified = verify_winner(winner_of(store, even_predicted=True), file, run=store.path)
+    verified = verify_winner(winner_of(store, even_unjudged=True), file, run=store.path)
     assert not verified.holds
     assert "loss" in [d.field for d in verified.differences]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from autotune.results.words import evidence, time_words
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
-from autotune.study.predicted import Predicting
 from autotune.study.work import refuse_untold_work
 from autotune.workers.base import Progress
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
@@ -264,20 +262,3 @@ def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> N
     comparison = trial_of(store, BIG).comparison
     assert comparison is not None
     assert comparison.estimate.ratio == pytest.approx(0.8, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("told", "declared", "ratio"), [(8192, None, 0.8), (4096, None, 1.6), (None, None, 1.6), (None, "batch * 512", 0.8)]
-)
-def test_a_prediction_is_per_token_too(told: int | None, declared: str | None, ratio: float) -> None:
-    spec = study({}, workload={"tokens_per_step": declared} if declared else {})
-    foretold = object.__new__(Predicting)
-    foretold._run = SimpleNamespace(spec=spec)  # type: ignore[assignment]
-    foretold._target, foretold._topology = SimpleNamespace(name="h100-sxm"), "8"  # type: ignore[assignment]
-    foretold._reference, foretold._reference_tokens = SimpleNamespace(step_s=1.0), 4096  # type: ignore[assignment]
-    seconds = dict.fromkeys(("compute_s", "communication_s", "exposed_s", "idle_s"), 0.0)
-    found = SimpleNamespace(step_s=1.6, interval_s=None, published=None, mfu=None, tokens_per_s=None, **seconds)
-    program = SimpleNamespace(tokens_per_step=told, memory=None, compile_s=1.0)
-    step = foretold._step(BIG, program, found)  # type: ignore[arg-type]
-    assert step.ratio == pytest.approx(ratio)
-    assert step.step_s == 1.6

@@ -29,7 +29,7 @@ from autotune.results.words import format_estimate
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.noise_models import NOISE_MODELS
-from autotune.study.conclude import _measured
+from autotune.study.conclude import _found
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -81,7 +81,7 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(run_re
     run: Any = SimpleNamespace(
         spec=store.spec, store=store, proven=proven, once_more=once_more, members=(), objections={}
     )
-    sentence = _measured(run, store.of(TrialResult))["sentence"]
+    sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(proven.corrected)}" in str(sentence)
     assert "the proof says" not in sure.sentence
 

@@ -61,7 +61,7 @@ def refused(store: Store) -> str:
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.WRONG_LOSS, trial.failure
     with pytest.raises(AutotuneError, match="only a proven winner is exported"):
-        winner_of(store, even_predicted=True)
+        winner_of(store, even_unjudged=True)
     return trial.failure.message
 
 
