@@ -54,7 +54,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Tells where a setting is alive, and what it does there."""
-    from autotune.results import signs_line, told_setting
+    from autotune.results import told_setting
     from autotune.settings import Places, load_recipes, parse_places
 
     found, bare = _table(table), name.strip().lstrip("-").partition("=")[0]
@@ -66,8 +66,6 @@ def show(
         return
     rows = [(t.jaxlib, t.value or "''", t.verdict, cells_words(t), t.words) for t in told]
     print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
-    if signs := signs_line(found, bare, places, kind=kind):
-        print(signs, file=sys.stderr)
 
 
 def cells_words(told: ToldPart, *, most: int = 3) -> str:

@@ -22,7 +22,6 @@ from autotune.compiler.plugin import compiler_problem, compiler_versions
 from autotune.compiler.predict import Prediction, predict_step
 from autotune.compiler.profile import ProfileCheck, check_profile
 from autotune.compiler.program import CompiledProgram, changes
-from autotune.compiler.published import published_changes
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here, target_names
 from autotune.compiler.reports import Effect, ScreenReport, SettingReport
 from autotune.compiler.verdicts import Screener

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.compiler import program as programs
 from autotune.compiler.predict import MAIN, Event, Prediction
 from autotune.compiler.program import CompiledProgram, changes
-from autotune.model import format_bytes, format_change, format_seconds, format_share, visible
+from autotune.model import format_bytes, format_seconds, format_share, visible
 
 PREDICTED = "Step times are predicted from the compiled program, not measured."
 _LANE_HEIGHT, _LABEL_WIDTH, _DRAWN_WIDTH = 26, 190, 2200
@@ -139,8 +139,6 @@ def _time_table(reference: Prediction, candidate: Prediction) -> Table:
             ("idle", "idle_s"),
         )
     ]
-    is_told = reference.step_s and candidate.is_comparable(reference)
-    rows.append(("step against reference", "", format_change(candidate.step_s / reference.step_s) if is_told else "-"))
     if reference.mfu is not None and candidate.mfu is not None:
         rows.append(("MFU", format_share(reference.mfu), format_share(candidate.mfu)))
     return Table("Predicted times", ("of one step", "reference", "candidate"), tuple(rows))

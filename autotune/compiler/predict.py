@@ -140,10 +140,6 @@ class Prediction:
         """How near the model is to what others published, in words; None with a calibration."""
         return str(published_error()) if self.interval_s else None
 
-    def is_comparable(self, other: Prediction) -> bool:
-        """Whether a change from one to the other means anything: a loop that only one could count says nothing."""
-        return len(self.unknown_loops) == len(other.unknown_loops)
-
     def to_json(self) -> dict[str, object]:
         """Plain data, the time line left out; labelled as what it is."""
         names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "work_s", "mfu", "tokens_per_s")

@@ -26,7 +26,7 @@ from autotune.results.words import (
 if TYPE_CHECKING:
     from autotune.results.atlas_page import render_atlas
     from autotune.results.atlas_words import (
-        ToldPart, alive_lines, atlas, recipe_lines, signs_line, told_parts, told_setting,
+        ToldPart, alive_lines, atlas, recipe_lines, told_parts, told_setting,
     )  # fmt: skip
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
     "atlas_page": ("render_atlas",),
-    "atlas_words": ("ToldPart", "alive_lines", "atlas", "recipe_lines", "signs_line", "told_parts", "told_setting"),
+    "atlas_words": ("ToldPart", "alive_lines", "atlas", "recipe_lines", "told_parts", "told_setting"),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
     "report": ("render_html", "render_markdown"),

@@ -10,7 +10,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from autotune.compiler import published_changes
 from autotune.model import visible
 from autotune.results.pages import render
 from autotune.settings import Atlas, AtlasRow, AtlasVerdict, Setting, load_catalog, load_kinds, load_recipes
@@ -36,7 +35,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
     Returns:
         jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
         settings and recipes, each with its values and their rows, and known: settings that the catalogue has and the
-        table lacks; and signs: how far predicted changes are right, in words, empty where nobody knows.
+        table lacks.
     """
     catalog, recipes = load_catalog(), load_recipes()
     cells = sorted(
@@ -74,7 +73,6 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         ],
         "known": [[name, s.summary] for name, s in catalog.items() if name not in names],
         "words": words.all,
-        "signs": visible(str(published_changes())),
     }  # fmt: skip
 
 
@@ -119,7 +117,6 @@ class _Packer:
             _TRIED.index(row.tried) if row.tried in _TRIED else 0,
             number(row.program),
             row.peak_bytes or 0,
-            row.predicted_change,
             number(row.message),
             list(map(number, row.changes)),
             list(map(number, row.needs)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.model import SettingError, close_matches, format_change
+from autotune.model import SettingError, close_matches
 from autotune.settings import (
     Atlas,
     AtlasRow,
@@ -166,28 +166,8 @@ def alive_lines(table: Atlas, name: str) -> list[str]:
         kinds = Counter(cell[1] for cell in live)
         where = ", ".join(f"{kind} ({n})" for kind, n in kinds.most_common())
         line = f"{jaxlib}: changes the program in {len(live)} of {cells} cells: {where}"
-        predicted = [r.predicted_change for rows in live.values() for r in rows if r.predicted_change is not None]
-        if predicted:
-            best, worst = format_change(1 + min(predicted)), format_change(1 + max(predicted))
-            line += f"; predicted {best}" + (f" to {worst}" if worst != best else "")
         lines.append(line)
     return lines
-
-
-def signs_line(table: Atlas, name: str, places: Places, *, kind: str = "setting") -> str:
-    """How far predicted changes are right, for below a table that shows any; empty where none is shown.
-
-    Args:
-        table: The table.
-        name: Of the setting or set.
-        places: Which cells are shown.
-        kind: ``setting`` or ``recipe``.
-    """
-    if not any(r.predicted_change is not None and places.fits(r) for r in table.of(name, kind=kind)):
-        return ""
-    from autotune.compiler import published_changes  # brings SciPy
-
-    return str(published_changes())
 
 
 def recipe_lines(table: Atlas, name: str) -> list[str]:
@@ -242,7 +222,7 @@ def _grouped(
 
 
 def row_words(rows: list[AtlasRow]) -> str:
-    """What rows with one verdict say: clauses of the first that has any, needs, the range of what is predicted, why."""
+    """What rows with one verdict say: clauses of the first that has any, needs, why."""
     first = next((r for r in rows if r.changes), rows[0])
     words = list(first.changes)
     if first.needs:
@@ -251,9 +231,6 @@ def row_words(rows: list[AtlasRow]) -> str:
         words.append(
             "compiled alone" if first.tried == "alone" else "compiled together with others that change nothing"
         )
-    if predicted := [r.predicted_change for r in rows if r.predicted_change is not None]:
-        best, worst = format_change(1 + min(predicted)), format_change(1 + max(predicted))
-        words.append(f"predicted {best}" + (f" to {worst}" if worst != best else ""))
     return "; ".join(w for w in (*words, first.message) if w)
 
 

@@ -11,9 +11,8 @@ from autotune.compiler import (
     ProfileCheck,
     ScreenReport,
     SettingReport,
-    published_changes,
 )  # fmt: skip
-from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_change, format_seconds, format_share
+from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
 """Company up to this size is named; of more, most does not matter."""
@@ -105,18 +104,15 @@ def profile_lines(held: ProfileCheck) -> Iterator[str]:
 
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predicted steps."""
-    first, unknown = rows[0].get("step_s"), len(rows[0].get("unknown_loops", ()))
     for row in rows:
         name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
         if "failure" in row:
             yield f"{name}: does not compile: {row['failure']}"
             continue
         loops = row["unknown_loops"]
-        is_compared = first and row is not rows[0] and len(loops) == unknown
-        against = f", {format_change(row['step_s'] / first)}" if is_compared else ""
         mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
         yield (
-            f"{name}: predicted step {format_seconds(row['step_s'])}{against} (kernels "
+            f"{name}: predicted step {format_seconds(row['step_s'])} (kernels "
             f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
             f"idle {format_seconds(row['idle_s'])}{mfu}){_interval(row)}"
         )
@@ -124,8 +120,6 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
     if published := next((row["published"] for row in rows if row.get("published")), None):
         yield f"the model is {published}; a run or a profile of your own does better: --calibrate"
-    if sum("failure" not in row for row in rows) > 1 and (signs := str(published_changes())):
-        yield signs
     yield PREDICTED
 
 

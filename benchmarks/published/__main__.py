@@ -1,12 +1,10 @@
-"""Predicted over published step times, and predicted against published changes of them.
+"""Predicted over published step times.
 
 Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``screen`` and no GPU. Compiles each row of
-`rows.toml`, and both arms of each pair of `pairs.toml`, in a process of its own, with a time limit, or takes its
-program from the cache of `autotune screen`, and predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after
-each row, ``published_pairs_JAXLIB.json`` after each pair, and goes on there; then the page ``docs/predictions.md`` with
-its picture, and ``autotune/data/published.json``, from which predictions have their interval and predicted changes
-their hit rate. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles
-nothing.
+`rows.toml` in a process of its own, with a time limit, or takes its program from the cache of `autotune screen`, and
+predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after each row, and goes on there; then the page
+``docs/predictions.md`` with its picture, and ``autotune/data/published.json``, from which predictions have their
+interval. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles nothing.
 """
 
 from __future__ import annotations
@@ -14,59 +12,46 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published.pairs import one_pair, published_pairs, unasked_pairs
-from benchmarks.published.pairs_report import changes, section
 from benchmarks.published.report import page, picture, ratios
 from benchmarks.published.rows import compiled, is_held_out, predicted, published
 
 ROOT = Path(__file__).parents[2]
 
-Predict = Callable[[str, Any], dict[str, Any]]
-
 
 def main() -> None:
     """Predicts what is not yet in the results, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="only these rows and pairs")
+    parser.add_argument("names", nargs="*", help="only these rows")
     parser.add_argument("--again", action="store_true", help="predict what is in the results, too")
     parser.add_argument("--report", action="store_true", help="compile nothing: write the page from the results")
     args = parser.parse_args()
     jaxlib, folder = version("jaxlib"), ROOT / "benchmarks/results"
 
-    def every(known: Mapping[str, Any], path: Path, predict: Predict) -> dict[str, Any]:
-        asked = [name for name in known if not args.names or name in args.names]
-        return results(known, path, predict, [] if args.report else asked, again=args.again)
-
-    rows = every(published(), folder / f"published_{jaxlib}.json", one)
-    pairs = every(published_pairs(), folder / f"published_pairs_{jaxlib}.json", one_pair)
-    left = len(published()) - len(rows) + len(published_pairs()) - len(pairs)
-    if left:
-        print(f"{left} rows and pairs are left: no page is written")
+    known = published()
+    asked = [] if args.report else [name for name in known if not args.names or name in args.names]
+    rows = results(known, folder / f"published_{jaxlib}.json", asked, again=args.again)
+    if left := len(known) - len(rows):
+        print(f"{left} rows are left: no page is written")
         return
-    data = {
-        "jaxlib": jaxlib,
-        "ratios": {name: round(r, 4) for name, r in ratios(rows).items()},
-        "changes": changes(pairs),
-    }
+    data = {"jaxlib": jaxlib, "ratios": {name: round(r, 4) for name, r in ratios(rows).items()}}
     (ROOT / "autotune/data/published.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (ROOT / "docs/predictions.svg").write_text(picture(rows), encoding="utf-8")
-    text = page(rows, jaxlib) + section(pairs, unasked_pairs(), jaxlib)
-    (ROOT / "docs/predictions.md").write_text(text, encoding="utf-8")
+    (ROOT / "docs/predictions.md").write_text(page(rows, jaxlib), encoding="utf-8")
 
 
-def results(known: Mapping[str, Any], path: Path, predict: Predict, names: list[str], *, again: bool) -> dict[str, Any]:
+def results(known: Mapping[str, Any], path: Path, names: list[str], *, again: bool) -> dict[str, Any]:
     """What is predicted for each, next to what is known of it; what the file lacks is predicted and kept there."""
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found = {name: found[name] for name in known if name in found}
     for name in names:
         if name in found and "failure" not in found[name] and not again:
             continue
-        found[name] = predict(name, known[name])
+        found[name] = one(name, known[name])
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, next(iter(found[name].values())), flush=True)
     return {name: {**known[name], **found[name]} for name in known if name in found}

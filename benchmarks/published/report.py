@@ -42,15 +42,14 @@ What is seen in the rows below, and not in the model:
   activations, which no row here has.
 * float8 is written as Transformer Engine and flax write it, with the scales of the steps before
   (`float8_scales = "delayed"`). MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9
-  to 21 % longer than predicted; in bfloat16 it took longer, too. The change from bfloat16 below is right in sign, but
-  up to 6 points less than was published.
+  to 21 % longer than predicted; in bfloat16 it took longer, too.
 * The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
   used here, some of them wait from 512 GPUs on.
 * AXLearn's Fuji ran attention as a Triton kernel of its own; cuDNN's is faster.
 * The 126M model trained with Transformer Engine's kernels on H100, and with XLA's on A100. Its layers are not scanned,
   so Praxis recomputes nothing.
 
-The interval that `autotune predict` prints and records keep is of the dense rows in bfloat16: 95 % by their spread,
+The interval that `autotune predict` prints is of the dense rows in bfloat16: 95 % by their spread,
 each held out in turn. Frameworks differ: what two of them publish of alike configurations differs by a fifth and more,
 so this says what such a step takes somewhere; for your own step, `--calibrate` with a run of yours.
 """

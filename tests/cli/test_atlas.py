@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from autotune import settings
 from autotune.cli.app import app
-from autotune.compiler import published_changes
 from autotune.model import SettingError
 from autotune.settings import load_recipes
 from tests.atlas_tables import small, write
@@ -41,16 +40,6 @@ def test_where_a_setting_is_alive() -> None:
     recipe = next(iter(load_recipes()))
     assert "changes" in run("atlas", "show", recipe)
     assert "# 0.12.0.1: one program with" in run("recipes", "show", recipe)
-
-
-@pytest.mark.usefixtures("packaged")
-def test_a_predicted_change_tells_how_far_such_changes_are_right() -> None:
-    known = published_changes()
-    runs = [
-        CliRunner().invoke(app, ["atlas", "show", COMBINE, *words]) for words in ([], ["--for", "moe@h200"], ["--json"])
-    ]
-    assert [str(known) in done.stderr for done in runs] == [True, False, False]
-    assert [str(known) in done.stdout for done in runs] == [False] * 3
 
 
 @pytest.mark.usefixtures("packaged")

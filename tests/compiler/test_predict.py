@@ -161,12 +161,8 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     assert found.step_s == pytest.approx(0.1)
     assert found.unknown_loops == ("while.3",)
     whole = predict_step(program(kernel("k", 0.5)), TARGET, Topology(1, 8), PLAIN)
-    assert [found.is_comparable(found), found.is_comparable(whole), whole.is_comparable(found)] == [True, False, False]
-    rows = [{"settings": {n: "1"}, **p.to_json()} for n, p in (("one", whole), ("two", found), ("three", whole))]
-    lines = list(predicted_lines(rows))
-    assert ["%" in line.partition("(")[0] for line in lines[:2]] == [False, False]
-    assert "how often while.3 runs is not known" in lines[2]
-    assert "%" in lines[3].partition("(")[0]
+    rows = [{"settings": {n: "1"}, **p.to_json()} for n, p in (("one", whole), ("two", found))]
+    assert "how often while.3 runs is not known" in list(predicted_lines(rows))[2]
 
 
 def test_longest_branch_counts() -> None:

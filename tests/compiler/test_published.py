@@ -108,11 +108,6 @@ def test_what_is_told_of_frameworks_follows_from_the_results() -> None:
     dgx, large = (math.ceil(max(o for n, o in off.items() if part in n)) for part in ("70b_fp8", "175b_fp8"))
     small = longer(r"dgxc_gpt3_5b_fp8_\d+")
     assert f"MaxText's rows are met within {dgx} %, Pax's at 175B within {large} %" in page
-    pairs = tomllib.loads((ROOT / "benchmarks/published/pairs.toml").read_text(encoding="utf-8"))["pairs"]
-    found = json.loads(RESULTS.with_name(RESULTS.name.replace("published", "published_pairs")).read_text("utf-8"))
-    short = [found[n]["predicted"] - pairs[n]["published"] for n in found if n.startswith("dgxc_")]
-    assert len(short) == 3
-    assert f"but up to {max(short):.0f} points less than was published" in page
     assert f"small model took {small[0]:.0f} to {small[-1]:.0f} % longer than predicted" in page
 
 

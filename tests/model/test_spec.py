@@ -133,11 +133,11 @@ def test_a_soak_may_be_nothing_but_not_less() -> None:
 
 
 def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() -> None:
-    study = {"name": "s", "workload": {"entry": "llama"}, "baseline": {"option:size": "tiny"}}
+    study = {"name": "s", "workload": {"command": ["train"]}, "measure": {"mode": "turns"}}
     with pytest.raises(StudyFileError) as caught:
         parse_study(study)
     assert "``" not in str(caught.value)
-    assert "`baseline` holds settings" in str(caught.value)
+    assert "`measure.mode` must be" in str(caught.value)
 
 
 def test_network_of_the_cluster_is_part_of_no_measurement() -> None:
