@@ -92,10 +92,6 @@ def export(
             "--force", help="Write even what nobody measured, or whose loss nobody could judge; the file says so."
         ),
     ] = False,
-    trial: Annotated[
-        int | None,
-        typer.Option(min=1, help="A set of the proven front, in a study by several objectives; default: the fastest."),
-    ] = None,
     same_kernels: options.SameKernels = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
@@ -111,7 +107,6 @@ def export(
     text = render_export(
         store,
         ExportFormat(form),
-        trial=trial,
         even_unjudged=force,
         folder=None if output is None else output.parent,
         same_kernels=same_kernels,

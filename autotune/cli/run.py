@@ -148,14 +148,12 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
     steps = []
-    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT) and conclusion.trial is not None:
+    if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [
             f"{me} export {path} --format env -o winner.env",
             f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
             f"{me} repro {path} {conclusion.trial}",
         ]
-    if conclusion.outcome is Outcome.FRONT and conclusion.front:
-        steps.append(f"{me} export {path} --trial {conclusion.front[-1]} -o chosen.env   # a set of the front")
     again = f"{me} run {study} --run-dir {path}"
     return [
         *steps,

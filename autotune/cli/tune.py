@@ -176,7 +176,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Aske
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())
     )
-    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
+    if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, asked)
     else:
         more = f"--time-budget {_duration(2 * (spec.search.time_budget or store.watch.total_s))}"

@@ -21,17 +21,13 @@ from autotune.model.kernels import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Objective, Pair,
+    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Pair,
     Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
 )  # fmt: skip
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
-from autotune.model.objectives import (
-    choose_members, describe_member, front_estimates, front_points, proven_front, refuse_unknown_objectives,
-    told_log_ratio, trial_log_ratio,
-)  # fmt: skip
 from autotune.model.observer import View
 from autotune.model.options import (
     FOLDER, PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,

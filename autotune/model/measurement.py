@@ -86,20 +86,6 @@ class FailureKind(StrEnum):
     NODE_LOST = "node_lost"
 
 
-class Objective(StrEnum):
-    """What a study makes small; always as a ratio, candidate over reference."""
-
-    STEP_TIME = "step_time"
-    MEMORY = "memory"
-    COMPILE_TIME = "compile_time"
-    ENERGY = "energy"
-
-    @property
-    def words(self) -> str:
-        """As shown to users."""
-        return self.replace("_", " ")
-
-
 class Failure(Record):
     """One failure: what kind, in which phase, in whose words, and where the whole log is.
 

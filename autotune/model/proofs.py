@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.model.measurement import Objective
 from autotune.model.records import ConfirmRun, FinalistResult, ProofRecord
 from autotune.model.totals import training_total, veto_of
 from autotune.stats import Estimate, ProofPlan, Verdict, confirm, judge, look
@@ -38,7 +37,6 @@ def standing(
     *,
     trial: int,
     most: int,
-    objectives: Sequence[Objective] = (Objective.STEP_TIME,),
     sesoi: float,
 ) -> Standing:
     """What a proof says, and whether more pairs of processes are to be run.
@@ -51,7 +49,6 @@ def standing(
         runs: Pairs of processes, those of other proofs included.
         trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
-        objectives: Those of the study; a proof ends when nothing more can be learnt of any of them.
         sesoi: Smallest effect of interest.
     """
     mine = runs_of(proof, runs)
@@ -63,38 +60,33 @@ def standing(
         able = sum(r.log_ratio is not None for r in mine)
         update = {"failure": failure, "process_count": able, "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
-    values = _values(mine, objectives)
-    share = len(objectives)
-    hurdle, claim = (ProofPlan(base=proof.base, error=e / share) for e in (proof.hurdle, proof.claim))
+    ratios = ratios_of(mine)
+    hurdle, claim = (ProofPlan(base=proof.base, error=e) for e in (proof.hurdle, proof.claim))
 
     def is_clear(count: int) -> bool:
-        return veto_of(mine[:count], hurdle.estimate(values[Objective.STEP_TIME][:count])) is None
+        return veto_of(mine[:count], hurdle.estimate(ratios[:count])) is None
 
-    clear = {Objective.STEP_TIME: is_clear}
-    looks = {o: look(v, hurdle, most=most, sesoi=sesoi, is_clear=clear.get(o)) for o, v in values.items()}
-    is_over = bool(looks) and all(found.stop for found in looks.values())
-    used = max(found.used for found in looks.values()) if is_over else len(mine)
+    found = look(ratios, hurdle, most=most, sesoi=sesoi, is_clear=is_clear)
+    used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
-    estimates = {o: claim.estimate(v[:used]) for o, v in values.items()}
-    step_time = Objective.STEP_TIME
-    verdict, veto = judge(estimates[step_time], sesoi=sesoi), None
-    if is_over and verdict is Verdict.FASTER:
-        veto = veto_of(mine[:used], estimates[step_time])
+    corrected = claim.estimate(ratios[:used])
+    verdict, veto = judge(corrected, sesoi=sesoi), None
+    if found.stop and verdict is Verdict.FASTER:
+        veto = veto_of(mine[:used], corrected)
     return Standing(
         base.model_copy(
             update={
-                "estimate": confirm(values[step_time][:used]).ordinary,
-                "corrected": estimates[step_time],
+                "estimate": confirm(ratios[:used]).ordinary,
+                "corrected": corrected,
                 "verdict": verdict if veto is None else Verdict.UNRESOLVED,
                 "veto": veto,
                 "process_count": used,
-                "others": {o: e for o, e in estimates.items() if o is not step_time} or None,
-                "goes_on": any(found.holds for found in looks.values()),
-                "reason": looks[step_time].reason,
+                "goes_on": found.holds,
+                "reason": found.reason,
             }
         ),
-        is_over=is_over,
+        is_over=found.stop,
     )
 
 
@@ -142,14 +134,3 @@ def reported_gain(
 def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:
     """The log ratios of some pairs of processes, of those that have one."""
     return [r.log_ratio for r in runs if r.log_ratio is not None]
-
-
-def _values(runs: Sequence[ConfirmRun], objectives: Sequence[Objective]) -> dict[Objective, list[float]]:
-    """Log ratios by objective; of those that all pairs of processes tell."""
-    found = {Objective.STEP_TIME: ratios_of(runs)}
-    for objective in objectives:
-        if objective is not Objective.STEP_TIME:
-            told = [r.others[objective] for r in runs if r.others is not None and objective in r.others]
-            if runs and len(told) == len(runs):
-                found[objective] = told
-    return found

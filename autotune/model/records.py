@@ -26,7 +26,6 @@ from autotune.model.measurement import (
     EnergyUse,
     Failure,
     FailureKind,
-    Objective,
     Settings,
     Stamped,
     WorkerReport,
@@ -129,7 +128,6 @@ class ConfirmRun(Stamped):
             ``pgle`` for a set with its profile against the same without; ``gain`` and ``alone`` for what a proven set
             is measured by once more.
         log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
-        others: Likewise of the study's other objectives; None if step time is its only one.
         work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
         loss: How their losses were compared, or that they were not.
         against: What it was compared with; None is the study's reference.
@@ -153,7 +151,6 @@ class ConfirmRun(Stamped):
     reference_step_s: StepTime | None = None
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
-    others: dict[Objective, LogRatio] | None = None
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
     against: Settings | None = None
@@ -202,7 +199,6 @@ class FinalistResult(Stamped):
         most: Pairs of processes after which the proof would have ended in any case; None in older runs.
         reason: Why it ended, in plain words.
         veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
-        others: The study's other objectives, with intervals widened alike; None if step time is its only one.
         work: As its processes told it, where it differs from the reference's.
     """
 
@@ -215,7 +211,6 @@ class FinalistResult(Stamped):
     verdict: Verdict
     process_count: Count
     failure: Failure | None = None
-    others: dict[Objective, Estimate] | None = None
     work: WorkPerStep | None = None
     goes_on: bool | None = None
     most: Count | None = None
@@ -264,7 +259,6 @@ class Outcome(StrEnum):
     """
 
     WINNER = "winner"
-    FRONT = "front"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
     INCONCLUSIVE = "inconclusive"
     NOTHING_RAN = "nothing_ran"
@@ -274,9 +268,7 @@ class ConclusionRecord(Stamped):
     """The study's one sentence, and the set that earned it if there is one.
 
     Attributes:
-        front: Trials that are proven to trade one objective for another, fastest first; None in a study by step time
-            alone. `settings`, `trial` and `estimate` are then of the fastest, if it beats the default's step time.
-        digest: Of all that a winner or a front rests on, see `autotune.results.audit`; older runs have none.
+        digest: Of all that a winner rests on, see `autotune.results.audit`; older runs have none.
     """
 
     kind: Literal["conclusion"] = "conclusion"
@@ -285,7 +277,6 @@ class ConclusionRecord(Stamped):
     settings: Settings | None = None
     trial: Count | None = None
     estimate: Estimate | None = None
-    front: tuple[Count, ...] | None = None
     soaked_s: Elapsed | None = None
     trial_count: Count
     ended: str

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Objective, Settings
+from autotune.model.measurement import Settings
 from autotune.model.names import kind_of
 from autotune.model.options import option_sets, option_setting, option_text
 from autotune.model.quantities import Seconds
@@ -64,7 +64,6 @@ class SearchSpec(Section):
             import path, ``module:Class``.
         sampler_options: Arguments of the sampler.
         startup_trials: Random trials before a sampler other than ``additive`` proposes.
-        objectives: What is made small; with more than one the study ends in a front of proven sets, not in a winner.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -82,7 +81,6 @@ class SearchSpec(Section):
     sampler: str = "additive"
     sampler_options: dict[str, Any] = Field(default_factory=dict)
     startup_trials: Annotated[int, Field(ge=1)] = 8
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective.STEP_TIME,)
 
     @field_validator("settings")
     @classmethod
@@ -107,10 +105,3 @@ class SearchSpec(Section):
         if sampler not in SAMPLERS and not _PATH.fullmatch(sampler):
             raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
         return sampler
-
-    @field_validator("objectives")
-    @classmethod
-    def _each_once(cls, objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
-        if Objective.STEP_TIME not in objectives or len(set(objectives)) < len(objectives):
-            raise ValueError("each named once, and `step_time` among them: every set is proven by it")
-        return objectives

@@ -21,7 +21,7 @@ from autotune.model.explain import explain
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet
 from autotune.model.limits import LimitsSpec
-from autotune.model.measurement import Objective, Settings
+from autotune.model.measurement import Settings
 from autotune.model.names import OPTION
 from autotune.model.network import NetworkSpec
 from autotune.model.options import PROCESS_COUNT, option_sets, options_in
@@ -97,9 +97,6 @@ class StudySpec(Section):
                 f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
                 f"{math.prod(mesh.values())}; change either of them"
             )
-        told = {Objective.STEP_TIME, Objective.ENERGY, *((Objective.MEMORY,) if self.workload.hook else ())}
-        if self.workload.command is not None and (untold := set(self.search.objectives) - told):
-            raise ValueError(f"`search.objectives` can not hold {', '.join(untold)}: a `command` does not tell it")
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
         return self

@@ -15,7 +15,6 @@ from autotune.results.rows import (
     EFFECT_COLUMNS,
     TRIAL_COLUMNS,
     effect_rows,
-    front_rows,
     log_ratio_of,
     pareto_rows,
     trial_rows,
@@ -176,7 +175,7 @@ def _fanova(settings: dict[str, list[str]], logs: Sequence[float]) -> dict[str, 
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(settings)))
 
 
-# ---------------------------------------------------------------------- several objectives
+# ---------------------------------------------------------------------- what trials cost
 
 
 def pareto_frame(store: Store) -> pd.DataFrame:
@@ -186,16 +185,3 @@ def pareto_frame(store: Store) -> pd.DataFrame:
         Columns trial, ratio, peak_bytes, compile_s, energy_ratio, settings.
     """
     return _frame(pareto_rows(trial_rows(store)), _PARETO_COLUMNS)
-
-
-def front_frame(store: Store) -> pd.DataFrame:
-    """The sets that better the default in one objective and that no other beats in all; see `rows.FrontRow`.
-
-    Returns:
-        Columns trial, settings, is_proven; then for each objective its ratio over the default, under its name
-        (step_time, memory, compile_time, energy), and `<name>_low`, `<name>_high`.
-    """
-    wanted = store.spec.search.objectives
-    columns = ["trial", "settings", "is_proven", *(f"{o}{end}" for o in wanted for end in ("", "_low", "_high"))]
-    rows = [[r.trial, r.settings, r.is_proven, *(x for o in wanted for x in r.ends[o])] for r in front_rows(store)]
-    return pd.DataFrame(rows, columns=columns)

@@ -11,16 +11,14 @@ import pandas as pd
 
 from autotune.model import (
     REFERENCE_NUMBER,
-    AutotuneError,
     ConclusionRecord,
     LedgerRecord,
-    Objective,
     Outcome,
     visible,
 )
 from autotune.results import analysis, comparison, drawings, taught
 from autotune.results.charts import Chart
-from autotune.results.rows import front_rows, trial_rows
+from autotune.results.rows import trial_rows
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir import Store
 
@@ -60,10 +58,7 @@ class Study:
 
     @property
     def winner(self) -> Winner | None:
-        """The proven winner with its evidence; None if there is none, for `outcome` tells why, or it has not ended.
-
-        Of a study by several objectives: the fastest of its front, None if none is faster than the default.
-        """
+        """The proven winner with its evidence; None if there is none, for `outcome` tells why, or it has not ended."""
         conclusion = self.store.last(ConclusionRecord)
         return winner_of(self.store) if conclusion is not None and conclusion.outcome is Outcome.WINNER else None
 
@@ -117,11 +112,6 @@ class Study:
         """Trials that no other beats in time, memory, compile time and energy; see `analysis.pareto_frame`."""
         return analysis.pareto_frame(self.store)
 
-    @functools.cached_property
-    def front(self) -> pd.DataFrame:
-        """The sets that no other beats in all of the study's objectives; see `analysis.front_frame`."""
-        return analysis.front_frame(self.store)
-
     @property
     def plot(self) -> Plots:
         """Charts of this study."""
@@ -158,19 +148,6 @@ class Plots:
     def history(self) -> Chart:
         """Ratio of each trial in the order of the search, and the best so far."""
         return drawings.history_chart(trial_rows(self._store))
-
-    def front(self, against: str) -> Chart:
-        """The front with its intervals among all trials: step time over the objective `against`.
-
-        Raises:
-            AutotuneError: If that is not another objective of the study.
-        """
-        others = [o for o in self._store.spec.search.objectives if o is not Objective.STEP_TIME]
-        if against not in others:
-            wanted = ", ".join(others) or "it has none"
-            raise AutotuneError(f"another objective of the study must be named ({wanted}): {against}")
-        rows = front_rows(self._store), trial_rows(self._store)
-        return drawings.front_chart(self._store, *rows, Objective(against))
 
     def importance(self) -> Chart:
         """How much of the spread of ratios each setting explains."""

@@ -23,7 +23,6 @@ from autotune.model import (
     FlagSet,
     FloorResult,
     Measured,
-    Objective,
     Outcome,
     Pair,
     ProfileRecord,
@@ -81,7 +80,7 @@ def proof_digest(store: Store, conclusion: ConclusionRecord) -> str:
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """In what a winner or a front does not follow from the records and raw pairs of its run, one sentence each.
+    """In what a winner does not follow from the records and raw pairs of its run, one sentence each.
 
     Of runs that are older than digests only the figures are made again.
 
@@ -100,22 +99,19 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
         elif (plan := plans.get(key)) is not None:
             found += told_of_planned(store.spec, proof, plan, runs)
         else:  # of a version that proved by a number of pairs settled before
-            found += told_of_proof(store.spec, proof, runs, families_of(store.spec, proof, conclusion, runs))
-    if conclusion.outcome is Outcome.FRONT:
-        found += _of_front(store.spec, conclusion, list(proofs.values()))
-    else:
-        found += _of_winner(store.spec, conclusion, list(proofs.values()), runs)
-        found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
-        found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
+            found += told_of_proof(store.spec, proof, runs, families_of(proof, runs))
+    found += _of_winner(conclusion, list(proofs.values()), runs)
+    found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
+    found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
     if conclusion.digest is not None and conclusion.digest != (here := proof_digest(store, conclusion)):
         found.append(f"the records have the digest {here[:12]}, the conclusion was drawn from {conclusion.digest[:12]}")
     return found
 
 
 def doubts(store: Store) -> list[str]:
-    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner or front."""
+    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner."""
     conclusion = store.last(ConclusionRecord)
-    if conclusion is None or conclusion.outcome not in (Outcome.WINNER, Outcome.FRONT):
+    if conclusion is None or conclusion.outcome is not Outcome.WINNER:
         return []
     try:
         wrong = disagreements(store, conclusion)
@@ -202,7 +198,7 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
 
 
 def _of_winner(
-    spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult], runs: Sequence[ConfirmRun]
+    conclusion: ConclusionRecord, proofs: Sequence[FinalistResult], runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
     """What in a winner does not follow from its last proof."""
     mine = [p for p in proofs if p.stage in LAST_PROOFS and p.settings == conclusion.settings]
@@ -210,8 +206,7 @@ def _of_winner(
         yield f"no proof of {conclusion.settings} is recorded"
         return
     proof = mine[-1]
-    better = proof.verdict is Verdict.FASTER or (proof.stage == "recheck" and _is_better(spec, proof))
-    if not better:
+    if proof.verdict is not Verdict.FASTER:
         yield f"the proof of {conclusion.settings} says {proof.verdict}, the conclusion that it wins"
     after = {p.stage: p for p in proofs if p.stage in ONCE_MORE and p.settings == conclusion.settings}
     for found in after.values():
@@ -226,24 +221,6 @@ def _of_winner(
     if gain is not None and (against := veto_of(told, gain.estimate)) is not None:
         yield f"{conclusion.settings} is {against}, the conclusion has it as the winner"
     yield from _of_figures(conclusion, reported_gain(gain, alone, told) if gain is not None else proof.estimate)
-
-
-def _of_front(spec: StudySpec, conclusion: ConclusionRecord, proofs: Sequence[FinalistResult]) -> Iterator[str]:
-    """What in a front does not follow from the proofs of its members."""
-    by_trial = {p.trial: p for p in proofs if p.stage == "confirm"}
-    for trial in conclusion.front or ():
-        member = by_trial.get(trial)
-        if member is None or not _is_better(spec, member):
-            yield f"trial {trial} is not proven to be better in anything, the conclusion has it in the front"
-    if conclusion.trial is not None and (fastest := by_trial.get(conclusion.trial)) is not None:
-        if fastest.settings != conclusion.settings or fastest.verdict is not Verdict.FASTER:
-            yield f"trial {conclusion.trial} is {fastest.verdict} with {fastest.settings}, the conclusion differs"
-        if (
-            conclusion.estimate is None
-            or fastest.corrected is None
-            or not are_close(conclusion.estimate, fastest.corrected)
-        ):
-            yield f"trial {conclusion.trial} has other figures than the conclusion"
 
 
 def _of_figures(conclusion: ConclusionRecord, proven: Estimate | None) -> Iterator[str]:
@@ -274,11 +251,3 @@ def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord])
     for name, digest in artefacts_of(conclusion.settings or {}).items():
         if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
             yield f"{conclusion.settings} has a profile ({digest[:12]}) that no record of this run holds"
-
-
-def _is_better(spec: StudySpec, proof: FinalistResult) -> bool:
-    """Whether a set surely betters the default in one objective."""
-    figures = {Objective.STEP_TIME: proof.corrected, **(proof.others or {})}
-    return proof.veto is None and any(
-        e is not None and e.high < 1 - spec.measure.smallest_effect for e in figures.values()
-    )

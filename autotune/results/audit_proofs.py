@@ -8,7 +8,6 @@ from dataclasses import astuple
 
 from autotune.model import (
     AblationResult,
-    ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     FloorResult,
@@ -25,7 +24,7 @@ from autotune.results.words import format_estimate
 from autotune.stats import CLAIM, HURDLE, Estimate, TotalTime, Verdict, confirm, judge
 
 LAST_PROOFS = ("final", "full", "recheck")
-"""Stages of a `FinalistResult` that prove a winner; the members of a front are proven in stage ``confirm``."""
+"""Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6
 """Relative difference that another version of NumPy or SciPy may make of the same samples."""
@@ -60,7 +59,7 @@ def told_of_planned(
     """What in a verdict does not follow from its pairs of processes, looked at as they were planned."""
     name = f"the proof of {proof.settings} ({proof.stage})"
     here = standing(
-        plan, runs, trial=proof.trial, most=proof.most or 0, objectives=spec.search.objectives,
+        plan, runs, trial=proof.trial, most=proof.most or 0,
         sesoi=spec.measure.smallest_effect,
     ).result  # fmt: skip
     if proof.process_count != here.process_count:
@@ -72,12 +71,9 @@ def told_of_planned(
         return
     if proof.verdict is not here.verdict or proof.is_passed > here.is_passed:
         yield f"{name}: its figures are {here.verdict}, the record says {proof.verdict}"
-    said, made = (
-        {"ratio": r.estimate, "interval": r.corrected, **{o.words: e for o, e in (r.others or {}).items()}}
-        for r in (proof, here)
-    )
-    for what in dict.fromkeys((*said, *made)):
-        one, other = said.get(what), made.get(what)
+    said, made = ({"ratio": r.estimate, "interval": r.corrected} for r in (proof, here))
+    for what in said:
+        one, other = said[what], made[what]
         if (one is None) != (other is None) or (one is not None and other is not None and not are_close(one, other)):
             figures = [format_estimate(e) if e is not None else "nothing" for e in (other, one)]
             yield f"{name}: its processes give the {what} {figures[0]}, the record says {figures[1]}"
@@ -97,15 +93,11 @@ def told_of_measuring(found: FinalistResult, runs: Sequence[ConfirmRun]) -> Iter
         yield f"{name}: its processes give {format_estimate(here)}, the record says {format_estimate(found.estimate)}"
 
 
-def families_of(
-    spec: StudySpec, proof: FinalistResult, conclusion: ConclusionRecord, runs: Sequence[ConfirmRun]
-) -> list[int]:
-    """For how many intervals a proof's may have been widened: sets that were proven together, times objectives."""
-    least, most = 1, 1
-    if proof.stage not in LAST_PROOFS:
-        least = max(1, len(conclusion.front or ()))
-        most = max(least, len({r.settings for r in runs if r.stage == proof.stage}))
-    return [count * len(spec.search.objectives) for count in range(least, most + 1)]
+def families_of(proof: FinalistResult, runs: Sequence[ConfirmRun]) -> list[int]:
+    """For how many intervals a proof's may have been widened: sets that were proven together."""
+    if proof.stage in LAST_PROOFS:
+        return [1]
+    return list(range(1, max(1, len({r.settings for r in runs if r.stage == proof.stage})) + 1))
 
 
 def told_of_proof(
@@ -138,10 +130,6 @@ def told_of_proof(
     verdict = verdict if veto is None else Verdict.UNRESOLVED
     if proof.verdict is not verdict or (proof.veto is None) is not (veto is None):
         yield f"{name}: its figures are {veto or verdict}, the record says {proof.veto or proof.verdict}"
-    for objective, other in (proof.others or {}).items():
-        told = [r.others[objective] for r in mine if r.others is not None and objective in r.others]
-        if len(told) < 2 or not any(are_close(other, confirm(told, family=f).corrected) for f in families):
-            yield f"{name}: its processes do not give {objective.words} {format_estimate(other)}"
 
 
 def is_same_total(said: TotalTime, here: TotalTime) -> bool:

@@ -25,7 +25,6 @@ class Mark:
         x: On the horizontal axis.
         y: Upwards, where the chart has such an axis; what has none failed and stands along the upper edge.
         x_ends: The interval of `x`: may be 0, infinite, or NaN (none).
-        y_ends: Likewise of `y`.
         label: Shown beside it.
         detail: Shown when pointed at.
         style: Class of the style sheet: good, same, open, promising, unpromising, failed, floor.
@@ -34,7 +33,6 @@ class Mark:
     x: float
     y: float = math.nan
     x_ends: tuple[float, float] = (math.nan, math.nan)
-    y_ends: tuple[float, float] = (math.nan, math.nan)
     label: str = ""
     detail: str
     style: str
@@ -194,7 +192,7 @@ def panels(
 
 
 def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Sequence[tuple[float, float]] = ()) -> str:
-    """Ratios of step time (upwards is more) against something else, each with its intervals.
+    """Ratios of step time (upwards is more) against something else.
 
     Args:
         points: What lies on top comes last.
@@ -206,8 +204,8 @@ def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Seq
     if not points:
         return ""
     height, is_ratio, around = 260.0, x_format is format_ratio, (0.995, 1.005)
-    ys = [v for p in points for v in (p.y, *p.y_ends) if 0.0 < v < math.inf]
-    xs = [v for p in points for v in (p.x, *p.x_ends) if v < math.inf]
+    ys = [p.y for p in points if 0.0 < p.y < math.inf]
+    xs = [p.x for p in points if p.x < math.inf]
     low, high = (0.5, max(xs) + 0.5) if x_format is format_whole else _trimmed([*xs, *(around if is_ratio else ())])
     x = _Scale(low, high, LEFT, WIDTH - RIGHT, log=is_ratio)
     failed_px = 16 if any(math.isnan(p.y) for p in points) else 0
@@ -224,11 +222,8 @@ def scatter(points: Sequence[Mark], *, x_title: str, x_format: Format, best: Seq
 
 
 def _cross(p: Mark, x: _Scale, y: _Scale) -> str:
-    """A mark with the arms of its intervals."""
-    at_x, at_y = x(p.x), TOP + 6 if math.isnan(p.y) else y(p.y)
-    arms = _arm(x, p.x_ends, p.style, at_y=at_y) + _arm(y, p.y_ends, p.style, at_x=at_x)
-    label = _text(at_x + 8, at_y - 7, p.label, "label", anchor="start") if p.label else ""
-    return f"<g>{_title(p.detail)}{arms}{_mark(at_x, at_y, p.style, 4.5 if p.label else 3.6)}{label}</g>"
+    """A mark where two figures meet."""
+    return f"<g>{_title(p.detail)}{_mark(x(p.x), TOP + 6 if math.isnan(p.y) else y(p.y), p.style, 3.6)}</g>"
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Format) -> str:
@@ -322,13 +317,12 @@ def _mark(x: float, y: float, style: str, radius: float) -> str:
     return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}"/>'
 
 
-def _arm(scale: _Scale, ends: tuple[float, float], style: str, *, at_x: float | None = None, at_y: float = 0.0) -> str:
+def _arm(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
     """The bar of an interval, which may reach beyond what is shown; nothing where there is none."""
     if math.isnan(ends[0]):
         return ""
     low, high = (scale(max(end, scale.low)) for end in ends)
-    across = (low, at_y, high, at_y) if at_x is None else (at_x, low, at_x, high)
-    return _line(*across, f"bar {style}")
+    return _line(low, at_y, high, at_y, f"bar {style}")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:

@@ -13,7 +13,6 @@ from autotune.model import (
     AutotuneError,
     ConfirmRun,
     FloorResult,
-    Objective,
     TrialResult,
     TrialStatus,
     format_bytes,
@@ -21,12 +20,11 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     format_share,
-    trial_log_ratio,
 )
 from autotune.results import charts
 from autotune.results.charts import Chart, Mark
 from autotune.results.proof_words import STAGE_WORDS
-from autotune.results.rows import FrontRow, TrialRow
+from autotune.results.rows import TrialRow
 from autotune.results.words import describe_trial, time_words
 from autotune.rundir import Store
 
@@ -100,32 +98,6 @@ def resource_charts(trials: Sequence[TrialRow]) -> list[Chart]:
         if points:
             found.append(Chart(title=title, svg=charts.scatter(points, x_title=x_title, x_format=show)))
     return found
-
-
-def front_chart(store: Store, front: Sequence[FrontRow], trials: Sequence[TrialRow], objective: Objective) -> Chart:
-    """Step time over another objective: the front with its intervals among all trials."""
-    floor = store.last(FloorResult)
-    members, points = {row.trial for row in front}, []
-    for r in trials:
-        x, y = (
-            trial_log_ratio(o, r.result, floor.reference) if floor else None for o in (objective, Objective.STEP_TIME)
-        )
-        if r.trial not in members and x is not None and y is not None:
-            points.append(Mark(x=math.exp(x), y=math.exp(y), detail=_detail(r), style="same"))
-    for row in front:
-        across, up = row.ends[objective], row.ends[Objective.STEP_TIME]
-        label, detail = str(row.trial), f"trial {row.trial}: {row.settings}"
-        style = "good" if row.is_proven else "open"
-        point = Mark(x=across[0], y=up[0], x_ends=across[1:], y_ends=up[1:], label=label, detail=detail, style=style)
-        points.append(point)
-    svg = charts.scatter(points, x_title=f"{objective.words} over the default's", x_format=format_ratio)
-    return Chart(title=f"Step time and {objective.words}", svg=svg)
-
-
-def front_charts(store: Store, front: Sequence[FrontRow], trials: Sequence[TrialRow]) -> list[Chart]:
-    """Step time over each other objective of a study that has a front."""
-    others = [o for o in store.spec.search.objectives if o is not Objective.STEP_TIME]
-    return [front_chart(store, front, trials, o) for o in others] if front else []
 
 
 def importance_chart(importance: pd.DataFrame) -> Chart:

@@ -55,18 +55,16 @@ def render_export(
     store: Store,
     form: ExportFormat,
     *,
-    trial: int | None = None,
     even_unjudged: bool = False,
     folder: Path | None = None,
     same_kernels: bool = False,
     needs_loss: bool = False,
 ) -> str:
-    """The winner of a run, or a set of its front, as text in one format; what it needs is put beside it.
+    """The winner of a run as text in one format; what it needs is put beside it.
 
     Args:
         store: The run directory.
         form: The format.
-        trial: A set of the front, in a study by several objectives; None for the winner, or the fastest set.
         even_unjudged: Write even a winner whose loss could not be judged; the text says so.
         folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
         same_kernels: Let it load the autotuner's results of its soak.
@@ -76,7 +74,7 @@ def render_export(
         AutotuneError: If there is no proven winner, or none whose loss was compared and that is needed, or the format
             cannot carry one of its values.
     """
-    winner = winner_of(store, trial, even_unjudged=even_unjudged)
+    winner = winner_of(store, even_unjudged=even_unjudged)
     if needs_loss:
         require_loss(winner)
     if same_kernels:

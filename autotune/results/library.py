@@ -80,7 +80,8 @@ def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> 
         The file written.
 
     Raises:
-        AutotuneError: If the file there is of a later proof, the winner was never measured, or artefacts are missing.
+        AutotuneError: If the file there is of a later proof, the winner's figures do not show it faster, or artefacts
+            are missing.
         RunDirectoryError: If it cannot be written.
     """
     if winner.estimate is not None and winner.estimate.high >= 1.0:

@@ -24,10 +24,9 @@ def describe_finalist(result: FinalistResult) -> str:
         return describe_failure(result.failure, "in a fresh process")
     if result.estimate is None or result.corrected is None:
         return "no number"
-    others = "".join(f"; {o.words} {format_estimate(e)}" for o, e in (result.others or {}).items())
     return (
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
-        f"{_corrected(result.corrected)}: {word_of(result)}{others}{_why(result)}"
+        f"{_corrected(result.corrected)}: {word_of(result)}{_why(result)}"
     )
 
 

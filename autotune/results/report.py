@@ -27,7 +27,7 @@ from autotune.model import (
 from autotune.results import analysis, drawings, tables, taught, words
 from autotune.results.audit import doubts
 from autotune.results.pages import render
-from autotune.results.rows import TrialRow, effect_rows, finalists, front_rows, trial_rows
+from autotune.results.rows import TrialRow, effect_rows, finalists, trial_rows
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.soak_words import soak_lines
 from autotune.results.winner import winner_of, workload_name
@@ -38,7 +38,6 @@ LONGEST_TABLE = 300
 
 _TONES = {
     Outcome.WINNER: "winner",
-    Outcome.FRONT: "winner",
     Outcome.NOTHING_RAN: "none",
     Outcome.INCONCLUSIVE: "none",
 }
@@ -65,13 +64,12 @@ def build(store: Store) -> dict[str, Any]:
     Raises:
         RunDirectoryError: If its records are damaged.
     """
-    trials, wanted = trial_rows(store), store.spec.search.objectives
+    trials = trial_rows(store)
     state, verdict, tone = _verdict(store, trials)
     floor = store.last(FloorResult)
     importance, interactions = analysis.importance_frame(store), analysis.interactions_frame(store)
     ordered = sorted(trials, key=lambda r: r.rank)
     resources = drawings.resource_charts(trials)
-    front = front_rows(store) if len(wanted) > 1 else []
     return {
         "name": store.spec.name,
         "description": store.spec.description,
@@ -80,11 +78,8 @@ def build(store: Store) -> dict[str, Any]:
         "tone": tone,
         "figures": _figures(store, trials, floor),
         "finalists": tables.finalist_table(finalists(store)),
-        "objectives": ", ".join(o.words for o in wanted),
         "soak": soak_lines(store),
         "nodes": tables.node_table(store),
-        "front": tables.front_cells(front),
-        "front_charts": drawings.front_charts(store, front, trials),
         "floor": words.floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": drawings.forest_chart(store, trials) if trials or floor else None,
@@ -204,9 +199,7 @@ def _commands(store: Store) -> list[str]:
         if len(s.command) > 1
     ]
     conclusion = store.last(ConclusionRecord)
-    chosen = conclusion.front or () if conclusion is not None else ()
     shared = [f"autotune show {run}", *dict.fromkeys(again)]
-    shared = [*(f"autotune export {run} --trial {n} -o trial-{n}.env" for n in chosen), *shared]
     try:
         winner = winner_of(store)
     except AutotuneError:

@@ -1,4 +1,4 @@
-"""What was found as typed rows: one a trial, one a setting and value, one a set of the front.
+"""What was found as typed rows: one a trial, one a setting and value.
 
 Tables, reports, frames, comparisons, charts and exchanged files take their columns from here. Times are in seconds,
 sizes in bytes, ratios are candidate over reference (below 1 is faster); a number that is not known is NaN, a text None.
@@ -19,13 +19,8 @@ from autotune.model import (
     AblationResult,
     FinalistResult,
     FlagSet,
-    FloorResult,
-    Objective,
     TrialResult,
     TrialStatus,
-    front_estimates,
-    front_points,
-    proven_front,
 )
 from autotune.results.proof_words import word_of
 from autotune.rundir import Store
@@ -49,10 +44,6 @@ def finalist_style(result: FinalistResult) -> str:
     return STYLES.get(word_of(result), "same")
 
 
-Ends = tuple[float, float, float]
-"""A ratio with the lower and the upper end of its interval, NaN where it has none."""
-
-_NO_ENDS = (math.nan, math.nan, math.nan)
 _RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
 
 
@@ -280,50 +271,3 @@ def log_ratio_of(result: TrialResult) -> float | None:
     if result.is_the_default:
         return 0.0
     return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
-
-
-# ---------------------------------------------------------------------- several objectives
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontRow:
-    """A set that betters the default in one of the study's objectives and that no other beats in all.
-
-    Attributes:
-        is_proven: Fresh processes proved it: its intervals are widened for all that were proven together. The others
-            are figures of the search: they were not measured again (yet).
-        ends: Each objective as a ratio over the default's.
-    """
-
-    trial: int
-    settings: str
-    is_proven: bool
-    ends: Mapping[Objective, Ends]
-
-
-def front_rows(store: Store) -> list[FrontRow]:
-    """The front of a study, proven sets first, then fastest first; empty before its reference ran."""
-    wanted, sesoi = store.spec.search.objectives, store.spec.measure.smallest_effect
-    floor = store.last(FloorResult)
-    if floor is None:
-        return []
-    judged = [f for f in finalists(store) if f.stage == "confirm"]
-    rows = []
-    for member in proven_front(judged, wanted, sesoi=sesoi):
-        proven = {o: (e.ratio, e.low, e.high) for o, e in (front_estimates(member, wanted) or {}).items()}
-        rows.append(FrontRow(trial=member.trial, settings=str(member.settings), is_proven=True, ends=proven))
-    tried = {f.trial for f in judged}
-    for point in front_points(store.of(TrialResult), wanted, floor.reference, tolerance=sesoi):
-        row = trial_row(point.result, sesoi=sesoi)
-        if row.trial in tried:
-            continue
-        known = {
-            Objective.STEP_TIME: (row.ratio, row.low, row.high),
-            Objective.ENERGY: (row.energy_ratio, row.energy_low, row.energy_high),
-        }
-        ends = {}
-        for objective, log_ratio in zip(wanted, point.values, strict=True):
-            ratio, low, high = known.get(objective, _NO_ENDS)
-            ends[objective] = (math.exp(log_ratio) if math.isnan(ratio) else ratio, low, high)
-        rows.append(FrontRow(trial=row.trial, settings=row.settings, is_proven=False, ends=ends))
-    return sorted(rows, key=lambda r: (not r.is_proven, r.ends[Objective.STEP_TIME][0]))

@@ -13,7 +13,6 @@ from autotune.model import (
     TURNS,
     FinalistResult,
     FloorResult,
-    Objective,
     TrialResult,
     format_bytes,
     format_change_of,
@@ -29,11 +28,9 @@ from autotune.results.proof_words import STAGE_WORDS, describe_finalist, word_of
 from autotune.results.rows import (
     STYLES,
     EffectRow,
-    FrontRow,
     TrialRow,
     finalist_style,
     finalists,
-    front_rows,
     pareto_rows,
     trial_rows,
 )
@@ -62,12 +59,11 @@ _LONGEST_SETTINGS = 120
 
 
 def study_tables(store: Store) -> list[Table]:
-    """The table of all trials, best first; what they taught; of a study by several objectives its front."""
-    trials, wanted = sorted(trial_rows(store), key=lambda r: r.rank), store.spec.search.objectives
-    tables = [_results_table(store, trials)]
+    """The table of all trials, best first; what they taught."""
+    tables = [_results_table(store, sorted(trial_rows(store), key=lambda r: r.rank))]
     if (beliefs := taught.terminal_table(store)) is not None:
         tables.append(beliefs)
-    return [*tables, _front_table(front_rows(store), wanted)] if len(wanted) > 1 else tables
+    return tables
 
 
 def _table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
@@ -100,17 +96,6 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
         verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
         number = str(f.trial) if f.trial else ""  # a recheck is of no trial
         table.add_row(number, _cut(f), ratio, interval, verdict)
-    return table
-
-
-def _front_table(front: Sequence[FrontRow], wanted: Sequence[Objective]) -> Table:
-    """The sets that no other beats in all objectives."""
-    title = "the front: ratios over the default's, proven sets first"
-    table = _table(title, ("trial", "settings", *(o.words for o in wanted), ""), right=("trial",))
-    for row in front:
-        said = Text("proven", style="bold green") if row.is_proven else Text("not measured again", style="dim")
-        cells = [words.format_figures(*row.ends[o]) for o in wanted]
-        table.add_row(str(row.trial), row.settings[:_LONGEST_SETTINGS], *cells, said)
     return table
 
 
@@ -207,19 +192,6 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
             }
         )
     return rows
-
-
-def front_cells(front: Sequence[FrontRow]) -> list[Row]:
-    """Every set of the front with all objectives."""
-    return [
-        {
-            "trial": str(row.trial),
-            **{o.words: words.format_figures(*ends) for o, ends in row.ends.items()},
-            "settings": row.settings,
-            "": Styled("proven", "good") if row.is_proven else Styled("not measured again", "open"),
-        }
-        for row in front
-    ]
 
 
 def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:

@@ -68,7 +68,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     if wrong := disagreements(store, conclusion):
         found = [Difference(field="records", proven="what was recorded", here=line) for line in wrong]
         return RecordCheck(differences=tuple(found))
-    here = winner_at(store, conclusion, winner.proof.trial)
+    here = winner_at(store, conclusion)
     assert here.proof is not None
     if here.proof.digest != winner.proof.digest:
         digests = (f"digest {d[:12]}" for d in (winner.proof.digest, here.proof.digest))

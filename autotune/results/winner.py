@@ -27,7 +27,6 @@ from autotune.model import (
     FlagSet,
     FloorResult,
     LossCheck,
-    Objective,
     Outcome,
     Record,
     SessionRecord,
@@ -37,7 +36,6 @@ from autotune.model import (
     StudySpec,
     WorkPerStep,
     artefacts_of,
-    describe_member,
     file_name,
     in_folder,
     options_in,
@@ -89,13 +87,11 @@ class Proof(Record):
         digest: See `autotune.results.audit.proof_digest`.
         run: Name of the run directory, without the folder that it lies in.
         hosts: Machines on which the driver ran.
-        trial: The set of a front that was asked for; None for the winner, or the fastest.
     """
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     run: str
     hosts: tuple[str, ...] = ()
-    trial: int | None = None
 
 
 class Winner(Record):
@@ -109,7 +105,6 @@ class Winner(Record):
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
         soak: What that run showed, in words; None in files of older versions.
-        others: Ratios of the objectives other than step time, of a study that had any.
         work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
         unit: What that counts, in one word.
         loss: How its loss was compared with the default's, or that it was not; None in files of older versions.
@@ -133,7 +128,6 @@ class Winner(Record):
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
     soak: str | None = None
-    others: dict[Objective, Estimate] | None = None
     work: WorkPerStep | None = None
     unit: str | None = None
     loss: LossCheck | None = None
@@ -194,15 +188,11 @@ class Winner(Record):
         return self.in_force
 
 
-def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
-    """The conclusion of a run, as if its winner, or the set of its front that is asked for, were all that it found.
-
-    Args:
-        store: The run.
-        trial: The set of a front; None for the winner, or the fastest of the front.
+def proven_winner(store: Store) -> ConclusionRecord:
+    """The conclusion of a run that has a winner.
 
     Raises:
-        AutotuneError: If the run is not finished, or there is no such proven set.
+        AutotuneError: If the run is not finished, or has none.
     """
     conclusion = store.last(ConclusionRecord)
     if conclusion is None:
@@ -210,17 +200,11 @@ def proven_winner(store: Store, trial: int | None = None) -> ConclusionRecord:
             f"a run must have ended to be exported but {store.path} has not; "
             "run the same `autotune run` command again to finish it"
         )
-    return _proven_at(store, conclusion, trial)
+    return _proven_at(store, conclusion)
 
 
-def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) -> ConclusionRecord:
-    """The conclusion, narrowed to the set of its front that is asked for."""
-    if conclusion.outcome is Outcome.FRONT:
-        return _of_the_front(store, conclusion, trial)
-    if trial not in (None, conclusion.trial):
-        raise AutotuneError(
-            f"only a proven set is exported but trial {trial} of {store.path} is not one: {conclusion.sentence}"
-        )
+def _proven_at(store: Store, conclusion: ConclusionRecord) -> ConclusionRecord:
+    """The conclusion, if it has a winner."""
     if conclusion.outcome is Outcome.INCONCLUSIVE:
         raise AutotuneError(
             f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; until a study settles that, "
@@ -234,40 +218,18 @@ def _proven_at(store: Store, conclusion: ConclusionRecord, trial: int | None) ->
     return conclusion
 
 
-def _of_the_front(store: Store, conclusion: ConclusionRecord, trial: int | None) -> ConclusionRecord:
-    """The conclusion narrowed to one set of the front."""
-    members = conclusion.front or ()
-    names = f"autotune export {store.path} --trial {'|'.join(map(str, members))}"
-    if trial is None and conclusion.trial is None:
-        raise AutotuneError(
-            "a front without a set that is faster than the default has none that stands for it: choose one by what it "
-            f"saves ({names}); {conclusion.sentence}"
-        )
-    wanted = conclusion.trial if trial is None else trial
-    # What fresh processes said last of it.
-    chosen = next((f for f in reversed(store.of(FinalistResult)) if (f.stage, f.trial) == ("confirm", wanted)), None)
-    if chosen is None or chosen.trial not in members:
-        raise AutotuneError(
-            f"only a set of the proven front is exported but trial {trial} of {store.path} is not one; try {names}"
-        )
-    sentence = describe_member(chosen, store.spec.search.objectives)
-    update = {"settings": chosen.settings, "trial": chosen.trial, "estimate": chosen.corrected, "sentence": sentence}
-    return conclusion.model_copy(update=update)
-
-
-def winner_of(store: Store, trial: int | None = None, *, even_unjudged: bool = False) -> Winner:
-    """The winner of a run directory, or a set of its front; see `proven_winner`.
+def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
+    """The winner of a run directory; see `proven_winner`.
 
     Args:
         store: The run directory.
-        trial: A set of the front; None for the winner, or the fastest of the front.
         even_unjudged: Take even a winner whose loss could not be judged.
 
     Raises:
         AutotuneError: If it has none, if what the run says of it does not follow from its records, or if it holds what
             is not handed on.
     """
-    proven_winner(store, trial)  # says what is missing
+    proven_winner(store)  # says what is missing
     recorded = store.of(ConclusionRecord)[-1]
     if wrong := disagreements(store, recorded):
         raise AutotuneError(
@@ -275,7 +237,7 @@ def winner_of(store: Store, trial: int | None = None, *, even_unjudged: bool = F
             + "\n".join(f"  - {line}" for line in wrong)
             + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
         )
-    winner = winner_at(store, recorded, trial)
+    winner = winner_at(store, recorded)
     if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_unjudged):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
@@ -285,19 +247,14 @@ def winner_of(store: Store, trial: int | None = None, *, even_unjudged: bool = F
     return winner
 
 
-def winner_at(store: Store, recorded: ConclusionRecord, trial: int | None) -> Winner:
-    """The winner of one recorded conclusion, or a set of its front, as it is exported.
+def winner_at(store: Store, recorded: ConclusionRecord) -> Winner:
+    """The winner of one recorded conclusion, as it is exported.
 
     Raises:
         AutotuneError: If it has none, or it holds what is not handed on.
     """
-    proof = Proof(
-        digest=proof_digest(store, recorded),
-        run=store.path.resolve().name,
-        hosts=hosts_of(store),
-        trial=trial if recorded.outcome is Outcome.FRONT else None,
-    )
-    return _make_winner(store, _proven_at(store, recorded, trial), evidence_of(store, recorded), proof)
+    proof = Proof(digest=proof_digest(store, recorded), run=store.path.resolve().name, hosts=hosts_of(store))
+    return _make_winner(store, _proven_at(store, recorded), evidence_of(store, recorded), proof)
 
 
 def hosts_of(store: Store) -> tuple[str, ...]:
@@ -305,21 +262,15 @@ def hosts_of(store: Store) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s.host for s in store.of(SessionRecord)))
 
 
-def _make_winner(
-    store: Store, conclusion: ConclusionRecord, evidence: Sequence[Evidence], proof: Proof | None
-) -> Winner:
+def _make_winner(store: Store, conclusion: ConclusionRecord, evidence: Sequence[Evidence], proof: Proof) -> Winner:
     """What a conclusion found, with what it rests on."""
     assert conclusion.settings is not None
-    of_front = conclusion.outcome is Outcome.FRONT
     floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
     facts, spec = conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
     kinds = ConfirmRun | FinalistResult | SoakRecord
     mine = [r for r in evidence if isinstance(r, kinds) and r.settings == conclusion.settings]
-    # A front is not proven a second time.
-    stages = ("confirm",) if of_front else LAST_PROOFS
-    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in stages]
-    proven = [r for r in mine if isinstance(r, FinalistResult)]
+    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in LAST_PROOFS]
     work = next((r.work for r in proofs if r.work is not None), None)
     soaks = [r for r in evidence if isinstance(r, SoakRecord) and r.settings == conclusion.settings]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
@@ -338,7 +289,6 @@ def _make_winner(
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
         soak=describe_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
-        others=next((f.others for f in reversed(proven) if f.others), None),
         work=work,
         unit=spec.workload.unit if work is not None else None,
         loss=loss_of(mine),

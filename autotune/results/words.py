@@ -325,8 +325,6 @@ def evidence(winner: Winner) -> list[str]:
         )
     if winner.work is not None:
         lines.append(f"work: {winner.work.candidate} {winner.unit}s a step, the default's {winner.work.reference}")
-    for objective, e in (winner.others or {}).items():
-        lines.append(f"{objective.words} over the default's: {format_estimate(e)}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"

@@ -315,10 +315,8 @@ def _named_trials(record: AnyRecord) -> set[int]:
     named: set[int | None] = set()
     if isinstance(record, TrialResult):
         named = {record.same_as}
-    elif isinstance(record, ConfirmRun | FinalistResult | BlameRecord):
+    elif isinstance(record, ConfirmRun | FinalistResult | BlameRecord | ConclusionRecord):
         named = {record.trial}
-    elif isinstance(record, ConclusionRecord):
-        named = {record.trial, *(record.front or ())}
     return {n for n in named if n}  # 0 is the reference
 
 

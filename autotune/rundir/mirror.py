@@ -42,14 +42,13 @@ class Mirror:
     Args:
         url: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
         name: Of the study in the storage.
-        objectives: How many values a trial has, all minimised.
 
     Raises:
         StudyFileError: If the storage can never be opened: a mistyped URL must not show after hours.
     """
 
-    def __init__(self, url: str, name: str, *, objectives: int = 1) -> None:
-        self._url, self._name, self._objectives = url, name, objectives
+    def __init__(self, url: str, name: str) -> None:
+        self._url, self._name = url, name
         self._study: optuna.Study | None = None
         self._copied: set[Any] = set()
         self._waiting: dict[int, FrozenTrial] = {}
@@ -136,9 +135,7 @@ class Mirror:
             # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
             path = str(Path(self._url.removeprefix("journal:")).absolute())
             storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-        study = optuna.create_study(
-            storage=storage, study_name=self._name, directions=["minimize"] * self._objectives, load_if_exists=True
-        )
+        study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
         self._copied = {t.user_attrs.get(NUMBER_KEY) for t in study.get_trials(deepcopy=False)}
         self._study = study
         return study

@@ -153,10 +153,6 @@ class CodedSpace:
                     sds.append(sd)
         return self.table(rows), np.array(values, dtype=float), np.array(sds, dtype=float)
 
-    def nothing(self) -> tuple[Codes, Floats, Floats]:
-        """What is expected where nothing is."""
-        return self.table([]), np.zeros(0), np.zeros(0)
-
 
 def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     """Names, each after those that it needs."""

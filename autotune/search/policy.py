@@ -10,7 +10,6 @@ what may be true, times its chance to run.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -49,7 +48,7 @@ sets like the last one that are looked at after that."""
 
 
 def propose(
-    models: Sequence[AdditiveModel],
+    model: AdditiveModel,
     hazards: Hazards,
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool] = lambda codes: True,
@@ -62,7 +61,7 @@ def propose(
     """The next set, as codes; one that is not open only if every draw finds one.
 
     Args:
-        models: What trials taught of each objective.
+        model: What trials taught of speed.
         hazards: What they taught of failures.
         rng: Draws.
         is_open: Whether a set may be tried, and is not known or being tried.
@@ -72,18 +71,17 @@ def propose(
         joint: The model of whole sets, where it tells more than a sum of effects: it proposes then.
         under_way: Sets that are being tried: what is not faster than they are is no improvement, either.
     """
-    design = models[0].design
+    design = model.design
     if joint is not None and (best := _by_joint(joint, hazards, rng, is_open, under_way)) is not None:
         return best
-    weights = rng.dirichlet(np.ones(len(models))) if len(models) > 1 else np.ones(1)
-    by = [float(w / m.scale) for w, m in zip(weights, models, strict=True)]
+    unit = 1.0 / model.scale  # effects count in typical ones
     if hazards.trials >= IMPROVING_FROM and rng.random() < improving_share:
         known = np.array([*(tried if tried is not None else ()), *under_way], dtype=np.int64)
-        best = _improving(models, by, hazards, rng, is_open, known.reshape(-1, len(design.factors)))
+        best = _improving(model, unit, hazards, rng, is_open, known.reshape(-1, len(design.factors)))
         if best is not None:
             return best
     for attempt in range(REDRAWS):
-        draw = _weighed([m.draw(rng) for m in models], by)
+        draw = model.draw(rng).times(unit)
         codes = _company(smallest(draw, *_penalties(hazards, design)), draw, hazards, rng)
         codes = _without_culprits(_within_risk(design.settle(codes), draw, hazards, rng), draw, hazards)
         if attempt >= REDRAWS // 2:
@@ -96,8 +94,8 @@ def propose(
 
 
 def _improving(
-    models: Sequence[AdditiveModel],
-    by: Sequence[float],
+    model: AdditiveModel,
+    unit: float,
     hazards: Hazards,
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool],
@@ -111,7 +109,7 @@ def _improving(
     design, penalties = hazards.design, _penalties(hazards, hazards.design)
     found: dict[bytes, Codes] = {}
     for attempt in range(DRAWN):
-        draw = _weighed([m.mean if attempt == 0 else m.draw(rng) for m in models], by)
+        draw = (model.mean if attempt == 0 else model.draw(rng)).times(unit)
         codes = smallest(draw, *penalties)
         alone = codes.copy()
         for i in draw.inert:
@@ -124,10 +122,10 @@ def _improving(
     if not found:
         return None
     table = np.array(list(found.values()))
-    beliefs = [m.beliefs(rng, BELIEFS) for m in models]
+    beliefs = model.beliefs(rng, BELIEFS)
 
     def totals(codes: Codes) -> Floats:
-        return np.asarray(sum(b * d.totals(codes) for b, d in zip(by, beliefs, strict=True)))
+        return np.asarray(unit * beliefs.totals(codes))
 
     least = totals(known).min(axis=1, keepdims=True) if len(known) else np.zeros((BELIEFS, 1))
     gains = np.maximum(least - totals(table), 0.0).mean(axis=0) * np.exp(hazards.log_survivals(table))
@@ -166,11 +164,6 @@ def _far_from(
 def key(codes: Codes) -> bytes:
     """A set as something that can be looked up."""
     return codes.tobytes()
-
-
-def _weighed(draws: Sequence[Draw], by: Sequence[float]) -> Draw:
-    """One draw of effects, in units of the typical one; of several objectives' with weights."""
-    return functools.reduce(Draw.plus, (d.times(b) for d, b in zip(draws, by, strict=True)))
 
 
 def _company(codes: Codes, draw: Draw, hazards: Hazards, rng: np.random.Generator) -> Codes:

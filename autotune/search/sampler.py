@@ -56,7 +56,7 @@ class AdditiveFlagSampler(BaseSampler):
     """Proposes by a sparse additive model: few settings act, each by its own, some with another of their group.
 
     Failed trials (infeasible by a constraint, pruned or failed) teach which values fail, not what is slow. Equal seeds
-    and histories give equal proposals. Several objectives are weighed at random, anew for each proposal.
+    and histories give equal proposals.
 
     Args:
         space: What is searched; None for all that finished trials of the study had.
@@ -95,7 +95,7 @@ class AdditiveFlagSampler(BaseSampler):
         self._with_pairs, self._with_whole_sets = with_pairs, with_whole_sets
         self._improving_share = improving_share
         self._asked: dict[tuple[int, int], int] = {}
-        self._learnt: tuple[object, tuple[list[AdditiveModel], Hazards, JointModel | None]] | None = None
+        self._learnt: tuple[object, tuple[AdditiveModel, Hazards, JointModel | None]] | None = None
         self._refused: set[bytes] = set()
         self._independent = RandomSampler(seed=seed)
         self.culprits: list[Mapping[str, Any]] = []
@@ -120,6 +120,7 @@ class AdditiveFlagSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The next set."""
+        self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}
         coded = CodedSpace(search_space, self._flags)
@@ -127,15 +128,14 @@ class AdditiveFlagSampler(BaseSampler):
         # Asked again, as for a set that a study's rules forbid, it draws anew from what it has learnt.
         self._asked = {(n := (trial.number, len(trials))): self._asked.get(n, -1) + 1}
         rng = np.random.default_rng([self._seed, trial.number + 1, len(trials), self._asked[n]])
-        signs = [1.0 if d is StudyDirection.MINIMIZE else -1.0 for d in study.directions]
+        sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
         kept, failed = coded.split(trials)
         state = study.study_name, len(kept), len(failed), self.culprits.copy()
         if self._asked[n] == 0 or self._learnt is None or self._learnt[0] != state:
-            learnt = self._learn(coded, kept, failed, signs, rng)
-            joint = self._jointly(coded, learnt[0][0], kept, failed, signs[0]) if len(signs) == 1 else None
-            self._learnt = state, (*learnt, joint)
+            learnt = self._learn(coded, kept, failed, sign, rng)
+            self._learnt = state, (*learnt, self._jointly(coded, learnt[0], kept, failed, sign))
             self._refused = set()
-        models, hazards, joint = self._learnt[1]
+        model, hazards, joint = self._learnt[1]
         under_way = [
             c for t in trials if t.state not in FINISHED and t.params and (c := coded.codes(t.params)) is not None
         ]
@@ -149,7 +149,7 @@ class AdditiveFlagSampler(BaseSampler):
         share = 0.0 if self._asked[n] else self._improving_share  # what is expected was refused, perhaps
         ran = [*(c for c, _ in kept), *([hazards.design.neutral] if self._is_log_ratio else [])]
         codes = propose(
-            models,
+            model,
             hazards,
             rng,
             is_open,
@@ -164,7 +164,7 @@ class AdditiveFlagSampler(BaseSampler):
     def learn(
         self, study: Study, search_space: Mapping[str, BaseDistribution] | None = None
     ) -> tuple[CodedSpace, AdditiveModel, Hazards]:
-        """What the trials of a study by one objective taught.
+        """What the trials of a study taught.
 
         Args:
             study: With its trials.
@@ -180,14 +180,13 @@ class AdditiveFlagSampler(BaseSampler):
         """What trials taught, whoever proposed them.
 
         Args:
-            trials: By one objective.
+            trials: Finished and failed ones.
             search_space: What is searched.
             sign: 1 where less is better, -1 where more is.
         """
         coded = CodedSpace(search_space, self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
-        models, hazards = self._learn(coded, *coded.split(trials), [sign], rng)
-        return coded, models[0], hazards
+        return coded, *self._learn(coded, *coded.split(trials), sign, rng)
 
     def acts_together(
         self, coded: CodedSpace, model: AdditiveModel, trials: Sequence[FrozenTrial], *, sign: float = 1.0
@@ -197,7 +196,7 @@ class AdditiveFlagSampler(BaseSampler):
         Args:
             coded: What is searched.
             model: What the trials taught of single settings and pairs.
-            trials: By one objective.
+            trials: Finished and failed ones.
             sign: 1 where less is better, -1 where more is.
         """
         return self._jointly(coded, model, *coded.split(trials), sign) is not None
@@ -213,28 +212,25 @@ class AdditiveFlagSampler(BaseSampler):
         coded: CodedSpace,
         kept: Sequence[tuple[Codes, FrozenTrial]],
         failed: Sequence[Codes],
-        signs: Sequence[float],
+        sign: float,
         rng: np.random.Generator,
-    ) -> tuple[list[AdditiveModel], Hazards]:
-        """Models of what was measured, one for each objective, and of what failed."""
+    ) -> tuple[AdditiveModel, Hazards]:
+        """Models of what was measured, and of what failed."""
         rows = coded.table([codes for codes, _ in kept])
         bad = coded.table(failed)
-        seen = [
-            self._observe(coded, [t for _, t in kept], rows, objective, sign) for objective, sign in enumerate(signs)
-        ]
+        seen = self._observe(coded, [t for _, t in kept], rows, sign)
 
-        def fit(design: Design, observations: Observations, *, walks: bool = True) -> AdditiveModel:
+        def fit(design: Design, *, walks: bool = True) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
-            return AdditiveModel(design, observations, seed=seed, has_origin=self._is_log_ratio, walks=walks)
+            return AdditiveModel(design, seen, seed=seed, has_origin=self._is_log_ratio, walks=walks)
 
         pairs = likely_pairs(coded.factors) if self._with_pairs else []
         if len(pairs) > MOST_PAIRS:
-            alone = Design(coded.factors, [])
-            acts = np.max([fit(alone, s, walks=False).acts() for s in seen], axis=0)
+            acts = fit(Design(coded.factors, []), walks=False).acts()
             pairs = sorted(sorted(pairs, key=lambda p: -min(acts[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for culprit in self.culprits if (c := coded.part(culprit)) is not None]
-        return [fit(design, s) for s in seen], Hazards(design, rows, bad, known)
+        return fit(design), Hazards(design, rows, bad, known)
 
     def _jointly(
         self,
@@ -248,7 +244,7 @@ class AdditiveFlagSampler(BaseSampler):
         if not self._with_whole_sets:
             return None
         own = [(codes, t) for codes, t in kept if TWIN_KEY not in t.user_attrs]  # what is a copy tells nothing more
-        values = sign * self._as_logs(np.array([t.values[0] for _, t in own], dtype=float))
+        values = sign * self._as_logs(np.array([t.value for _, t in own], dtype=float))
         tried = Tried(
             coded.table([*(codes for codes, _ in own), *failed]),
             np.concatenate([values, np.full(len(failed), np.nan)]),
@@ -256,10 +252,8 @@ class AdditiveFlagSampler(BaseSampler):
         )
         return joint_model(model, tried, has_origin=self._is_log_ratio)
 
-    def _observe(
-        self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, objective: int, sign: float
-    ) -> Observations:
-        """What was measured of one objective, and what was expected of it before."""
+    def _observe(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
+        """What was measured, and what was expected before."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         twins = tuple(
@@ -267,8 +261,8 @@ class AdditiveFlagSampler(BaseSampler):
             for at, t in enumerate(kept)
             if (of := t.user_attrs.get(TWIN_KEY)) in places and places[of] != at
         )
-        values = sign * self._as_logs(np.array([t.values[objective] for t in kept], dtype=float))
-        lean_rows, lean_values, lean_sds = coded.lean() if objective == 0 else coded.nothing()
+        values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
+        lean_rows, lean_values, lean_sds = coded.lean()
         return Observations(
             np.concatenate([rows, lean_rows]),
             np.concatenate([values, lean_values]),

@@ -4,7 +4,7 @@ A winner takes two hurdles, each over fresh pairs of processes of its own. First
 error of `HURDLE`, together, go on. Then what the best of them was minimised to, at the error of `CLAIM`: that alone
 makes a winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names
 one in at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in `CLAIM`.
-What is said of finalists in words, and the members of a front, rest on intervals at the error of `CLAIM` likewise.
+What is said of finalists in words rests on intervals at the error of `CLAIM` likewise.
 """
 
 from __future__ import annotations

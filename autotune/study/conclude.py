@@ -9,14 +9,12 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    Objective,
     Outcome,
     SoakRecord,
     StudySpec,
     TrialResult,
     format_change,
     format_share,
-    front_estimates,
 )
 from autotune.results import (
     describe_soak,
@@ -39,7 +37,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     results = run.store.of(TrialResult)
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
-    if conclusion.outcome in (Outcome.WINNER, Outcome.FRONT):
+    if conclusion.outcome is Outcome.WINNER:
         conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
     run.store.append_news(conclusion)
     if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
@@ -53,8 +51,6 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     spec, proven, once_more = run.spec, run.proven, run.once_more
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
-    if run.members:
-        return _front(run.members, spec.search.objectives, sesoi=spec.measure.smallest_effect, where=where)
     if proven is not None and proven.estimate is not None:
         ratio = once_more.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
@@ -100,12 +96,12 @@ def _where(spec: StudySpec) -> str:
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
     """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
-    wanted, sesoi = run.spec.search.objectives, run.spec.measure.smallest_effect
+    sesoi = run.spec.measure.smallest_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if left_over := run.time.unproven:
         dull = {r.settings for r in results if r.outlook_at(sesoi=sesoi) is Outlook.NOT_PROMISING}
         dull -= {f.settings for f in run.store.of(FinalistResult)}  # of these a proof says more than their trial
-        worth = [s for s in left_over if s not in dull] if len(wanted) == 1 else left_over
+        worth = [s for s in left_over if s not in dull]
         if not worth:
             return Outcome.INCONCLUSIVE, (
                 f"inconclusive: nothing is proven {where}, and what the budget left no time to prove does not look "
@@ -117,13 +113,12 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
             "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
             f"{worth[0]}{more}; with a larger one the same command goes on from here"
         )
-    what = f" in {', '.join(o.words for o in wanted)}" if len(wanted) > 1 else ""
     if open_gain > max(sesoi, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat the default {where}{what}, but gains of step time up to "
+            f"inconclusive: no setting tried is proven to beat the default {where}, but gains of step time up to "
             f"{format_share(open_gain)} are not ruled out ({settings})"
         )
-    beats = f"no setting tried beats the default {where}{what} by more than"
+    beats = f"no setting tried beats the default {where} by more than"
     if open_gain > sesoi:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(sesoi)})"
@@ -142,28 +137,4 @@ def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[flo
         proof = last.get(result.settings)
         estimate = proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
         found.append((1.0 - estimate.low, str(result.settings)))
-    return found
-
-
-def _front(
-    members: Sequence[FinalistResult], wanted: Sequence[Objective], *, sesoi: float, where: str
-) -> dict[str, object]:
-    """What a study by several objectives found; the fastest set stands for it if it beats the default's step time."""
-    count = f"{len(members)} sets" if len(members) > 1 else "1 set"
-    known = [(m.trial, figures) for m in members if (figures := front_estimates(m, wanted)) is not None]
-    ends = []
-    for objective in wanted:
-        surely = [(f[objective].ratio, trial, f[objective]) for trial, f in known if f[objective].high < 1 - sesoi]
-        if surely:
-            _, trial, e = min(surely, key=lambda s: s[:2])
-            ends.append(f"{objective.words} down to ratio {format_estimate(e)} (trial {trial})")
-    names = ", ".join(o.words for o in wanted)
-    found: dict[str, object] = {
-        "outcome": Outcome.FRONT,
-        "sentence": f"a front of {count} by {names} is proven {where}: {', '.join(ends)}",
-        "front": tuple(m.trial for m in members),
-    }
-    fastest = members[0]
-    if fastest.verdict is Verdict.FASTER:
-        found |= {"settings": fastest.settings, "trial": fastest.trial, "estimate": fastest.corrected}
     return found

@@ -1,4 +1,4 @@
-"""Which trials are worth a proof, and which proven sets make a front."""
+"""Which trials are worth a proof."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from collections.abc import Container, Sequence
 
 from autotune.model import (
     EffectsRecord,
-    FinalistResult,
     FlagSet,
     Measured,
     TrialResult,
-    choose_members,
-    front_points,
-    proven_front,
 )
 from autotune.study.run import StudyRun
 
 
 def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[TrialResult]:
-    """The trials that are worth a proof: the best few, or members of the front of a study by several objectives.
+    """The trials that are worth a proof: the best few.
 
-    By step time alone they differ in what is believed to act, and the set that promises most is the first of them.
+    They differ in what is believed to act, and the set that promises most is the first of them.
 
     Args:
         run: The study.
@@ -28,9 +24,7 @@ def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[Tr
     """
     spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
     count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
-    if len(spec.search.objectives) == 1 or run.reference is None:
-        return worth_proving(results, count=count, sesoi=sesoi, taught=run.store.last(EffectsRecord))
-    return choose_members(front_points(results, spec.search.objectives, run.reference, tolerance=sesoi), count=count)
+    return worth_proving(results, count=count, sesoi=sesoi, taught=run.store.last(EffectsRecord))
 
 
 def worth_proving(
@@ -64,8 +58,3 @@ def worth_proving(
         if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - sesoi):
             different.setdefault(useful, result)
     return list(different.values())[:count]
-
-
-def proven_members(run: StudyRun) -> list[FinalistResult]:
-    """Those finalists of a study by several objectives that are proven to belong to the front, fastest first."""
-    return proven_front(run.finalists, run.spec.search.objectives, sesoi=run.spec.measure.smallest_effect)

@@ -13,7 +13,6 @@ from autotune.model import (
     TrialOutcome,
     TrialResult,
     WorkerReport,
-    refuse_unknown_objectives,
 )
 from autotune.settings import SearchSpace
 from autotune.study.doubt import DEAD_TOGETHER, contradicts, doubt_of
@@ -37,7 +36,6 @@ def measure_reference(run: StudyRun) -> WorkerReport:
             run.screener.compile_beside(lambda screen: _foreseen(run, screen))
     floor = run.lanes.first_floor()
     refuse_untold_work(run.spec, floor.reference)
-    refuse_unknown_objectives(run.spec.search.objectives, floor.reference, floor.comparison.energy)
     return floor.reference
 
 
@@ -86,7 +84,5 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
             outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
     if outcome is not None:
         return TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
-    # By step time alone a set that is surely not the best is given up; as one of a front it may still count.
-    is_for_the_best = len(run.spec.search.objectives) == 1 and config.origin != DEAD_TOGETHER
-    best = known.incumbent if is_for_the_best else None
+    best = known.incumbent if config.origin != DEAD_TOGETHER else None  # what is surely not the best is given up
     return TrialUnit(config=config, incumbent=best, compiled_key=precheck.key)

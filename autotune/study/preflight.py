@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.machine import caller_environment, open_meter, steering_settings
+from autotune.machine import caller_environment, steering_settings
 from autotune.model import (
     FlagSet,
-    Objective,
     SettingError,
-    StudyFileError,
     StudySpec,
     WorkloadFacts,
     artefacts_of,
     close_matches,
-    format_seconds,
     kind_of,
     refuse_struck,
 )
@@ -33,7 +30,6 @@ from autotune.settings import (
     for_build,
     probe_build,
 )
-from autotune.study.bench import watch_of
 from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import Lessons, entries_for, lessons_of
 from autotune.study.proposer import open_mirror
@@ -111,8 +107,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
-        StudyFileError: If there is no such sampler or library, energy is an objective and nothing counts it, or the
-            storage cannot be opened.
+        StudyFileError: If there is no such sampler or library, or the storage cannot be opened.
         LaunchError: If the installed build cannot be asked.
     """
     refuse_missing_secrets(spec, source="the study")
@@ -126,7 +121,6 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
-    _refuse_uncounted_energy(spec)
     if storage is not None:
         open_mirror(spec, storage)  # a mistyped URL must not wait for it either
     return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults, library=library)
@@ -234,24 +228,6 @@ def keeping_rules(
         else:
             note(f"{origin} is not tried: it breaks the rule {rule!r}")
     return tuple(kept)
-
-
-def _refuse_uncounted_energy(spec: StudySpec) -> None:
-    """Refuses a study by energy where nothing counts it, or where blocks are too short for what counts."""
-    if Objective.ENERGY not in spec.search.objectives:
-        return
-    meter = open_meter(spec, watch_of(spec))
-    if not meter.is_counting:
-        raise StudyFileError(
-            f"the objective energy must be counted by the devices themselves but nothing does: {meter.problem}; "
-            "or take energy out of search.objectives"
-        )
-    lasts_s = spec.turns.settle_s + spec.turns.block_s
-    if spec.measure.mode != "sandwich" and lasts_s < meter.shortest_s:
-        raise StudyFileError(
-            f"blocks must last at least {format_seconds(meter.shortest_s)} for {meter.source} to count their energy "
-            f"but measure.block_s is {format_seconds(spec.turns.block_s)}; raise it to {meter.shortest_s:g} or more"
-        )
 
 
 def _values(domain: object) -> list[str | bool | int | float]:

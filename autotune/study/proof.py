@@ -88,7 +88,7 @@ class _Open:
         runs, spec = self.runs(), self._run.spec
         if self._known is None or self._known[0] != len(runs):
             found = standing(
-                self.plan, runs, trial=self.trial, most=most_processes(self._run), objectives=spec.search.objectives,
+                self.plan, runs, trial=self.trial, most=most_processes(self._run),
                 sesoi=spec.measure.smallest_effect,
             )  # fmt: skip
             self._known = (len(runs), found)
@@ -161,7 +161,7 @@ def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: S
     shares = [weight for _, weight in todo]
     claims = allot(CLAIM, sum(p.claim for p in known), shares)
     hurdles = claims
-    if family == "confirm" and len(run.spec.search.objectives) == 1:  # a final proof follows, of other pairs
+    if family == "confirm":  # a final proof follows, of other pairs
         hurdles = allot(HURDLE, sum(p.hurdle for p in known), shares)
     for ((stage, settings), _), hurdle, claim in zip(todo, hurdles, claims, strict=True):
         first = max((r.repeat + 1 for r in _runs(store, stage, settings)), default=0)

@@ -22,12 +22,9 @@ from optuna.trial import TrialState
 from autotune.model import (
     EffectsRecord,
     FlagSet,
-    Objective,
     StudySpec,
     TrialConfig,
     TrialResult,
-    WorkerReport,
-    trial_log_ratio,
 )
 from autotune.rundir import NUMBER_KEY, Mirror
 from autotune.search import AdditiveFlagSampler, Flag
@@ -39,7 +36,6 @@ from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
     TPE,
-    Direction,
     Opened,
     Questions,
     ShortMemory,
@@ -80,7 +76,6 @@ class Proposer:
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
         storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
-        reference: What the reference said of itself; needed for a study by several objectives.
         doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
         looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
@@ -98,7 +93,6 @@ class Proposer:
         *,
         first: Sequence[tuple[str, FlagSet]],
         storage: str | None,
-        reference: WorkerReport | None = None,
         doubt: Doubt | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
         looks_ahead: bool = False,
@@ -115,23 +109,19 @@ class Proposer:
         self._first = [*first, *((DEAD_TOGETHER, s) for s in doubted if self._is_allowed(s))]
         self.bad: list[FlagSet] = []
         """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
-        self._reference = reference
-        self._objectives = spec.search.objectives
         # Every set that is known, and how many of them are points of the space; the default is known from the start.
         self._seen: set[FlagSet] = set()
         self._points_seen = 0
         self._size = space.size()
         self._see(FlagSet())
-        self._worst = [0.0 for _ in self._objectives]
+        self._worst = 0.0
         self._history: list[optuna.trial.FrozenTrial] = []
         self._lag = int(looks_ahead)
         self._priors = priors
         self._waiting: list[tuple[int, optuna.trial.FrozenTrial]] = []  # what the sampler is to be told later
-        directions: list[Direction] = ["minimize" for _ in self._objectives]
-        is_short = spec.search.sampler == TPE and len(directions) == 1
-        self._memory = ShortMemory() if is_short else optuna.storages.InMemoryStorage()
-        self._study = optuna.create_study(study_name=spec.name, storage=self._memory, directions=directions)
-        self._opened = Opened(self._sampler(spec.seed), directions) if opens_trials(spec.search) else None
+        self._memory = ShortMemory() if spec.search.sampler == TPE else optuna.storages.InMemoryStorage()
+        self._study = optuna.create_study(study_name=spec.name, storage=self._memory)
+        self._opened = Opened(self._sampler(spec.seed)) if opens_trials(spec.search) else None
         self._mirror = open_mirror(spec, storage) if storage else None
 
     def tell(self, result: TrialResult) -> None:
@@ -142,15 +132,13 @@ class Proposer:
         self._see(result.settings)
         if self._doubt is not None and contradicts([result], sesoi=self._sesoi):
             self._widen(self._doubt.whole)
-        found = [self._log_ratio(objective, result) for objective in self._objectives]
-        self._worst = [max(w, v) if v is not None else w for w, v in zip(self._worst, found, strict=True)]
-        params, distributions = self._as_optuna(result.params)
         feasible = result.failure is None
-        # A figure that is missing although the set runs, such as energy while a counter failed, promises nothing.
-        values = [w if v is None else v for w, v in zip(self._worst, found, strict=True)]
+        value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
+        self._worst = max(self._worst, value)
+        params, distributions = self._as_optuna(result.params)
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
-            values=values if feasible else [w + FAILURE_PENALTY for w in self._worst],
+            value=value if feasible else self._worst + FAILURE_PENALTY,
             params=params,
             distributions=distributions,
             user_attrs={
@@ -169,14 +157,6 @@ class Proposer:
             self._opened.tell(result.settings, trial)
         if self._mirror is not None:
             self._mirror.add(result.number, trial)
-
-    def _log_ratio(self, objective: Objective, result: TrialResult) -> float | None:
-        if objective is not Objective.STEP_TIME:
-            assert self._reference is not None
-            return trial_log_ratio(objective, result, self._reference)
-        if result.comparison is not None:
-            return math.log(result.comparison.estimate.ratio)
-        return 0.0 if result.failure is None else None  # the reference's own program
 
     def finish(self) -> None:
         """Brings the mirror up to date, if it can be."""
@@ -226,29 +206,25 @@ class Proposer:
         return None
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The set that promises most by all trials, as trial `number`; None if it is known or there is no model.
+        """The set that promises most by all trials, as trial `number`; None if it is known.
 
         Args:
             number: Of the trial.
             taken: Sets that other lanes are trying now.
         """
-        if (lesson := self._lesson()) is None:
-            return None
-        settings = lesson.best
+        settings = self._lesson().best
         if settings in self._seen or settings in taken or walks_into(settings, self.bad):
             return None
         params = self._space.locate(settings) or {}
         return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """What the trials taught, whichever sampler proposed them; None where there is no model of them."""
+        """What the trials taught, whichever sampler proposed them; None where none was measured."""
         lesson = self._lesson()
-        return lesson.record() if lesson is not None and lesson.measured else None
+        return lesson.record() if lesson.measured else None
 
-    def _lesson(self) -> Lesson | None:
-        """The model of the trials told so far: of step times, not of several objectives."""
-        if self._objectives != (Objective.STEP_TIME,):
-            return None
+    def _lesson(self) -> Lesson:
+        """The model of the trials told so far."""
         return Lesson(
             self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
         )  # fmt: skip
@@ -365,7 +341,7 @@ def open_mirror(spec: StudySpec, storage: str) -> Mirror:
     Raises:
         StudyFileError: If the storage cannot be opened.
     """
-    return Mirror(storage, f"{spec.name}-{spec.identity}", objectives=len(spec.search.objectives))
+    return Mirror(storage, f"{spec.name}-{spec.identity}")
 
 
 def _seed(text: str) -> int:

@@ -16,7 +16,6 @@ from autotune.model import (
     ConclusionRecord,
     FinalistResult,
     FlagSet,
-    Objective,
     OnceMore,
     Outcome,
     ProfileRecord,
@@ -89,7 +88,7 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
         after = OnceMore(objection=result.veto)
         if result.verdict is Verdict.FASTER:
             after = measure_once_more(run, result)
-        conclusion = _conclusion(winner, result, after, sesoi=run.spec.measure.smallest_effect)
+        conclusion = _conclusion(winner, result, after)
         if conclusion.outcome is Outcome.WINNER:
             conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
@@ -97,13 +96,13 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
     return conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, after: OnceMore, *, sesoi: float) -> ConclusionRecord:
-    holds = _holds(winner, result, sesoi=sesoi) and after.objection is None
+def _conclusion(winner: Winner, result: FinalistResult, after: OnceMore) -> ConclusionRecord:
+    holds = result.verdict is Verdict.FASTER and after.objection is None
     if (found := after.estimate) is not None:
         result = result.model_copy(update={"estimate": found, "process_count": found.pair_count})
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, holds=holds, objection=after.objection),
+        sentence=_sentence(winner, result, objection=after.objection),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         trial_count=0,
@@ -112,29 +111,16 @@ def _conclusion(winner: Winner, result: FinalistResult, after: OnceMore, *, seso
     )
 
 
-def _holds(winner: Winner, result: FinalistResult, *, sesoi: float) -> bool:
-    """Whether a set is still better in all in which it was proven better; for a winner that is its step time."""
-    if winner.others is None or result.veto is not None:
-        return result.verdict is Verdict.FASTER
-    before = {Objective.STEP_TIME: winner.estimate, **winner.others}
-    now = {Objective.STEP_TIME: result.corrected, **(result.others or {})}
-    better = [o for o, e in before.items() if e is not None and e.high < 1 - sesoi]
-    return bool(better) and all((e := now.get(o)) is not None and e.high < 1 - sesoi for o in better)
-
-
-def _sentence(winner: Winner, result: FinalistResult, *, holds: bool, objection: str | None) -> str:
+def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
     """What became of a winner, with both figures."""
-    before = _figures(winner.estimate, winner.others)
+    before = _figures(winner.estimate)
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
-    figures = _figures(result.estimate, result.others)
+    figures = _figures(result.estimate)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work, winner.unit or "token")
     if objection is not None:
         return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
-    if winner.others is not None:
-        words = "still holds" if holds else "does not hold any more in all in which it was better than the default"
-        return f"{winner.settings} {words}: {of} ratio {figures}"
     verdicts = {
         Verdict.FASTER: "still holds",
         Verdict.SLOWER: "does not hold any more: it is slower than the default",
@@ -144,11 +130,8 @@ def _sentence(winner: Winner, result: FinalistResult, *, holds: bool, objection:
     return f"{winner.settings} {verdicts[result.verdict]}: {of} ratio {figures}"
 
 
-def _figures(estimate: Estimate | None, others: Mapping[Objective, Estimate] | None) -> str:
-    if estimate is None:
-        return "not measured"
-    named = [("", estimate), *((f"{o.words} ", e) for o, e in (others or {}).items())]
-    return ", ".join(f"{name}{format_estimate(e)}" for name, e in named)
+def _figures(estimate: Estimate | None) -> str:
+    return "not measured" if estimate is None else format_estimate(estimate)
 
 
 def recheck_directory(runs: Path, name: str) -> Path:

@@ -98,7 +98,6 @@ class StudyRun:
         proposer: Set by `screen`: proposes what to try.
         search: Set by `search`, which `confirm` may go on with.
         finalists: Set by `confirm`: finalists with their verdicts.
-        members: Set by `confirm` in a study by several objectives: the proven front.
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
         proven: Set by `final_proof`, taken back by `soak`: what holds.
         once_more: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
@@ -128,7 +127,6 @@ class StudyRun:
     proposer: Proposer = field(init=False)
     search: MoreSearch = field(init=False)
     finalists: list[FinalistResult] = field(default_factory=list, init=False)
-    members: list[FinalistResult] = field(default_factory=list, init=False)
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
     proven: FinalistResult | None = field(default=None, init=False)
     once_more: OnceMore = field(default_factory=OnceMore, init=False)

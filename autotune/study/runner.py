@@ -13,18 +13,15 @@ from autotune.model import (
     AblationResult,
     AnyRecord,
     Comparison,
-    EnergyUse,
     Failure,
     FailureKind,
     FlagSet,
     FloorResult,
     LaunchError,
     LossCheck,
-    Objective,
     StudySpec,
     WorkerReport,
     kernel_spread,
-    told_log_ratio,
     total_of,
 )
 from autotune.rundir import Folders
@@ -225,18 +222,9 @@ class Runner:
                 "total": total_of(found.pairs, figures.work),
                 "reference_kernels": found.reference.kernels,
                 "candidate_kernels": found.candidate.kernels,
-                "others": self._others(found.reference, found.candidate, figures.energy),
                 "is_alone": unit.is_alone or figures.mode != self.comparer.mode,
             }
         )
-
-    def _others(
-        self, reference: WorkerReport, candidate: WorkerReport, energy: EnergyUse | None
-    ) -> dict[Objective, float] | None:
-        """Log ratios of the study's objectives other than step time, as far as this pair of processes tells them."""
-        wanted = [o for o in self._spec.search.objectives if o is not Objective.STEP_TIME]
-        found = {o: told_log_ratio(o, candidate, reference, energy) for o in wanted}
-        return {o: v for o, v in found.items() if v is not None} or None
 
     def _ablation(self, unit: AblationUnit, folder: Path, name: str) -> AblationResult:
         """A set without one setting, or several, against the whole set."""

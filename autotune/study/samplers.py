@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import importlib
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -18,8 +18,6 @@ from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
 from autotune.study.priors import SAME_PROGRAM_SD, Prior
-
-Direction = Literal["minimize"]
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
@@ -74,11 +72,10 @@ class Opened:
 
     Args:
         sampler: With its seed.
-        directions: As many as there are objectives.
     """
 
-    def __init__(self, sampler: BaseSampler, directions: Sequence[Direction]) -> None:
-        self._study = optuna.create_study(sampler=sampler, directions=directions)
+    def __init__(self, sampler: BaseSampler) -> None:
+        self._study = optuna.create_study(sampler=sampler)
         self._open: dict[FlagSet, optuna.Trial] = {}
 
     def point(self, space: SearchSpace) -> FlagSet:
@@ -203,7 +200,7 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
 
 
 class ShortMemory(optuna.storages.InMemoryStorage):
-    """Shows of a long study by one objective the `BEST` trials and the `NEWEST` of the rest."""
+    """Shows of a long study the `BEST` trials and the `NEWEST` of the rest."""
 
     def __init__(self) -> None:
         super().__init__()

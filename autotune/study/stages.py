@@ -38,7 +38,7 @@ from autotune.results import describe_soak
 from autotune.stats import Verdict, candidate_weights
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
-from autotune.study.finalists import choose_finalists, proven_members
+from autotune.study.finalists import choose_finalists
 from autotune.study.gain import measure_once_more
 from autotune.study.library_priors import by_library
 from autotune.study.measured import measure_reference, narrow_space
@@ -102,7 +102,7 @@ def screen(run: StudyRun) -> None:
     priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
     priors = by_library(priors, lessons.winners)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, storage=run.storage, reference=run.reference, doubt=run.doubt,
+        run.spec, space, first=run.first, storage=run.storage, doubt=run.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
         priors=priors,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def confirm(run: StudyRun) -> None:
     refuted: set[FlagSet] = set()
     while chosen := _to_prove(run, refuted):
         _prove_finalists(run, chosen)
-        if run.time.takes is None or run.members or any(f.is_passed for f in run.finalists):
+        if run.time.takes is None or any(f.is_passed for f in run.finalists):
             return
         refuted |= {f.settings for f in chosen}
         if not run.search.go_on() and not any(pairs_run(run, "confirm", s) for s in _promising(run, refuted)):
@@ -144,24 +144,12 @@ def _to_prove(run: StudyRun, refuted: set[FlagSet]) -> list[TrialResult]:
 
 
 def _prove_finalists(run: StudyRun, chosen: list[TrialResult]) -> None:
-    objectives, most = run.spec.search.objectives, f"up to {most_processes(run)}"
-    if len(objectives) > 1:
-        what = ", ".join(o.words for o in objectives)
-        run.begin_stage("confirm", f"{len(chosen)} sets of the front by {what}, each in {most} fresh pairs")
-    else:
-        run.begin_stage("confirm", f"{len(chosen)} finalists, each in {most} fresh pairs of processes")
+    run.begin_stage("confirm", f"{len(chosen)} finalists, each in up to {most_processes(run)} fresh pairs of processes")
     run.finalists = prove(run, [(f.number, f.settings) for f in chosen], stage="confirm")
-    if len(objectives) > 1:
-        run.members = proven_members(run)
 
 
 def minimise(run: StudyRun) -> None:
-    """Needs finalists; leaves out what does not pay of the best one. A front is not minimised.
-
-    A setting that does nothing for step time may be the one that saves memory.
-    """
-    if len(run.spec.search.objectives) > 1:
-        return
+    """Needs finalists; leaves out what does not pay of the best one."""
     best = min(
         (f for f in run.finalists if f.is_passed), key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None
     )

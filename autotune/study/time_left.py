@@ -151,8 +151,8 @@ class TimeLeft:
 
     def kept_after(self, stage: str, pairs: int = 0) -> float:
         """Seconds that what follows a proof takes at least, after so many pairs of processes of it."""
-        takes, spec = self.takes, self._store.spec
-        if takes is None or len(spec.search.objectives) > 1:  # a front is proven once
+        takes = self.takes
+        if takes is None:
             return 0.0
         if stage == "alone":
             return takes.soak_s
@@ -270,9 +270,8 @@ class TimeLeft:
 
 
 def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Seconds that are kept for minimising; none in a front."""
-    is_wanted = spec.confirm.minimise and len(spec.search.objectives) == 1
-    return ABLATIONS * takes.ablation_s if is_wanted else 0.0
+    """Seconds that are kept for minimising."""
+    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def describe_timetable(table: Timetable, *, asked: int) -> str:

@@ -86,7 +86,7 @@ def read_all(run: Path, folder: Path) -> None:
         cli(*command)
     try:
         study = load(run)
-        for frame in ("trials", "settings", "steps", "front", "winner"):
+        for frame in ("trials", "settings", "steps", "winner"):
             getattr(study, frame)
         for made in (study.effects, study.importance, study.interactions, study.pareto, study._repr_html_):
             made()

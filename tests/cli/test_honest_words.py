@@ -122,7 +122,7 @@ def test_what_a_trial_says_instead(runs: Path) -> None:
 
 def test_no_frame_chart_or_notebook_says_it(runs: Path) -> None:
     study = load(runs / "a")
-    frames = (study.trials, study.effects(), study.pareto(), study.front, study.settings)
+    frames = (study.trials, study.effects(), study.pareto(), study.settings)
     for frame in frames:
         assert "verdict" not in frame.columns
         refuse_words_of_proofs(frame.to_csv() + frame.to_json())

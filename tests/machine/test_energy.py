@@ -11,8 +11,8 @@ import pytest
 from autotune.child import load_nvml
 from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
 from autotune.machine.telemetry import GpuWatch
-from autotune.model.measurement import Arm, Objective, Pair
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
+from autotune.model.measurement import Arm, Pair
+from autotune.model.records import ConfirmRun, FloorResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
@@ -231,10 +231,9 @@ class Metered(ReplayLauncher):
         return worker
 
 
-def metered_run(path: Path, *, mode: str, objectives: tuple[str, ...] = ("step_time",), **replay: Any) -> Store:
+def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     """A finished replayed study whose workers draw power."""
-    study = {"measure": {"mode": mode}, "search": {"objectives": objectives}}
-    spec = replay_study(noise={"white_sd": 1e-4}, study=study, **replay)
+    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
     assert spec.replay is not None
     launcher = Metered(spec.replay, seed=0, platform="cpu")
 
@@ -265,22 +264,6 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
         assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
         assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
     assert all(r.energy is not None for r in store.of(ConfirmRun))
-
-
-def test_a_study_by_energy_ends_in_a_front_of_speed_and_thrift(tmp_path: Path) -> None:
-    effects = {"xla_a=1": 0.9, "xla_b=1": 1.05}
-    store = metered_run(tmp_path, mode="turns", objectives=("step_time", "energy"), effects=effects)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
-    assert conclusion.front is not None
-    proven = {f.trial: f for f in store.of(FinalistResult)}
-    ends = [proven[conclusion.front[0]], proven[conclusion.front[-1]]]
-    for found, time, energy in zip(ends, (0.9, 1.05), (1.8, 0.525), strict=True):
-        assert found.corrected is not None
-        assert found.others is not None
-        assert found.corrected.ratio == pytest.approx(time, rel=0.01)
-        assert found.others[Objective.ENERGY].ratio == pytest.approx(energy, rel=0.01)
-    assert "energy down to ratio 0.525" in conclusion.sentence
 
 
 def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished_lines: list[str]) -> None:

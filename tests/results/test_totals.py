@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Objective, Pair, WorkPerStep
-from autotune.model.objectives import front_estimates, proven_front
+from autotune.model.measurement import Arm, Pair, WorkPerStep
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
 from autotune.model.totals import total_of, veto_of
 from autotune.results.audit import disagreements
@@ -74,8 +73,6 @@ def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     for text in (conclusion.sentence, describe_finalist(proof), render_markdown(store)):
         assert proof.veto in text
-    assert front_estimates(proof, [Objective.STEP_TIME]) is None
-    assert proven_front([proof], [Objective.STEP_TIME], sesoi=0.005) == []
 
 
 def test_who_edits_the_veto_away_is_found_out(stalled: tuple[ConclusionRecord, Store]) -> None:

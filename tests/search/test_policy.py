@@ -66,7 +66,7 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(is_risky: b
 
     def improvement(share: float) -> float:
         rngs = [np.random.default_rng(seed) for seed in range(40)]
-        codes = np.array([propose([model], hazards, rng, tried=ran, improving_share=share) for rng in rngs])
+        codes = np.array([propose(model, hazards, rng, tried=ran, improving_share=share) for rng in rngs])
         gains = np.maximum(least[:, None] - draws.totals(codes), 0.0).mean(axis=0)
         return float((gains * np.exp(hazards.log_survivals(codes))).mean())
 
@@ -94,7 +94,7 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement() -> None:
     study = search(made, effect, 25)
     coded, model, hazards = made.learn(study)
     ran = coded.table([c for c, _ in coded.split(study.trials)[0]])
-    first = propose([model], hazards, np.random.default_rng(3), tried=ran, improving_share=1.0)
+    first = propose(model, hazards, np.random.default_rng(3), tried=ran, improving_share=1.0)
     draws = model.beliefs(np.random.default_rng(1), 2000)
 
     def improvement(codes: Codes, known: Codes) -> float:
@@ -103,7 +103,7 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement() -> None:
 
     assert improvement(first, ran) > 0
     assert improvement(first, np.concatenate([ran, first[None]])) == pytest.approx(0)
-    second = propose([model], hazards, np.random.default_rng(3), tried=ran, improving_share=1.0, under_way=[first])
+    second = propose(model, hazards, np.random.default_rng(3), tried=ran, improving_share=1.0, under_way=[first])
     assert improvement(second, np.concatenate([ran, first[None]])) > 0
 
 
@@ -127,8 +127,7 @@ def test_after_few_trials_every_proposal_is_a_draw() -> None:
     made = sampler()
     _, model, hazards = made.learn(search(made, effect, IMPROVING_FROM - 1))
     shares = [
-        {tuple(propose([model], hazards, np.random.default_rng(k), improving_share=s)) for k in range(30)}
-        for s in (0, 1)
+        {tuple(propose(model, hazards, np.random.default_rng(k), improving_share=s)) for k in range(30)} for s in (0, 1)
     ]
     assert shares[0] == shares[1]
     assert len(shares[0]) == 30
@@ -141,4 +140,4 @@ def test_a_share_that_is_none_is_refused_and_none_at_all_tries_every_draw() -> N
     made = sampler(improving_share=0.0)
     _, model, hazards = made.learn(search(made, effect, 12))
     rngs = [np.random.default_rng(seed) for seed in range(30)]
-    assert len({tuple(propose([model], hazards, rng, improving_share=0.0)) for rng in rngs}) == 30
+    assert len({tuple(propose(model, hazards, rng, improving_share=0.0)) for rng in rngs}) == 30

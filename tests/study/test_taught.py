@@ -94,11 +94,6 @@ def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> No
     assert any(s.chance > 0.9 for s in found.settings)
 
 
-def test_a_study_of_several_objectives_has_none(front_run: Store) -> None:
-    assert front_run.of(TrialResult)
-    assert front_run.of(EffectsRecord) == []
-
-
 def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Run) -> None:
     for trials in (8, 8, 10):
         _, store, _ = run_replay(wide_study(), trials=trials, space=WIDE)
