@@ -153,10 +153,6 @@ class Screener:
         setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
 
-    def is_all_program(self, settings: FlagSet) -> bool:
-        """Whether a compilation says all of what a set does: nothing of it is read later."""
-        return all(self.stage(n) is Stage.PROGRAM for n in settings)
-
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
         """Device memory that JAX would take under some settings."""
         if self.job.target is None:

@@ -106,7 +106,13 @@ def test_signs_are_right_for_most_published_flags() -> None:
 
 def predicted_rows(count: int) -> list[dict[str, Any]]:
     figures = dict.fromkeys(("step_s", "compute_s", "exposed_s", "idle_s"), 1.0)
-    plain: dict[str, Any] = {"settings": {}, "mfu": None, "published": None, "interval_s": None, "unknown_loops": []}
+    plain: dict[str, Any] = {
+        "settings": {},
+        "mfu": None,
+        "published": "near",
+        "interval_s": [0.5, 2.0],
+        "unknown_loops": [],
+    }
     return [{**plain, **figures} for _ in range(count)]
 
 

@@ -276,7 +276,7 @@ def test_a_prediction_is_per_token_too(told: int | None, declared: str | None, r
     foretold._target, foretold._topology = SimpleNamespace(name="h100-sxm"), "8"  # type: ignore[assignment]
     foretold._reference, foretold._reference_tokens = SimpleNamespace(step_s=1.0), 4096  # type: ignore[assignment]
     seconds = dict.fromkeys(("compute_s", "communication_s", "exposed_s", "idle_s"), 0.0)
-    found = SimpleNamespace(step_s=1.6, interval_s=None, published=None, mfu=None, tokens_per_s=None, **seconds)
+    found = SimpleNamespace(step_s=1.6, interval_s=(1.0, 2.0), published="", mfu=None, tokens_per_s=None, **seconds)
     program = SimpleNamespace(tokens_per_step=told, memory=None, compile_s=1.0)
     step = foretold._step(BIG, program, found)  # type: ignore[arg-type]
     assert step.ratio == pytest.approx(ratio)
