@@ -28,23 +28,19 @@ def screen(
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    screen_cache: options.ScreenCache = None,
     limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
-    from autotune.compiler import chains, domains, keep_screen
+    from autotune.compiler import chains, domains
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
     from autotune.study import facts_of
 
-    folder = screen_cache or _cache_dir(cache)
-    with _open_screen(study, target, topology, option, folder=folder, limit_s=limit_s) as (spec, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
-        if screen_cache is not None:
-            _tell(f"kept in {keep_screen(screen_cache, opened, domains(space), found)}")
     from autotune.results import screen_lines
 
     if as_json:

@@ -1,7 +1,6 @@
 """Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""
 
 from autotune.compiler.canary import find_canary
-from autotune.compiler.carried import find_screen, keep_screen
 from autotune.compiler.candidate import explain_set, predict_set
 from autotune.compiler.choices import look_under
 from autotune.compiler.company import TimeUp, look_in_company

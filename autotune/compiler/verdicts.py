@@ -92,10 +92,6 @@ class Screener:
             **self._target_fields(),
         )
 
-    def read_also(self, job: str) -> None:
-        """Takes compiled programs of another job, too, which is known to give the same."""
-        self._compiler.read_also(job)
-
     def wanted(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> list[FlagSet]:
         """The sets that a screen compiles first, what matters most before the rest; see `run`."""
         compiled = (Stage.PROGRAM, Stage.AUTOTUNER)
