@@ -274,8 +274,6 @@ class ScreenSpec(Section):
         target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
         cache: Take from and add to the cache of compiled programs.
-        carried: Folder with screens made on other machines, and their programs: one that was made of the same is used;
-            one that is made here is kept there.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
         compile_limit: Longest time for one compilation; default: eight times the processor time that the reference's
             took, at least 1 minute of it, and at most four times as long by the clock.
@@ -285,7 +283,6 @@ class ScreenSpec(Section):
     target: str | None = None
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     cache: bool = True
-    carried: str | None = None
     time_budget: Seconds | None = None
     compile_limit: Seconds | None = None
 

@@ -86,8 +86,7 @@ CALLS: dict[str, list[list[str]]] = {
 
 
 def test_every_command_that_reads_a_run_is_called() -> None:
-    # `predict` takes a run's times to calibrate a model.
-    assert set(reading_a_run()) == {*CALLS, "predict"}
+    assert set(reading_a_run()) == {*CALLS}
 
 
 @pytest.mark.parametrize("command", CALLS)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from autotune.cli.app import app
 from autotune.cli.run import _more_for
 from autotune.model import AutotuneError
 from autotune.results.carried import read_winner
@@ -20,17 +18,6 @@ def test_a_proof_that_lacks_time_is_not_told_to_raise_a_cap_that_it_never_reache
     spec = replay_study(study={"confirm": {"processes": 6}})
     assert _more_for(14, spec) == "set `[confirm] processes = 14`"
     assert "--time-budget" in _more_for(6, spec)
-
-
-@pytest.mark.parametrize("command", ["run", "screen"])
-def test_screens_cannot_be_kept_in_a_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before minutes of compiling, not after."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("x")
-    done = CliRunner().invoke(app, [command, str(QUICKSTART), "--screen-cache", "file"])
-    assert done.exit_code == 2
-    assert "'file' is a file" in done.output
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_winner_that_is_not_there_is_told_without_an_errno(tmp_path: Path) -> None:
