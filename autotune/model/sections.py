@@ -15,7 +15,6 @@ from pydantic import (
     WithJsonSchema,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -96,11 +95,6 @@ class ReadSpec(Section):
     def rules(self) -> dict[str, Any]:
         """What `autotune.child.read_rules.StepReader` takes."""
         return self.model_dump(exclude_none=True)
-
-    @model_serializer(mode="wrap")
-    def _without_younger(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A key that is younger than the first runs counts only where it is used, so that those keep their identity."""
-        return {key: value for key, value in dump(self).items() if key != "terminal" or value}
 
 
 class WorkloadSpec(Section):
