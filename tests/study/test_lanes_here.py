@@ -80,6 +80,7 @@ def given_again(store: Store) -> list[str]:
     return [name for name, folder in (*trials, *blames) if (folder or "").endswith(".2")]
 
 
+@pytest.mark.gate
 def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) -> None:
     write_study(tmp_path, trials=19)
     driver = Driven(tmp_path, THREE)

@@ -65,10 +65,6 @@ def test_a_profile_that_pays_is_part_of_the_winner(run_replay: Run) -> None:
     assert (store.path / "artefacts" / f"{digest_of(TEXT.encode())}.pbtxt").read_text() == TEXT
     assert diary.stages.index("pgle") < diary.stages.index("final proof")
     assert not check_run(store.path).problems
-
-
-def test_the_winner_s_step_is_of_its_final_proof_alone(run_replay: Run) -> None:
-    _, store, _ = quick(run_replay, study(profile_effect=0.93))
     last = [r.candidate_step_s for r in store.of(ConfirmRun) if r.stage == "final" and r.settings == PROFILED]
     assert winner_of(store).step_s == statistics.median(x for x in last if x is not None)
 
