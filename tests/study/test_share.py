@@ -26,6 +26,7 @@ from tests.runs import Run, replay_study
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 FIRST = (
     ("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),
+    ("best", FlagSet({"xla_a": 1, "xla_d": 2})),
     ("needs little", FlagSet({"xla_d": 2})),
     ("needs much", FlagSet({"xla_a": 2})),
 )
@@ -51,7 +52,7 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     """On 2b61fbc: `the reference must run but did not: out_of_memory`, and the study was over."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
-    conclusion, store, diary = run_replay(spec, trials=3, launcher=launcher, first=FIRST)
+    conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.mode == "sandwich"
@@ -84,7 +85,7 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
 def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay: Run) -> None:
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), grown=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=3, launcher=launcher, first=FIRST)
+    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     assert first.directory is not None
