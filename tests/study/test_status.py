@@ -112,7 +112,7 @@ class Timing(Diary):
 
 
 def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None:
-    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=20)
+    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=12)
     timed = TimedStudy(GivenSetup(given_space=SPACE))
     view = Timing(timed)
     run_study(timed.session(spec, view))
@@ -138,7 +138,7 @@ def test_numbers_are_numbers(view: Looking) -> None:
 
 
 def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
-    view = looked_at(tmp_path / "run", budget_s=500.0)
+    view = looked_at(tmp_path / "run", trials=2, budget_s=500.0)
     first = view.seen[0]
     assert first.stage == "noise floor"
     assert first.left_s == pytest.approx(500.0, abs=30)  # the floor is not known, the budget is
