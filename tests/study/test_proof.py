@@ -197,6 +197,7 @@ def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Ru
     assert disagreements(store, conclusion) == []
 
 
+@pytest.mark.gate
 def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same(run_replay: Run) -> None:
     """With processes that differ by 1.8 % one trial in eight says that a set which gains 2 % loses."""
     unlucky = 0

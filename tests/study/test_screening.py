@@ -74,7 +74,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         spec: StudySpec,
         rules: Any,
         *,
-        trials: int = 8,
+        trials: int = 6,
         first: tuple[tuple[str, FlagSet], ...] = (),
     ) -> tuple[ConclusionRecord, Store, Diary, Counting]:
         @contextlib.contextmanager

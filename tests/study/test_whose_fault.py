@@ -117,7 +117,7 @@ def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_repla
     assert MOST_LOST_IN_A_ROW == 3
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.timeout(600)
 def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
     spec = parse_study(
