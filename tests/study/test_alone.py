@@ -99,6 +99,7 @@ def test_the_floor_says_what_can_be_found() -> None:
     assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
 
 
+@pytest.mark.gate
 def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
     conclusion, store, _ = run_replay(spec, trials=18)
@@ -125,6 +126,7 @@ def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
         assert sandwich.estimate(pairs) == result.comparison.estimate
 
 
+@pytest.mark.gate
 def test_no_effect_means_no_winner(run_replay: Run) -> None:
     conclusion, _, _ = run_replay(replay_study(noise="drift", study=ALONE), trials=6)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open

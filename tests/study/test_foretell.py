@@ -243,6 +243,7 @@ def test_a_command_tells_nothing_before_it_runs_and_that_is_said(built: list[int
     assert built == []
 
 
+@pytest.mark.gate
 def test_a_workload_that_can_not_be_built_here_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = told(tmp_path, workload={"entry": "no_such_module_here:build"})
     assert "no_such_module_here" in found.told_by

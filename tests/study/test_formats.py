@@ -31,7 +31,14 @@ class Speaking(ReplayLauncher):
         return worker
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn/float8_e5m2", "float4_e2m1fn", "nanoo_fp8", "bf16", "int8/bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float8_e4m3fn/float8_e5m2",
+        "nanoo_fp8",
+        *(pytest.param(d, marks=pytest.mark.gate) for d in ("float4_e2m1fn", "bf16", "int8/bfloat16")),
+    ],
+)
 def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str) -> None:
     """On 2b61fbc: `ValueError: dtype must be one of float64, float32, ...`, a traceback."""
     spec = replay_study(effects={"xla_a=1": 0.9})

@@ -45,9 +45,7 @@ def look(folder: Path, *command: str, **rules: object) -> Understood:
     return understand(asked, tell=lambda text: None)
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k in ("tqdm", "rich") else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS]
-)
+@pytest.mark.parametrize("kind", [k if k == "tqdm" else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS])
 def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTERS[kind])
     if kind == "loguru":
@@ -70,6 +68,7 @@ def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
     assert look(tmp_path, sys.executable, "train.py").steps >= 25
 
 
+@pytest.mark.gate
 def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
     """A bar of Keras is drawn every 50 ms: so many lines as steps fill a run would have taken 7 times that."""
     (tmp_path / "train.py").write_text(

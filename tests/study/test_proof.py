@@ -54,7 +54,8 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run) -> Non
 
 
 def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> None:
-    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(({"xla_a": 1}, {"xla_a": 1, "xla_d": 2}, {"xla_d": 2})))
+    sets = ({"xla_a": 1}, {"xla_a": 1, "xla_d": 2}, {"xla_d": 2})
+    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(sets))
     _, store, _ = run_replay(replay_study(effects=EFFECTS, noise="quiet"), trials=3, first=first)
     plans: set[tuple[str, FlagSet]] = set()
     for record in store.records():

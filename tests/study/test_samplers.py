@@ -58,7 +58,6 @@ def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> N
     [
         "tpe",
         "random",
-        f"{__name__}:OfMyOwn",
         *(pytest.param(s, marks=pytest.mark.slow) for s in ("grid", "optuna.samplers:QMCSampler")),
     ],
 )

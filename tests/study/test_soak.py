@@ -83,7 +83,9 @@ def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay
 
 
 def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -> None:
-    conclusion, store, _ = run_replay(replay_study(effects=FAST, study={"confirm": {"soak": 0}}), trials=1, first=PLANTED)
+    conclusion, store, _ = run_replay(
+        replay_study(effects=FAST, study={"confirm": {"soak": 0}}), trials=1, first=PLANTED
+    )
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.soaked_s is None
     assert store.of(SoakRecord) == []

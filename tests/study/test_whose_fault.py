@@ -63,7 +63,8 @@ def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_repla
     """On 2b61fbc: `the reference must stay alive but was lost 4 times`, and the study was over for good."""
     spec = replay_study(effects={"xla_b=1": 0.9})
     launcher = Mortal(spec, dies="xla_a", beside=False)
-    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(({"xla_a": 1}, {"xla_a": 2, "xla_b": 1}, {"xla_b": 1})))
+    sets = ({"xla_a": 1}, {"xla_a": 2, "xla_b": 1}, {"xla_b": 1})
+    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(sets))
     conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=first)
     assert conclusion.settings == FlagSet({"xla_b": "1"})
     results = store.of(TrialResult)
