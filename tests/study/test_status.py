@@ -49,7 +49,7 @@ class Looking(Diary):
         self.look()
 
 
-def looked_at(path: Path, *, trials: int = 12, budget_s: float | None = None, soak: float = 0.0) -> Looking:
+def looked_at(path: Path, *, trials: int = 8, budget_s: float | None = None, soak: float = 0.0) -> Looking:
     spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6}, study={"confirm": {"soak": soak}})
     search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
     view = Looking(path)
@@ -130,11 +130,11 @@ def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None
 
 def test_numbers_are_numbers(view: Looking) -> None:
     (shown,) = json.loads(CliRunner().invoke(app, ["status", str(view.path), "--json"]).stdout)
-    assert (shown["trials"], shown["asked_trials"]) == (12, 12)
+    assert (shown["trials"], shown["asked_trials"]) == (8, 8)
     assert shown["best_low"] <= shown["best_ratio"] <= shown["best_high"] < 1
     assert f"{shown['best_ratio']:.3f}" in shown["best"]
     told = CliRunner().invoke(app, ["status", str(view.path)]).stdout
-    assert "12 of 12" in told
+    assert "8 of 8" in told
 
 
 def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
