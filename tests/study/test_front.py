@@ -115,6 +115,7 @@ def test_every_objective_is_told_and_has_words() -> None:
             assert told_log_ratio(objective, less, worker, energy) == pytest.approx(math.log(0.5))
 
 
+@pytest.mark.slow
 def test_the_front_is_found_and_proven(front_run: Store) -> None:
     conclusion = front_run.last(ConclusionRecord)
     assert conclusion is not None
@@ -144,6 +145,7 @@ def test_the_front_is_found_and_proven(front_run: Store) -> None:
     assert {r.stage for r in front_run.of(ConfirmRun)} == {"confirm"}
 
 
+@pytest.mark.slow
 def test_intervals_are_widened_for_all_sets_and_objectives(front_run: Store) -> None:
     for member in front_run.of(FinalistResult):
         assert member.estimate is not None
@@ -155,6 +157,7 @@ def test_intervals_are_widened_for_all_sets_and_objectives(front_run: Store) -> 
         )  # eight intervals instead of one: 4.6 over 2.8 standard errors on 4 degrees of freedom
 
 
+@pytest.mark.slow
 def test_a_study_by_several_objectives_goes_on_and_repeats_itself(tmp_path: Path) -> None:
     spec = pareto_study(noise={"white_sd": 0.0})  # else each session sees figures of its own
     for trials in (6, 12, 20):
@@ -165,6 +168,7 @@ def test_a_study_by_several_objectives_goes_on_and_repeats_itself(tmp_path: Path
     assert diary.started == []
 
 
+@pytest.mark.slow
 def test_nothing_better_in_anything_means_no_front(tmp_path: Path) -> None:
     formula = {"effects": {"xla_a=1": 1.1}, "memory_effects": {"xla_a=1": 1.1}}
     store, _ = run(tmp_path, pareto_study(**formula), trials=20)
@@ -176,11 +180,13 @@ def test_nothing_better_in_anything_means_no_front(tmp_path: Path) -> None:
         winner_of(store)
 
 
+@pytest.mark.slow
 def test_a_set_that_saves_memory_and_fails_is_never_proposed_for_proof(tmp_path: Path) -> None:
     store, _ = run(tmp_path, pareto_study(failures={"xla_b=1": "wrong_loss"}), trials=30)
     assert all("xla_b" not in f.settings or f.settings["xla_b"] != "1" for f in store.of(FinalistResult))
 
 
+@pytest.mark.slow
 def test_what_only_compiles_faster_is_found_though_its_program_is_the_default(tmp_path: Path) -> None:
     spec = pareto_study("compile_time", effects={}, compile_effects={"xla_c=1": 0.5}, inert=["xla_c=1"])
     store, _ = run(tmp_path, spec, trials=30)
@@ -191,6 +197,7 @@ def test_what_only_compiles_faster_is_found_though_its_program_is_the_default(tm
     assert "compile time down to ratio 0.500" in conclusion.sentence
 
 
+@pytest.mark.slow
 def test_the_mirror_holds_both_values(tmp_path: Path) -> None:
     import optuna
 

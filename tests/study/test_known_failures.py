@@ -83,6 +83,7 @@ def tried(found: list[FlagSet]) -> bool:
     return any(s.get("xla_a") == "1" for s in found)
 
 
+@pytest.mark.slow
 def test_a_crash_is_a_fact_for_its_workload_and_a_hint_for_any_other(run: Session) -> None:
     """On 2b61fbc the second study left `xla_a=1` out, though it is of another program that runs well under it."""
     settings, _ = run(study(), CRASHES)
@@ -99,6 +100,7 @@ def test_a_crash_is_a_fact_for_its_workload_and_a_hint_for_any_other(run: Sessio
     assert not any("a hint" in n for n in notes)
 
 
+@pytest.mark.slow
 def test_without_known_failures_nothing_is_left_out_and_nothing_written(run: Session, kept: Path) -> None:
     """On 2b61fbc a study that said `known_failures = false` wrote what others then left out."""
     settings, _ = run(study(known_failures=False), CRASHES)
@@ -111,6 +113,7 @@ def test_without_known_failures_nothing_is_left_out_and_nothing_written(run: Ses
     assert not any("left out" in n or "a hint" in n for n in notes)
 
 
+@pytest.mark.slow
 def test_files_of_before_are_hints(run: Session, kept: Path) -> None:
     kept.mkdir(parents=True)
     run(study(), CRASHES)
@@ -195,6 +198,7 @@ def test_a_file_that_was_edited_cannot_empty_a_search_or_stop_a_study(kept: Path
     assert hints() == {FlagSet({"xla_b": "1"})}
 
 
+@pytest.mark.slow
 def test_studies_that_write_at_once_lose_nothing(kept: Path) -> None:
     """Ten studies of two workloads, some with the same finding; a reader beside them sees whole findings only."""
     all_of = {FlagSet({"xla_n": str(i)}) for i in range(30)}

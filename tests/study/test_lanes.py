@@ -106,7 +106,10 @@ def study(
     tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
 ) -> tuple[StudyRun, Diary]:
     """A replayed study on scripted lanes, ready to run."""
-    asked: StudySpec = asking(replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}), trials)
+    replayed = replay_study(
+        effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}}
+    )
+    asked: StudySpec = asking(replayed, trials)
     spec = asked.model_copy(update={"search": asked.search.model_copy(update={"gpu_hours": gpu_hours})})
     diary = Diary()
     run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)

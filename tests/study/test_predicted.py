@@ -109,6 +109,7 @@ def test_nothing_better_is_said_so(run: Run) -> None:
     assert "no set tried" in conclusion.sentence
 
 
+@pytest.mark.slow
 def test_a_set_whose_loop_nobody_counted_is_not_predicted_and_never_named(run: Run) -> None:
     conclusion, store, _, _ = run(rules=LosingCount(), trials=30, first=(("fast", FlagSet({COMBINE: "11"})),))
     found = store.of(TrialResult)
@@ -145,6 +146,7 @@ def test_a_screen_that_is_asked_for_takes_dead_settings_out(run: Run) -> None:
     assert COMBINE in searched
 
 
+@pytest.mark.slow
 def test_stopped_study_goes_on_and_proposes_what_it_would_have_proposed(run: Run, tmp_path: Path) -> None:
     run(trials=3)
     _, store, _, _ = run(trials=8)
@@ -235,6 +237,7 @@ def test_nothing_predicted_is_exported_compared_or_kept_as_proven(foretold: Stor
     assert isinstance(done.exception, AutotuneError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", list(ExportFormat))
 def test_forced_export_says_what_it_is_and_is_trusted_by_nothing(
     foretold: Store, tmp_path: Path, form: ExportFormat

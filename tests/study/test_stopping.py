@@ -105,6 +105,7 @@ def search(seed: int) -> tuple[int, float, float]:
     return number, regret, 1 - found.left
 
 
+@pytest.mark.gate
 def test_where_settings_act_all_together_no_bound_is_told_of_what_is_left() -> None:
     """Eight settings that save something only as far as all of them are what they should be."""
     rng, hidden = np.random.default_rng(0), (1, 2, 0, 1, 2, 2, 1, 0)
@@ -169,6 +170,7 @@ def study(**more: Any) -> StudySpec:
     return replay_study(effects=more.pop("effects", {}), noise={"white_sd": 0.002}, study=auto(**more))
 
 
+@pytest.mark.gate
 def test_where_there_is_nothing_to_find_the_search_ends_early_and_says_so(run_replay: Run) -> None:
     _, store, diary = run_replay(study(), trials=ASKED, space=SMALL)
     found = effects_of(store)
