@@ -1,4 +1,4 @@
-"""A training program with the one line of `autotune.hook` in its loop; sets an option of JAX if its argument says so."""
+"""A training program with the one line of `autotune.hook` in its loop; with `sets-option` it sets an option of JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop as the README shows it, whose step returns at once and takes long on the device; says at least how long, itself."""
+"""A loop as the README shows it, whose step returns at once and takes long on the device; says how long at least."""
 
 from __future__ import annotations
 
