@@ -79,6 +79,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.gate
 def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_settings(
     slurm: Slurm, allocate: Allocate, start: Start, tmp_path: Path
 ) -> None:

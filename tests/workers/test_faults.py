@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -59,6 +59,7 @@ trials = {trials}
 use_environment = false
 [measure]
 pairs_cap = 6
+smallest_effect = 0.4
 floor_processes = 2
 check_steps = 3
 warmup_steps = 3
@@ -110,13 +111,11 @@ def survivors(folder: Path) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_of(folder: Path, faults: Collection[str]) -> Path:
     """A finished study with one trial for each fault."""
-    folder = tmp_path_factory.mktemp("faults")
     shutil.copy(PROGRAMS / "faults.py", folder)
-    sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in FAULTS)
-    (folder / "study.toml").write_text(STUDY.format(trials=len(FAULTS)) + sets)
+    sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in faults)
+    (folder / "study.toml").write_text(STUDY.format(trials=len(faults)) + sets)
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *RUN, "run"], cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_MARK": str(folder)},
@@ -125,10 +124,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: str) -> None:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All faults."""
+    return study_of(tmp_path_factory.mktemp("faults"), FAULTS)
+
+
+def assert_named(study: Path, fault: str) -> None:
+    """The fault is recorded as the table has it."""
     kind, signal, phase, words = FAULTS[fault]
     store = Store.open(study / "run")
     result = next(r for r in store.of(TrialResult) if r.settings.get("NCCL_FAULT") == fault)
@@ -139,6 +142,22 @@ def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: s
         assert (result.failure.kind, result.failure.signal, result.failure.phase) == (kind, signal, phase)
         assert words in result.failure.message
     assert store.last(ConclusionRecord) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: str) -> None:
+    assert_named(study, fault)
+
+
+@pytest.mark.gate
+def test_a_crash_a_hang_and_an_escaped_child_end_no_study_and_leave_nothing(tmp_path: Path) -> None:
+    faults = ("segmentation fault", "hang in step", "grandchild")
+    study_of(tmp_path, faults)
+    for fault in faults:
+        assert_named(tmp_path, fault)
+    assert survivors(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -16,12 +16,9 @@ from autotune.workers.base import WorkerFailed
 from tests.workers.conftest import Start, study
 
 
-def several(count: int, *, devices: int | None = None, **options: object) -> StudySpec:
-    return study(
-        {"entry": "faulty:build", "options": options},
-        device={"count": devices or count, "process_count": count},
-        measure={"block_limit_s": 6},
-    )
+def several(count: int, *, devices: int | None = None, block_limit_s: float = 6) -> StudySpec:
+    device = {"count": devices or count, "process_count": count}
+    return study({"entry": "faulty:build"}, device=device, measure={"block_limit_s": block_limit_s})
 
 
 def ranks() -> dict[int, psutil.Process]:
@@ -73,10 +70,10 @@ def test_a_rank_that_is_killed_ends_the_trial_at_once_with_its_log(start: Start,
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.gate)])
 def test_a_rank_that_hangs_is_found_and_no_rank_survives(start: Start, victim: int) -> None:
-    worker = start(several(2))
+    worker = start(several(2, block_limit_s=3))
     os.kill(ranks()[victim].pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(WorkerFailed, match=r"no answer within 6 s in phase step \(ranks \[") as error:
+    with pytest.raises(WorkerFailed, match=r"no answer within 3 s in phase step \(ranks \[") as error:
         worker.run_block(19)
     assert error.value.failure.kind is FailureKind.HANG
     assert not ranks()
