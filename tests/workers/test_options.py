@@ -90,7 +90,7 @@ def test_an_entry_is_built_with_the_options_of_its_set(start: Start) -> None:
 
 
 @pytest.mark.gate
-def test_the_number_of_processes_is_an_arm_and_changes_no_loss(start: Start) -> None:
+def test_the_number_of_processes_is_an_arm(start: Start) -> None:
     spec = study({"entry": "faulty:build"}, device={"count": 4}, search={"options": {"process_count": [1, 2]}})
     one, two = (start(spec, settings) for settings in ({}, {"option.process_count": "2"}))
     assert (one.report.process_count, two.report.process_count) == (1, 2)
