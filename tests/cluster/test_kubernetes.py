@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 import yaml
 
 from autotune.cluster.kubernetes import to_yaml
+from tests.console import autotune
 
-ROOT = Path(__file__).parents[2]
 STUDY = """
 name = "My.Study_7"
 description = "it's $(quoted) \\"twice\\" # no comment"
@@ -25,10 +23,7 @@ entry = "llama"
 
 def submit(folder: Path, *arguments: str, study: str = STUDY) -> subprocess.CompletedProcess[str]:
     (folder / "study.toml").write_text(study)
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "submit", "study.toml", "--k8s", *arguments], cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    return autotune("submit", "study.toml", "--k8s", *arguments, cwd=folder)
 
 
 def shown(folder: Path, *arguments: str, study: str = STUDY) -> list[dict[str, Any]]:

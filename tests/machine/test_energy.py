@@ -269,6 +269,7 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
     assert all(r.energy is not None for r in store.of(ConfirmRun))
 
 
+@pytest.mark.slow
 def test_a_study_by_energy_ends_in_a_front_of_speed_and_thrift(tmp_path: Path) -> None:
     effects = {"xla_a=1": 0.9, "xla_b=1": 1.05}
     store = metered_run(tmp_path, mode="turns", objectives=("step_time", "energy"), effects=effects)

@@ -87,6 +87,7 @@ def test_it_is_read(folder: Path) -> None:
     assert "xla_backend_optimization_level" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [(), ("--devices", "0,1")], ids=["one lane", "two lanes"])
 def test_one_driver_goes_on_with_it(folder: Path, devices: tuple[str, ...]) -> None:
     before = {f: f.read_bytes() for f in (folder / "run" / "records").iterdir()}
