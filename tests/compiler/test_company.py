@@ -16,7 +16,7 @@ def names(count: int) -> list[str]:
     return [f"xla_{i}" for i in range(count)]
 
 
-FEW, MANY = range(40), range(40, 4000)
+FEW, MANY = range(120), range(120, 4000)
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
