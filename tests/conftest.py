@@ -6,7 +6,6 @@ import importlib.metadata
 
 import pytest
 
-from tests.compiler.rules import toy_job as toy_job
 from tests.fronts import front_run as front_run
 from tests.runs import _own_data_dir as _own_data_dir
 from tests.runs import altered as altered

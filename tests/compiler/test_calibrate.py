@@ -77,6 +77,7 @@ def test_one_factor_is_kept_where_more_predict_left_out_programs_no_better() -> 
     assert calibration.compute_scale == pytest.approx(1.3, rel=0.1)
 
 
+@pytest.mark.slow
 def test_ranks_of_equal_and_opposite_orders() -> None:
     up, down = [1.0, 2.0, 3.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0]
     same, other = agreement(up, [10.0, 11.0, 12.0, 13.0, 99.0]), agreement(up, down)
@@ -93,6 +94,7 @@ def test_too_little_gives_no_rank_correlation(x: list[float], y: list[float]) ->
     assert found.count == len(x)
 
 
+@pytest.mark.slow
 def test_unrelated_orders_have_an_interval_that_holds_zero() -> None:
     rng = random.Random(1)
     found = agreement([rng.random() for _ in range(30)], [rng.random() for _ in range(30)])
@@ -129,6 +131,7 @@ def test_only_what_a_prediction_can_see_is_held_against_measurements(gpu_run: St
     assert ratios == pytest.approx([1.0, 0.93, 0.5], rel=0.01)
 
 
+@pytest.mark.slow
 def test_run_is_held_against_the_model_on_the_cluster_it_ran_on(gpu_run: Store) -> None:
     held = check_predictions(gpu_run)
     assert (held.target, held.topology) == ("h100-sxm", "1x1")  # a replayed reference has one device
