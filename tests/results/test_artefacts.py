@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -63,10 +61,15 @@ def differing(file: Path) -> set[str]:
     return {d.field for d in verify_winner(read_winner(file), file).differences}
 
 
-def run_exec(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autotune", "exec", *options, str(file), "--", "sh", "-c", 'echo "$XLA_FLAGS"']
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
+def run_exec(file: Path, *options: str) -> list[str]:
+    """The flags under which `autotune exec` starts the command; an error if it starts none."""
+    started: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XLA_FLAGS", raising=False)
+        patch.setattr(os, "execvpe", lambda _file, _words, environment: started.append(environment["XLA_FLAGS"]))
+        call("exec", *options, file, "--", "true")
+    (flags,) = started
+    return flags.split()
 
 
 # ---------------------------------------------------------------------- attackers
@@ -97,9 +100,7 @@ ATTACKS = [swap, link, pipe, folder, Path.unlink, lambda path: path.write_bytes(
 
 def test_what_lies_there_unchanged_holds_and_is_put_in_force(exported: Path) -> None:
     assert differing(exported) == set()
-    done = run_exec(exported)
-    assert done.returncode == 0, done.stderr
-    assert f"--{PROFILE}={beside(exported)}" in done.stdout.split()
+    assert f"--{PROFILE}={beside(exported)}" in run_exec(exported)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -112,9 +113,8 @@ def test_what_was_changed_is_told_and_never_used(exported: Path, attack: Callabl
 
 def test_exec_refuses_a_swapped_profile_whatever_force_says(exported: Path) -> None:
     swap(beside(exported))
-    done = run_exec(exported, "--force")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "it holds something else" in done.stderr
+    with pytest.raises(AutotuneError, match="it holds something else"):
+        run_exec(exported, "--force")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_kernels_are_loaded_only_where_they_are_asked_for(tmp_path: Path) -> Non
     file = tmp_path / "winner.env"
     file.write_text(render_winner(offered, ExportFormat.ENV, tmp_path))
     assert KERNELS not in settings_in_force(read_winner(file), file)
-    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels").stdout
+    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels")
     loading = tmp_path / "loading.env"
     loading.write_text(render_winner(loading_kernels(offered), ExportFormat.ENV, tmp_path))
     assert KERNELS in settings_in_force(read_winner(loading), loading)

@@ -196,6 +196,7 @@ def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
 # ---------------------------------------------------------------------- the page
 
 
+@pytest.mark.slow
 def test_a_table_of_100_cells_by_150_values_is_small() -> None:
     table = big()
     assert len(table.cells) > 100

@@ -66,7 +66,7 @@ def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess
             assert changed == (check.verdict is V.EFFECTIVE), check
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_whether_it_starts_is_what_the_real_parser_says(
     report: ProbeReport, parser: ParserProcess, known: KnownSettings, seed: int
 ) -> None:
