@@ -24,8 +24,8 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     """What is imported one after the other in one process, and what of it all may be there by then."""
     steps = {
         "import autotune": [],
-        "import autotune.results": ["pydantic"],
-        "import autotune.results.words, autotune.results.winner": ["pydantic"],
+        "import autotune.results": ["pydantic", "optuna"],
+        "import autotune.results.words, autotune.results.winner": ["pydantic", "optuna"],
         "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
         "autotune.load, autotune.compare": [n for n in HEAVY if n != "jax"],
     }

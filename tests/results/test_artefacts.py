@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from autotune.child.profile import pack
+from autotune.cli.app import app
 from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
 from autotune.model.errors import AutotuneError, SettingError
 from autotune.model.flags import FlagSet
@@ -67,7 +69,9 @@ def run_exec(file: Path, *options: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("XLA_FLAGS", raising=False)
         patch.setattr(os, "execvpe", lambda _file, _words, environment: started.append(environment["XLA_FLAGS"]))
-        call("exec", *options, file, "--", "true")
+        result = CliRunner().invoke(app, ["exec", *options, str(file), "--", "true"])
+    if result.exception is not None:
+        raise result.exception
     (flags,) = started
     return flags.split()
 

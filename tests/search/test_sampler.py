@@ -221,7 +221,7 @@ def test_a_study_of_any_parameters_in_any_direction(direction: Literal["minimize
             raise optuna.TrialPruned
         return time if sign > 0 else 1 / time
 
-    study.optimize(objective, n_trials=60)
+    study.optimize(objective, n_trials=45)
     best = study.best_trial.params
     assert abs(best["x"] - 0.7) < 0.15
     assert best["kind"] == "b"

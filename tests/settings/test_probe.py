@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -94,10 +95,15 @@ def test_a_build_is_asked_once(
     assert probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp()) == report
 
 
-@pytest.mark.gate
 def test_a_torn_cache_file_is_asked_anew(
-    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    report: ProbeReport,
+    parser: ParserProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_, **__: contextlib.nullcontext(parser))
+    monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
     (whole,) = tmp_path_factory.getbasetemp().glob("probe-*.json")
     torn = tmp_path / whole.name
     torn.write_text(whole.read_text()[:1000])
