@@ -79,11 +79,11 @@ def test_conditions(text: str, value: bool) -> None:
         "batch" + " " * 1000,
     ],
 )
-@pytest.mark.parametrize("is_condition", [False, True])
-def test_an_attacker_gets_nothing_run(text: str, is_condition: bool) -> None:
-    with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
-        Expression(text, is_condition=is_condition).value(VALUES)
-    assert len(str(error.value)) < 600
+def test_an_attacker_gets_nothing_run(text: str) -> None:
+    for is_condition in (False, True):
+        with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
+            Expression(text, is_condition=is_condition).value(VALUES)
+        assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("text", ["'cudnn'", "batch == 16", "not batch", "true and true", "1.5", "None"])

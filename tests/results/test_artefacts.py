@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,13 @@ from autotune.results.library import add_to_library
 from autotune.results.winner import Winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
+from autotune.study.stages import run_study
 from autotune.study.verify import verify_winner
+from harness.simulated import GivenSetup, given_run
 from tests.cli.test_results import call
 from tests.results.test_trust import edited
-from tests.runs import Run, make_winner
-from tests.study.test_pgle import PROFILED, RESULTS, TEXT, quick, study
+from tests.runs import SPACE, Diary, asking, make_winner
+from tests.study.test_pgle import BARE, PROFILED, RESULTS, TEXT, study
 
 CONTENT = TEXT.encode()
 ARTEFACT = Artefact.of(PROFILE, CONTENT)
@@ -249,10 +252,19 @@ def test_none_can_be_loaded_where_none_were_kept() -> None:
 # ---------------------------------------------------------------------- from a run
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = asking(study(profile_effect=0.93, autotune_results=RESULTS), 1)
+    setup = GivenSetup(given_space=SPACE, first=(("set fast", BARE),))
+    begun = given_run(spec, tmp_path_factory.mktemp("recorded") / "run", setup, Diary())
+    run_study(begun)
+    return begun.store.path
+
+
 @pytest.fixture
-def run(run_replay: Run) -> Path:
-    _, store, _ = quick(run_replay, study(profile_effect=0.93, autotune_results=RESULTS))
-    return store.path
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of a run whose winner has a profile and kernels."""
+    return shutil.copytree(recorded, tmp_path / "run")
 
 
 def test_a_run_is_exported_with_all_that_belongs_to_it(run: Path, tmp_path: Path) -> None:

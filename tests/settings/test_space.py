@@ -66,7 +66,8 @@ def test_points_of_the_gpu_space_start(build: Build, parser: ParserProcess, work
         assert space.locate(point) is not None
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.gate
+@pytest.mark.parametrize("workload", [PIPELINE])
 def test_every_value_of_the_gpu_space_changes_the_options(
     build: Build, parser: ParserProcess, workload: dict[str, Any]
 ) -> None:
