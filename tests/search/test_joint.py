@@ -77,7 +77,7 @@ def test_what_settings_do_all_together_is_found_in_fewer_trials(monkeypatch: pyt
     assert together < 0.5 * alone
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.slow if s else pytest.mark.gate) for s in range(4)])
 def test_where_effects_add_up_it_is_silent(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 

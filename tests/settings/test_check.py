@@ -37,6 +37,7 @@ PAGE = """--xla_gpu_use_memcpy_local_p2p=true
 --xla_gpu_memory_limit_slop_factor=95"""
 
 
+@pytest.mark.gate
 def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
     parser: ParserProcess, known: KnownSettings
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_migrated_page_starts(parser: ParserProcess, known: KnownSettings) -> 
     assert parser.ask(migrate_text(PAGE, known).text).starts
 
 
+@pytest.mark.gate
 def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess, known: KnownSettings) -> None:
     base = parser.ask("").options
     for check in check_xla_flags(PAGE, known):
@@ -66,7 +68,7 @@ def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess
             assert changed == (check.verdict is V.EFFECTIVE), check
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.slow if s else pytest.mark.gate) for s in range(3)])
 def test_whether_it_starts_is_what_the_real_parser_says(
     report: ProbeReport, parser: ParserProcess, known: KnownSettings, seed: int
 ) -> None:
@@ -75,7 +77,7 @@ def test_whether_it_starts_is_what_the_real_parser_says(
     plain = [f for f in report.flags.values() if f.in_xla_flags and f.in_compiler_options]
     flags = [f for f in plain if f.values or f.type in ("bool", "int32", "int64", "float")]
     texts = ["true", "FALSE", "yes", "1", "-1", "+3", "3.5", "1e3", "0x10", "", "x", "2147483648", "9" * 20]
-    for _ in range(60):
+    for _ in range(150):
         info = generator.choice(flags)
         value = generator.choice([*texts, *info.spellings, *(f"+{v}" for v in info.values), ",".join(info.values[:2])])
         check = check_setting(info.name, value, known)

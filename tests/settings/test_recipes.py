@@ -21,6 +21,7 @@ def test_all_published_sets_are_there_with_source_and_date() -> None:
         assert recipe.settings, recipe.name
 
 
+@pytest.mark.gate
 def test_the_verdict_on_a_published_set_is_that_of_the_real_parser(known: KnownSettings, parser: ParserProcess) -> None:
     for name, recipe in load_recipes().items():
         checks = check_settings(recipe.settings, known)
@@ -29,6 +30,7 @@ def test_the_verdict_on_a_published_set_is_that_of_the_real_parser(known: KnownS
         assert {c.name for c in checks if not c.starts} == set(answer.unknown), name
 
 
+@pytest.mark.gate
 def test_what_is_left_of_a_published_set_starts_and_acts(known: KnownSettings, parser: ParserProcess) -> None:
     all_left = {name: for_build(recipe.settings, known) for name, recipe in load_recipes().items()}
     for name, left in all_left.items():

@@ -81,10 +81,11 @@ def test_stalls_that_cost_over_5_percent_are_found_in_a_soak_that_holds_thirty(
     assert vetoed(all_runs, gain, noise) >= 0.99
 
 
+@pytest.mark.slow
 def test_stalls_that_a_soak_holds_ten_of_are_found() -> None:
     """On average: a look that happens to hold few of them must not clear the set."""
     steps, rng = 2000, np.random.default_rng(13)
-    all_runs = soaks("quiet", 0.05, steps, seed=14, cases=100)
+    all_runs = soaks("quiet", 0.05, steps, seed=14, cases=400)
     for arm in all_runs[::2]:
         arm += 20.0 * (rng.random(arm.shape) < 10 / steps)
     assert vetoed(all_runs, 0.05, "quiet") >= 0.99
