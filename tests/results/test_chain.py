@@ -33,12 +33,12 @@ settings = { xla_backend_optimization_level = [0, 2] }
 
 [measure]
 pairs_cap = 12
-block_s = 0.02
+block_s = 0.1
 floor_processes = 2
 
 [confirm]
 finalists = 1
-processes = 8  # most: a proof ends where it is settled, and goes on where a busy machine hides it
+processes = 6  # most: a proof ends where it is settled, and goes on where a busy machine hides it
 pairs = 6
 alone = 0
 soak = "2s"
