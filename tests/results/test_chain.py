@@ -1,4 +1,4 @@
-"""From a real study to a recheck, by the real commands: a winner is proven, exported, kept, and found to hold."""
+"""From a study, of a formula or real, to a recheck, by the real commands: proven, exported, kept, and found to hold."""
 
 from __future__ import annotations
 
@@ -68,18 +68,33 @@ def called(folder: Path, *arguments: str, code: int = 0) -> str:
 RUN = "runs/slow-baseline"
 
 
-@pytest.fixture(scope="module")
-def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that ran for real."""
+FORMULA = "\n[replay]\neffects = { 'xla_backend_optimization_level=2' = 0.4 }\n"
+
+
+BY_FORMULA, REAL = pytest.param(FORMULA, marks=pytest.mark.gate), pytest.param("", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[BY_FORMULA, REAL], ids=["formula", "real"])
+def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study whose steps come from a formula, or are real."""
     folder = tmp_path_factory.mktemp("chain")
-    (folder / "study.toml").write_text(SLOW_BASELINE)
+    (folder / "study.toml").write_text(SLOW_BASELINE + request.param)
     (folder / "conclusion.json").write_text(autotune(folder, "run", "study.toml", "--json"))
     return folder
 
 
-@pytest.mark.gate
+@pytest.mark.parametrize("proven", [BY_FORMULA], indirect=True, ids=["formula"])
+def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: Path) -> None:
+    called(proven, "export", RUN, "--format", "env", "-o", "winner.env")
+    assert "device_kind: proven with replay, here cpu" in called(proven, "verify", "winner.env", code=1)
+    command = ("winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
+    assert autotune(proven, "exec", *command, code=2) == ""
+    assert autotune(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
+
+
+@pytest.mark.parametrize("proven", [REAL], indirect=True, ids=["real"])
 @pytest.mark.timeout(1500)
-def test_a_real_winner_is_exported_executed_and_kept(proven: Path) -> None:
+def test_a_winner_is_exported_executed_and_kept(proven: Path) -> None:
     conclusion = json.loads((proven / "conclusion.json").read_text())
     assert conclusion["outcome"] == "winner"
     assert conclusion["settings"] == {"xla_backend_optimization_level": "2"}
@@ -107,9 +122,8 @@ def test_a_real_winner_is_exported_executed_and_kept(proven: Path) -> None:
     assert "differs  file" in called(proven, "verify", "edited.env", code=1)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_real_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
+def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
     kept = called(proven, "library", "add", RUN).strip()
     again = json.loads(autotune(proven, "recheck", RUN, "--json"))
     assert again["outcome"] == "winner"
