@@ -75,15 +75,6 @@ def test_five_settings_of_thirty_that_act_are_found(seed: int) -> None:
     assert best_true(searched(20, seed=seed)) <= 0.9 * OPTIMUM
 
 
-def test_random_search_finds_less_of_it() -> None:
-    found = []
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        draws = ({n: str(v).lower() for n, v in zip(SETTINGS, rng.random(30) < 0.5, strict=True)} for _ in range(20))
-        found.append(min(map(effect, draws)))
-    assert np.mean(found) / OPTIMUM < 0.87
-
-
 def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
     coded, model, _ = sampler().learn(searched(50))
     chance = dict(zip(coded.names, model.acts(), strict=True))
