@@ -26,6 +26,8 @@ from harness.simulated import GivenSetup, given_run
 from tests.fronts import MEMORY, pareto_study, run
 from tests.runs import SPACE, Diary
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_front_frame_has_the_proven_sets_first(front_run: Store) -> None:
     frame = analysis.front_frame(front_run)
