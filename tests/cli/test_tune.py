@@ -14,6 +14,7 @@ import pytest
 
 from autotune.cli.first_look import name_of
 from autotune.model import load_study
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,19 +32,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"
 import time
 time.sleep(600)
 """
-
-
-def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(cwd / "data"), **env},
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        check=False,
-        timeout=170,
-    )
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

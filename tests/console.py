@@ -1,0 +1,32 @@
+"""The command line called in this process: a start of the interpreter with its imports costs two processor seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import main
+
+
+def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """What `autotune ARGUMENTS` prints in folder `cwd`, and its exit status; any exception but its own is raised."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    words, code = ["autotune", *map(str, arguments)], 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd or Path.cwd()):
+        for name, value in env.items():
+            patch.setenv(name, value)
+        with Path(os.devnull).open(encoding="utf-8") as nothing:
+            for name, stand_in in {"argv": words, "stdin": nothing, "stdout": out, "stderr": err}.items():
+                patch.setattr(sys, name, stand_in)
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    out.seek(0), err.seek(0)
+    return subprocess.CompletedProcess(words, code, out.read(), err.read())
