@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.model import StudyFileError
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
+from autotune.study import recheck_study
 from tests.console import autotune
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
@@ -40,7 +42,7 @@ command = [PYTHON, "train.py", SECRETS]
 pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
 loss = 'loss = (?P<loss>\\S+)'
 [search]
-trials = 3
+trials = 2
 use_environment = false
 known_failures = false
 [search.settings]
@@ -98,6 +100,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + REPLAY)
 
 
+@pytest.fixture
+def measured(folder: Path, tmp_path: Path) -> Path:
+    """Its run, as if the program had been measured: a formula needs no secrets."""
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    study = json.loads((run / "study.json").read_text())
+    del study["study"]["replay"]
+    (run / "study.json").write_text(json.dumps(study))
+    return run
+
+
 OWN = {"study.toml", "got.txt", "worker.log"}
 """The user's own file, what the program itself writes, and its output as it is, in a folder that is private."""
 
@@ -135,16 +147,11 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     assert (folder / "report.html").read_text().count("--wandb-key=***") > 0
 
 
-def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
-    study = json.loads((folder / "run/study.json").read_text())
-    del study["study"]["replay"]  # as if the program had been measured
-    shutil.copytree(folder / "run", folder / "real")
-    (folder / "real/study.json").write_text(json.dumps(study))
-    done = secretly("recheck", "real", cwd=folder, code=2)
-    assert re.search(
-        r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables", done.stderr
-    )
-    assert not (folder / "runs").exists()
+def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path, measured: Path) -> None:
+    words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
+    with pytest.raises(StudyFileError, match=words):
+        recheck_study(measured, None)
+    assert recheck_study(measured, folder / "study.toml")[0].workload.command[2:] == tuple(SECRET)
 
 
 @pytest.mark.gate
@@ -156,13 +163,14 @@ def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
     assert '"kind":"workload_error"' in records or '"kind":"no_result"' in records
     assert "unrecognized arguments: --wandb-key=*** --token *** API_KEY=***" in records
     assert leaks(tmp_path) == []
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.stat().st_mode & 0o077]
     got.unlink()
     secretly("recheck", "run", cwd=tmp_path, code=2)
     assert not got.exists()
     secretly("recheck", "run", "--study", "study.toml", cwd=tmp_path)
     assert set(got.read_text().splitlines()) == {repr(SECRET) + "hunter2-e"}
     (tmp_path / "study.toml").write_text(text_of([s.replace("hunter2", "hunter2-new") for s in SECRET]))
-    secretly("run", "study.toml", "--run-dir", "run", "--trials", "4", cwd=tmp_path)
+    secretly("run", "study.toml", "--run-dir", "run", "--trials", "3", cwd=tmp_path)
     assert "hunter2-new-b" in got.read_text()
     assert leaks(tmp_path) == []
 
@@ -173,8 +181,8 @@ def test_a_study_file_with_struck_out_secrets_is_refused(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
-def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
-    lines = secretly("repro", "run", "1", cwd=folder).stdout
+def test_a_reproduction_stops_until_each_secret_is_given(folder: Path, measured: Path) -> None:
+    lines = secretly("repro", str(measured), "1", cwd=folder).stdout
     got = folder / "got.txt"
     done = subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -182,7 +190,9 @@ def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
     assert not got.exists()
     given = {"WANDB_KEY": "a b", "TOKEN": "t", "API_KEY": "k", "DB": "p", "HF_TOKEN": ""}
     subprocess.run(["sh", "-c", lines], cwd=folder, env={**os.environ, **given}, capture_output=True, check=False)
-    assert got.read_text().strip() == repr(["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"])
+    assert got.read_text().strip() == repr(
+        ["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"]
+    )
 
 
 def test_a_config_map_never_holds_one(folder: Path) -> None:
@@ -210,5 +220,6 @@ def test_a_secret_is_no_setting(folder: Path) -> None:
 
 def test_the_run_directory_is_private(folder: Path) -> None:
     assert (folder / "run").stat().st_mode & 0o777 == 0o700
-    assert not [p for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
+    others = [p.name for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
+    assert set(others) == {"worker.log"}, "the formula's; a program's is private"
     assert Store.open(folder / "run").spec.name == "secretive"

@@ -6,8 +6,6 @@ import ast
 import ipaddress
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat
 from autotune.workers.local import LocalLauncher
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted([*ROOT.glob("autotune/**/*.py"), *ROOT.glob("workloads/**/*.py")])
@@ -59,13 +58,6 @@ REPLAY = """
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
-
-
-def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True, text=True, check=False, timeout=170,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- data stays data
