@@ -118,7 +118,9 @@ def test_no_value_in_any_field_of_a_record_breaks_a_reader(
     holds()
 
 
-@pytest.mark.parametrize("value", NUMBERS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(
+    "value", [1e308, -1e308, 5e-324, -1, 0, 2**63, "NaN", "Infinity", "-Infinity", HUGE], ids=lambda v: str(v)[:20]
+)
 def test_crafted_numbers_where_they_hurt(tmp_path: Path, value: Any) -> None:
     """In each place alone they are read or refused; every reader is shown those that are read, together."""
     run = shutil.copytree(OLD, tmp_path / "run")
