@@ -151,7 +151,7 @@ def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path, measur
     words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
     with pytest.raises(StudyFileError, match=words):
         recheck_study(measured, None)
-    assert recheck_study(measured, folder / "study.toml")[0].workload.command[2:] == tuple(SECRET)
+    assert recheck_study(measured, folder / "study.toml")[0].workload.command == (sys.executable, "train.py", *SECRET)
 
 
 @pytest.mark.gate
