@@ -172,8 +172,7 @@ def written(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replayed", [True, False])
+@pytest.mark.parametrize("replayed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool) -> None:
     shutil.copy(PROGRAMS / "faulty.py", tmp_path)
     real = STUDY.replace('"llama"', '"faulty:build"').replace('options = { size = "tiny" }', "")
@@ -200,7 +199,7 @@ def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool
     assert not any("hunter2" in text for text in texts)
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Query string argument")
 def test_a_password_in_the_storage_s_url_is_not_recorded(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY + REPLAY)
     url = "sqlite:///s.db?password=hunter2-db"
