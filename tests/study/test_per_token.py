@@ -246,15 +246,6 @@ def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, word
         command(tokens_per_step=text)
 
 
-def test_young_keys_count_only_where_they_are_used() -> None:
-    plain = {"name": "plain", "workload": {"entry": "llama"}, "replay": {}}
-    same = {**plain, "workload": {"entry": "llama", "unit": "token"}, "replay": {"token_effects": {}}}
-    assert parse_study(plain).identity == parse_study(same).identity
-    assert not {"unit", "tokens_per_step"} & set(parse_study(plain).lasting()["workload"])
-    named = {**plain, "workload": {"entry": "llama", "unit": "image"}}
-    assert parse_study(plain).workload_hash != parse_study(named).workload_hash
-
-
 def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> None:
     spec = study({"option.batch=16": 1.6})
     run_replay(asking(spec, 1), trials=1, first=sets(SMALL), space=SPACE)
