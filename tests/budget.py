@@ -1,17 +1,22 @@
 """What tests cost: processor seconds of each (its process and the children that it waited for), and a limit for a set.
 
-`--costs FILE` writes them as JSON; `--processor-limit S` fails a run that needs more than S seconds in all.
+`--costs FILE` writes them as JSON; `--processor-limit S` fails a run that needs more than S seconds in all, by the
+speed of the machine on which the limits were set.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import time
 from pathlib import Path
 
 import pytest
 
 COST = "processor_s"
+LOOP_S = 0.076
+"""Processor seconds of `slowness`' loop where the limits were set."""
+
 costs: dict[str, float] = {}
 begun: dict[str, float] = {}
 
@@ -20,6 +25,23 @@ def spent_s() -> float:
     """Processor seconds of this process and of the children that it waited for."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(u.ru_utime + u.ru_stime for u in usages)
+
+
+def slowness() -> float:
+    """How many times slower than there this machine runs a loop, best of five; at least 1."""
+    took = []
+    for _ in range(5):
+        begin, total = time.process_time(), 0
+        for i in range(2_000_000):
+            total += i * i % 7
+        took.append(time.process_time() - begin)
+    return max(1.0, min(took) / LOOP_S)
+
+
+def limit_of(config: pytest.Config) -> float | None:
+    """The set's limit on this machine."""
+    limit: float | None = config.getoption("--processor-limit")
+    return limit and limit * slowness()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +74,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path := session.config.getoption("--costs"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({n: round(s, 3) for n, s in sorted(costs.items())}, indent=0), encoding="utf-8")
-    limit = session.config.getoption("--processor-limit")
+    limit = limit_of(session.config)
     if limit is not None and sum(costs.values()) > limit and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -60,7 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not costs:
         return
-    limit, total = config.getoption("--processor-limit"), sum(costs.values())
+    limit, total = limit_of(config), sum(costs.values())
     terminalreporter.section("processor seconds")
     for name, value in sorted(costs.items(), key=lambda c: -c[1])[:10]:
         terminalreporter.write_line(f"{value:7.1f}  {name}")
