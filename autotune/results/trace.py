@@ -25,7 +25,6 @@ _COMPARED = (
     "step_s",
     "sentence",
     "soaked_s",
-    "others",
     "conditions",
     "kernels",
 )
