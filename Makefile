@@ -20,8 +20,9 @@ test-gate: $(VENV)/.tested
 	sh .ci/disk_packages.sh
 	$(TESTS) -m "gate and not (cluster or aot or gpu)"
 
-# For another Python and the JAX that it gets: the installed library's flags, one study, one screen.
-SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/cli/test_run.py
+# For another Python and the JAX that it gets: the probe, the catalogue against the parser, one study, compiled programs.
+SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/settings/test_check.py tests/cli/test_run.py \
+    tests/compiler/test_arrival.py
 test-smoke: $(VENV)/.tested
 	$(TESTS) $(SMOKE) -m "not (slow or cluster or aot or gpu)"
 

@@ -132,27 +132,6 @@ def test_what_the_search_for_company_guarantees_was_never_missed() -> None:
     assert all(row[where]["with_a_lost_program"] == 0 for row in certain for where in row if where != "guaranteed")
 
 
-def test_what_is_told_of_searches_that_end_by_themselves_is_what_was_recorded() -> None:
-    lines = (RESULTS / "search" / "stopping.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    ended = sorted((row for row in rows if row["trials"] < 60), key=lambda row: row["trials"])
-    (left,) = [row for row in ended if row["regret"] > 0.01]
-    text = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
-    figures = told(
-        r"of (\d+) made-up spaces .*? (\d+) ended before their 60 trials, the middle one after (\d+), "
-        r"and (\d+) of these left more than the least gain of 1 %: ([\d.]+) %, of which .at most ([\d.]+) %. was said",
-        text,
-    )
-    middle = ended[len(ended) // 2]["trials"]
-    assert figures == [
-        len(rows),
-        len(ended),
-        middle,
-        1,
-        *(round(100 * left[key], 1) for key in ("regret", "told_left")),
-    ]
-
-
 def families(name: str = "families") -> list[dict[str, Any]]:
     """Recorded searches of made-up spaces, 60 trials each."""
     lines = (RESULTS / "search" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -86,7 +86,7 @@ def test_the_whole_hour_on_a_simulated_gpu_keeps_its_minutes(tmp_path: Path) -> 
         done = do(arguments[0], tmp_path, *arguments[1:], "--simulate")
         assert done.returncode == 0, done.stdout + done.stderr
         assert 0.7 * budget_s < spent_s(tmp_path, part) <= budget_s, done.stdout
-    assert do("calibrate", tmp_path, "--simulate").returncode == 0
+    assert do("ranks", tmp_path, "--simulate").returncode == 0
     assert do("report", tmp_path).returncode == 0
     assert {r["simulated"] for part in plan for r in rows(tmp_path, part)} == {True}
     page = (tmp_path / "gpu.md").read_text()
@@ -185,7 +185,7 @@ def test_more_minutes_go_on_with_a_table_and_its_intervals_hold_what_was_planted
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_dry_run_of_every_part_starts_real_processes(tmp_path: Path) -> None:
-    for part in ("accept", "search", "table", "calibrate"):
+    for part in ("accept", "search", "table", "ranks"):
         done = do(part, tmp_path, "--dry-run")
         assert done.returncode == 0, done.stdout + done.stderr
     found = {r["unit"]: r for r in rows(tmp_path, "accept") if "unit" in r}
@@ -197,16 +197,19 @@ def test_a_dry_run_of_every_part_starts_real_processes(tmp_path: Path) -> None:
     refused = do("report", tmp_path, "--docs")
     assert refused.returncode == 2
     assert "docs/gpu.md must be of a real GPU but these results are A DRY RUN ON A CPU" in refused.stderr
+    empty = do("report", tmp_path / "nothing")
+    assert empty.returncode == 2
+    assert "must hold results" in empty.stderr
     assert do("report", tmp_path).returncode == 0
     assert all("A DRY RUN ON A CPU" in x for x in (tmp_path / "gpu.md").read_text().splitlines() if x.startswith("#"))
 
 
 def test_made_up_figures_and_measured_ones_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "made_by.json").write_text(json.dumps({"on": "NVIDIA H200", "simulated": False, "dry": False}))
-    done = do("calibrate", tmp_path, "--simulate")
+    done = do("ranks", tmp_path, "--simulate")
     assert done.returncode == 1
     assert "--out must hold results of one machine" in done.stderr
-    assert not (tmp_path / "calibrate.jsonl").exists()
+    assert not (tmp_path / "ranks.jsonl").exists()
 
 
 def test_docs_are_not_written_from_made_up_figures(tmp_path: Path) -> None:
@@ -216,9 +219,6 @@ def test_docs_are_not_written_from_made_up_figures(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"docs/gpu.md must be of a real GPU but these results are {SIMULATED}" in done.stderr
     assert {p.name for p in (ROOT / "docs").iterdir()} == before
-    empty = do("report", tmp_path / "nothing")
-    assert empty.returncode == 2
-    assert "must hold results" in empty.stderr
 
 
 COVERAGE = """
@@ -238,11 +238,34 @@ print(misses / tables)
 """
 
 
+@pytest.mark.slow
 def test_the_intervals_of_a_table_hold_all_together() -> None:
     done = subprocess.run(
         [sys.executable, "-c", COVERAGE], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
+
+
+RANKS = """
+import json, random
+from dataclasses import asdict
+from benchmarks.rank_correlation import agreement
+rng, up = random.Random(1), [1.0, 2.0, 3.0, 4.0, 5.0]
+drawn = [[rng.random() for _ in range(30)] for _ in "xy"]
+cases = [(up, [10.0, 11.0, 12.0, 13.0, 99.0]), (up, up[::-1]), drawn, (up[:3], up[:3]), ([1.0] * 5, up)]
+print(json.dumps([asdict(agreement(x, y)) for x, y in cases]))
+"""
+
+
+def test_ranks_tell_equal_opposite_and_unrelated_orders_apart() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    equal, opposite, unrelated, few, flat = json.loads(done.stdout)
+    assert (equal["spearman"], equal["kendall"]) == pytest.approx((1.0, 1.0))
+    assert (opposite["spearman"], opposite["kendall"]) == pytest.approx((-1.0, -1.0))
+    assert unrelated["low"] < 0 < unrelated["high"]
+    assert (few["spearman"], few["count"], flat["spearman"], flat["count"]) == (None, 3, None, 5)
 
 
 @pytest.mark.slow

@@ -41,7 +41,6 @@ from autotune.child.channel import Channel, serve
 from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
-from autotune.child.ptxas import keep_kernels
 
 RESULT_FILE = "result.json"
 HLO_FILE = "optimized.hlo"
@@ -279,8 +278,6 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
 def work(channel: Channel, job: dict[str, Any]) -> None:
     """Builds the job, then compiles until told to stop."""
     give_way(job)
-    if job["platform"] != "cpu":
-        keep_kernels(Path(job["kernels"]))
     lower, facts = prepare(job)
     channel.send("ready", **facts)
     while (order := channel.receive())["type"] == "compile":

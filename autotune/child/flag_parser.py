@@ -4,23 +4,19 @@ Started by `autotune.settings.parser`, never imported. jaxlib parses XLA_FLAGS o
 an error; so the library is loaded once, and each question is put to a fork of this process (milliseconds
 each).
 
-Questions on standard input: ``{"xla_flags": TEXT}``, ``{"jax_options": true}`` or ``{"usage": true}``.
+Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``.
 Answers on standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
-DebugOptions as a text proto, a mapping of JAX config options, or ``{"usage": str}``.
+DebugOptions as a text proto, or a mapping of JAX config options.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 from typing import Any
 
 _MARK = b"\0options\0"
-_USAGE_START = b"\nFlags:\n\t--"
-_USAGE_PATIENCE_S = 10.0
 
 
 def ask_parser(text: str) -> dict[str, Any]:
@@ -56,57 +52,6 @@ def _parse_and_exit(text: str, write_end: int) -> None:
     os._exit(0)
 
 
-def read_usage() -> str:
-    """The library's own text on every flag; empty if it cannot be had here.
-
-    What the library prints is cut at 15,000 characters. So a fork prints into a pipe that is full: it stops in the
-    middle of printing, with the whole text in its memory, where its parent may read it.
-    """
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    try:
-        while True:
-            os.write(write_end, bytes(4096))
-    except BlockingIOError:
-        os.set_blocking(write_end, True)
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(write_end, 2)
-        _parse_and_exit("--help", write_end)
-    before, text = b"", b""
-    deadline = time.monotonic() + _USAGE_PATIENCE_S
-    try:
-        while (not text or text != before) and time.monotonic() < deadline:  # twice the same: no longer growing
-            time.sleep(0.02)
-            before, text = text, _longest_usage(pid)
-    except OSError:  # no such files, or no right to read them
-        text = b""
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(read_end)
-        os.close(write_end)
-    return text.decode("utf-8", "replace")
-
-
-def _longest_usage(pid: int) -> bytes:
-    found = b""
-    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:  # noqa: PTH123
-        for line in maps:
-            span, rights, _, _, inode, *_ = line.split()
-            if not rights.startswith("rw") or inode != "0":
-                continue
-            low, high = (int(end, 16) for end in span.split("-"))
-            memory.seek(low)
-            data = memory.read(high - low)
-            start = data.find(_USAGE_START)
-            while start >= 0:
-                end = data.find(b"\0", start)
-                found = max(found, data[start : end if end >= 0 else None], key=len)
-                start = data.find(_USAGE_START, start + 1)
-    return found
-
-
 def jax_options() -> dict[str, dict[str, Any]]:
     """Every option of `jax.config`: its type, its legal values if they are few, and its present value."""
     import jax
@@ -131,10 +76,7 @@ def main() -> None:
 
     for line in sys.stdin:
         question = json.loads(line)
-        if "usage" in question:
-            answer: dict[str, Any] = {"usage": read_usage()}
-        else:
-            answer = jax_options() if "jax_options" in question else ask_parser(question["xla_flags"])
+        answer = jax_options() if "jax_options" in question else ask_parser(question["xla_flags"])
         print(json.dumps(answer), flush=True)
 
 

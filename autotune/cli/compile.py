@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import plain, print_json
 
 if TYPE_CHECKING:
-    from autotune.compiler import PredictionCheck, Screener
+    from autotune.compiler import Screener
     from autotune.model import StudySpec
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
@@ -28,22 +28,18 @@ def screen(
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    screen_cache: options.ScreenCache = None,
     limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are dead, and what does not fit."""
-    from autotune.compiler import chains, domains, facts_of, keep_screen
+    from autotune.compiler import chains, domains, facts_of
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
 
-    folder = screen_cache or _cache_dir(cache)
-    with _open_screen(study, target, topology, option, folder=folder, limit_s=limit_s) as (spec, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
-        if screen_cache is not None:
-            _tell(f"kept in {keep_screen(screen_cache, opened, domains(space), found)}")
     from autotune.results import screen_lines
 
     if as_json:
@@ -87,42 +83,22 @@ def predict(
         typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
     option: options.WorkloadOption = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN|PROFILE",
-            help="To scale the predictions by: a run measured on GPUs, or what jax.profiler wrote of the reference.",
-        ),
-    ] = None,
     cache: options.Cache = True,
     limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
-    from autotune.compiler import ProfileCheck, check_predictions, check_profile, is_profile, predict_set
-    from autotune.model import StudyFileError, parse_set
-    from autotune.results import held_lines, predicted_lines, profile_lines
-    from autotune.rundir import Store
+    from autotune.compiler import predict_set
+    from autotune.model import parse_set
+    from autotune.results import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    profile = calibrate if calibrate is not None and is_profile(calibrate) else None
-    held: PredictionCheck | ProfileCheck | None = None
-    if calibrate is not None and profile is None:
-        if not (calibrate / "study.json").exists():
-            raise StudyFileError(
-                "--calibrate must be a run directory (it holds a study.json) or a profile (a *.xplane.pb of "
-                f"jax.profiler, or a folder with one) but {calibrate} is neither; `autotune status` lists the runs here"
-            )
-        held = check_predictions(Store.open(calibrate), cache_dir=_cache_dir(cache), progress=_tell)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
-        if profile is not None:
-            held = check_profile(profile, opened, progress=_tell)
-        rows = [predict_set(opened, candidate, held.calibration if held else None) for candidate in candidates]
+        rows = [predict_set(opened, candidate) for candidate in candidates]
     if as_json:
         print_json(rows)
-        return
-    said = profile_lines(held) if isinstance(held, ProfileCheck) else held_lines(held) if held else ()
-    print("\n".join([*predicted_lines(rows), *said]))
+    else:
+        print("\n".join(predicted_lines(rows)))
 
 
 @targets_app.command("list")

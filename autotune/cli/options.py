@@ -69,14 +69,6 @@ Limit = Annotated[
     float | None,
     typer.Option("--limit", min=1, help="Longest seconds for one compilation; default: by what the first one took."),
 ]
-ScreenCache = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Screens to carry from machine to machine: one of the same study is used.",
-        file_okay=False,
-    ),
-]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,

@@ -39,7 +39,6 @@ def run(
     screen: Annotated[
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
     ] = None,
-    screen_cache: options.ScreenCache = None,
     target: options.Target = None,
     topology: options.Topology = None,
     as_json: options.Json = False,
@@ -49,12 +48,7 @@ def run(
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
-        "screen": {
-            "enabled": screen,
-            "target": target,
-            "topology": topology,
-            "carried": str(screen_cache.resolve()) if screen_cache is not None else None,
-        },
+        "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
     spec = study_with(study, given, effort=effort, seed=seed)

@@ -101,8 +101,8 @@ def _list_of(kind: Any) -> Any:
     return GenericAlias(list, (kind,))
 
 
-_CANDIDATE: Any = {"settings": dict[str, str], "target": str, "topology": str, "calibrated_by": str | None}
-_Predicted = _with(Prediction, without="events", predicted=Literal[True], published=str | None, **_CANDIDATE)
+_CANDIDATE: Any = {"settings": dict[str, str], "target": str, "topology": str}
+_Predicted = _with(Prediction, without="events", predicted=Literal[True], published=str, **_CANDIDATE)
 _Failed = _with(_Shape, failure=str, **_CANDIDATE)
 _Setting = _with(Setting, kind=str)
 _Winner = _with(Winner, file=str)

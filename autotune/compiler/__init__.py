@@ -1,8 +1,6 @@
 """Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""
 
-from autotune.compiler.calibrate import PredictionCheck, check_predictions
 from autotune.compiler.canary import find_canary
-from autotune.compiler.carried import find_screen, keep_screen
 from autotune.compiler.candidate import explain_set, predict_set
 from autotune.compiler.choices import look_under
 from autotune.compiler.company import TimeUp, look_in_company
@@ -20,9 +18,7 @@ from autotune.compiler.open import (
 )
 from autotune.compiler.plugin import compiler_problem, compiler_versions
 from autotune.compiler.predict import Prediction, predict_step
-from autotune.compiler.profile import ProfileCheck, check_profile
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.targets import Target, Topology, load_target, parse_topology, target_here, target_names
 from autotune.compiler.reports import Effect, ScreenReport, SettingReport
 from autotune.compiler.verdicts import Screener
-from autotune.compiler.xplane import is_profile

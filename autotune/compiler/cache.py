@@ -24,27 +24,18 @@ class Cache:
     """
 
     def __init__(self, root: Path | None, job: str) -> None:
-        self._root = root
-        self._folder = self._folder_of(job)
-        self._others: list[Path] = []
+        self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
 
     def load(self, settings: FlagSet) -> CompileResult | None:
         """The result of a set if it is kept; a file that was torn or is of another schema counts as none."""
-        for folder in (self._folder, *self._others):
-            if folder is None:
-                continue
-            try:
-                found = CompileResult.model_validate_json((folder / f"{settings.digest}.json").read_bytes())
-            except (OSError, ValidationError):
-                continue
-            if found.settings == settings:
-                return found.model_copy(update={"from_cache": True})
-        return None
-
-    def read_also(self, job: str) -> None:
-        """Takes results of another job too, which is known to give the same programs."""
-        if (folder := self._folder_of(job)) is not None and folder not in (self._folder, *self._others):
-            self._others.append(folder)
+        path = self._path(settings)
+        if path is None:
+            return None
+        try:
+            found = CompileResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
 
     def store(self, result: CompileResult) -> None:
         """Keeps a result, unless it is a failure of the machine; a full or read-only disk keeps nothing."""
@@ -59,9 +50,6 @@ class Cache:
         if (path := self._path(settings)) is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-    def _folder_of(self, job: str) -> Path | None:
-        return self._root / f"v{SCHEMA_VERSION}-{job}" if self._root else None
 
     def _path(self, settings: FlagSet) -> Path | None:
         return self._folder / f"{settings.digest}.json" if self._folder else None

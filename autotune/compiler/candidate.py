@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.compiler.explain import Side
-from autotune.compiler.predict import Calibration, predict_step
+from autotune.compiler.predict import predict_step
 from autotune.compiler.targets import Target, Topology
 from autotune.compiler.verdicts import Screener
 from autotune.model import FlagSet, LaunchError, StudyFileError
 
 
-def predict_set(screener: Screener, settings: FlagSet, calibration: Calibration | None = None) -> dict[str, Any]:
+def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     """The prediction of one set as plain data, or why there is none.
 
     Raises:
@@ -22,12 +22,11 @@ def predict_set(screener: Screener, settings: FlagSet, calibration: Calibration 
         "settings": dict(settings),
         "target": target.name,
         "topology": str(topology),
-        "calibrated_by": calibration.source if calibration is not None else None,
     }
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
-    return {**row, **predict_step(result.program, target, topology, calibration).to_json()}
+    return {**row, **predict_step(result.program, target, topology).to_json()}
 
 
 def explain_set(screener: Screener, settings: FlagSet) -> Side:

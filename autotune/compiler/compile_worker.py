@@ -98,7 +98,6 @@ class CompileWorker:
             "platform": "cuda" if target else "cpu",
             "target_config": target.config_text if target else None,
             "topology": topology.for_xla(target.network) if target else None,
-            "kernels": str(self._folder / "kernels"),
         }
 
     def _manners(self) -> dict[str, Any]:

@@ -204,10 +204,6 @@ class Compiler:
             self._in_fork = seat.worker.touched_by
             self._progress(f"the workload starts a backend in its {self._in_fork}: each set does that by itself")
 
-    def read_also(self, job: str) -> None:
-        """Takes what the cache has of another job, too, which is known to give the same programs."""
-        self._cache.read_also(job)
-
     def forget(self, sets: Iterable[FlagSet]) -> None:
         """Takes results out of the cache."""
         for settings in sets:

@@ -42,20 +42,15 @@ class CompileJob:
     @property
     def digest(self) -> str:
         """Names everything but the flag set that decides what comes out, the user's own source included."""
-        known = {**self.known, "target": self.target.digest if self.target else "cpu"}
-        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-    @property
-    def known(self) -> dict[str, Any]:
-        """Likewise, by name; of the target its kind alone."""
-        return {
+        known = {
             "entry": self.entry,
             "options": self.options,
             "source": _source_digest(self.entry, self.paths),
-            "target": self.target.name if self.target else "cpu",
+            "target": self.target.digest if self.target else "cpu",
             "topology": str(self.topology),
             "versions": dict(self.versions),
         }
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
     Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
     Matrix products: `autotune.compiler.product_time`.
-    Reachable shares: `Calibration`; measured trials may replace them.
+    Reachable shares: `Shares`.
     Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us
         between
         kernels of a stream, 0.5 us inside a graph.
@@ -21,7 +21,6 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +32,6 @@ from autotune.compiler.targets import Network, Target, Topology
 from autotune.model import LaunchError, StudyFileError
 
 MAIN = "compute"
-PRODUCTS, OTHERS = "matrix products", "other kernels"
 _EXACT_TRIPS = 3
 """Iterations of a loop that are simulated; the rest take as long as the last of them."""
 
@@ -47,7 +45,7 @@ _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Shares:
     """Shares of the peaks that real kernels reach, and the cost of launches; defaults are published figures.
 
     Attributes:
@@ -64,13 +62,6 @@ class Calibration:
         host_launch_s: Time of the host for one launch; a graph is one launch.
         collective_cores: Multiprocessors that a collective keeps from the kernels beside it, at most half of all; None
             takes `NVLINK_CORES`, or `PCIE_CORES` without NVLink.
-        compute_scale: Measured over predicted time of kernels, see `autotune.compiler.calibrate`; 1 without.
-        exposed_scale: Likewise of communication.
-        idle_scale: Likewise of gaps.
-        work_scales: Measured over predicted time of each kind of work (see `kind_of_work`), from a profile. Unlike the
-            three above they act in the simulation: what waits for what follows from them.
-        outside_s: Of each step, what a profile has between two steps: the host, and other programs.
-        source: Which measurements the factors are from; empty without.
     """
 
     matrix_share: float | None = None
@@ -81,12 +72,9 @@ class Calibration:
     graph_gap_s: float = 0.5e-6
     host_launch_s: float = 2.5e-6
     collective_cores: int | None = None
-    compute_scale: float = 1.0
-    exposed_scale: float = 1.0
-    idle_scale: float = 1.0
-    work_scales: Mapping[str, float] = field(default_factory=dict)
-    outside_s: float = 0.0
-    source: str = ""
+
+
+PUBLISHED_SHARES = Shares()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +103,9 @@ class Prediction:
         communication_s: All collectives, hidden ones included.
         exposed_s: Communication that computing waits for.
         idle_s: The compute stream has nothing to do and waits for no collective: launches.
-        interval_s: Where a measured step would be in 95 % of cases, by step times that others published; None with a
-            calibration, which has an error of its own.
+        interval_s: Where a measured step would be in 95 % of cases, by step times that others published.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
         unknown_loops: Loops whose length is not known; counted once, so that the step may take far longer.
-        work_s: Seconds of each kind of work, hidden ones included; see `kind_of_work`.
         events: The simulated time line.
     """
 
@@ -128,32 +114,31 @@ class Prediction:
     communication_s: float
     exposed_s: float
     idle_s: float
-    interval_s: tuple[float, float] | None = None
+    interval_s: tuple[float, float]
     mfu: float | None
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
-    work_s: Mapping[str, float] = field(default_factory=dict, repr=False)
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     @property
-    def published(self) -> str | None:
-        """How near the model is to what others published, in words; None with a calibration."""
-        return str(published_error()) if self.interval_s else None
+    def published(self) -> str:
+        """How near the model is to what others published, in words."""
+        return str(published_error())
 
     def to_json(self) -> dict[str, object]:
         """Plain data, the time line left out; labelled as what it is."""
-        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "work_s", "mfu", "tokens_per_s")
+        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
         return {
             "predicted": True,
             **{n: getattr(self, n) for n in names},
-            "interval_s": self.interval_s and list(self.interval_s),
+            "interval_s": list(self.interval_s),
             "published": self.published,
             "unknown_loops": list(self.unknown_loops),
         }
 
 
 def predict_step(
-    program: CompiledProgram, target: Target, topology: Topology, calibration: Calibration | None = None
+    program: CompiledProgram, target: Target, topology: Topology, shares: Shares = PUBLISHED_SHARES
 ) -> Prediction:
     """Predicts one program.
 
@@ -161,7 +146,7 @@ def predict_step(
         program: Compiled for this target and topology.
         target: The GPU.
         topology: The cluster.
-        calibration: Shares of the peaks; published ones when None.
+        shares: Of the peaks.
 
     Raises:
         StudyFileError: If the target's rates are not known (a file of the user's).
@@ -172,13 +157,11 @@ def predict_step(
             f"to predict, the rates of {target.name} must be known but its file has none; name one of "
             "`autotune targets list`, or give the file the device_description_str of one of them"
         )
-    shares = calibration or Calibration()
     simulation = _Simulation(target, target.network, topology, shares)
     simulation.run(program.schedule, MAIN)
     done = simulation.totals
-    compute_s, exposed_s = done["compute"] * shares.compute_scale, done["exposed"] * shares.exposed_scale
-    gap_s = max(0.0, simulation.end_s - done["compute"] - done["exposed"])
-    idle_s = gap_s * shares.idle_scale + shares.outside_s
+    compute_s, exposed_s = done["compute"], done["exposed"]
+    idle_s = max(0.0, simulation.end_s - compute_s - exposed_s)
     step_s = compute_s + exposed_s + idle_s
     if step_s <= 0:
         raise LaunchError(
@@ -190,26 +173,18 @@ def predict_step(
     return Prediction(
         step_s=step_s,
         compute_s=compute_s,
-        communication_s=done["communication"] * shares.exposed_scale,
+        communication_s=done["communication"],
         exposed_s=exposed_s,
         idle_s=idle_s,
-        interval_s=None if shares.source else published_error().interval(step_s),
+        interval_s=published_error().interval(step_s),
         mfu=flops / (peak * step_s) if flops and step_s else None,
         tokens_per_s=tokens / step_s if tokens and step_s else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
-        work_s=dict(simulation.work),
         events=tuple(simulation.events),
     )
 
 
-def kind_of_work(op: Op) -> str:
-    """A collective's kind, else whether a kernel multiplies matrices."""
-    if op.collective is not None:
-        return op.collective.kind
-    return PRODUCTS if op.matrix_flops else OTHERS
-
-
-def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
+def kernel_time(op: Op, target: Target, shares: Shares) -> float:
     """Seconds of one kernel or copy.
 
     The slowest of matrix units, scalar units and memory; of other kernels than matrix products XLA's own estimate, if
@@ -224,7 +199,7 @@ def kernel_time(op: Op, target: Target, shares: Calibration) -> float:
     return op.xla_s if is_sane and op.xla_s is not None else other_s
 
 
-def _matrix_time(op: Op, target: Target, shares: Calibration) -> float:
+def _matrix_time(op: Op, target: Target, shares: Shares) -> float:
     """Seconds of what a kernel multiplies; 0 for one that multiplies nothing."""
     kind, rates = op.matrix_dtype or "", target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
@@ -243,7 +218,7 @@ def _matrix_time(op: Op, target: Target, shares: Calibration) -> float:
 class _Simulation:
     """Issues a schedule as the host does and keeps the clock of every stream."""
 
-    def __init__(self, target: Target, network: Network, topology: Topology, shares: Calibration) -> None:
+    def __init__(self, target: Target, network: Network, topology: Topology, shares: Shares) -> None:
         self._target = target
         self._network = network
         self._gpus_per_node = topology.gpus_per_node
@@ -255,7 +230,6 @@ class _Simulation:
         self._in_graph = False
         self._is_recorded = True
         self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
-        self.work: dict[str, float] = defaultdict(float)
         self.events: list[Event] = []
         self.unknown_loops: set[str] = set()
 
@@ -286,8 +260,6 @@ class _Simulation:
                 self.run(op.content, stream)
 
     def _launch(self, op: Op, stream: str, seconds: float, kind: str) -> None:
-        work = kind_of_work(op)
-        seconds *= self._shares.work_scales.get(work, 1.0)
         gap = self._shares.graph_gap_s if self._in_graph else self._shares.kernel_gap_s
         if not self._in_graph:
             self._host += self._shares.host_launch_s
@@ -295,8 +267,6 @@ class _Simulation:
         if kind == "compute":
             seconds = self._beside(begin, seconds)
         self._clock[stream] = begin + seconds
-        if kind == "communication" or stream == MAIN:
-            self.work[work] += seconds
         if kind == "communication":
             self._moving_until = max(self._moving_until, begin + seconds)
             self.totals["communication"] += seconds
@@ -354,9 +324,9 @@ class _Simulation:
         if op.trip_count is None:
             self.unknown_loops.add(op.name)
         trips = 1 if op.trip_count is None else op.trip_count
-        before, sums = self._state(), self._sums()
+        before, sums = self._state(), dict(self.totals)
         for _ in range(min(trips, _EXACT_TRIPS)):
-            before, sums = self._state(), self._sums()
+            before, sums = self._state(), dict(self.totals)
             self.run(op.condition, stream)
             self.run(op.content, stream)
         left = trips - _EXACT_TRIPS
@@ -370,21 +340,17 @@ class _Simulation:
                 self._clock[name] = clock + one * left
         if self._moving_until > before["moving"]:
             self._moving_until += one * left
-        for found, earlier in zip((self.totals, self.work), sums, strict=True):
-            for name, value in found.items():
-                found[name] = value + (value - earlier.get(name, 0.0)) * left
+        for name, value in self.totals.items():
+            self.totals[name] = value + (value - sums[name]) * left
         if self._is_recorded:
             label = f"{left} more iterations of {op.name}"
             self.events.append(Event(stream, label, "loop", began, began + one * left, count=left))
-
-    def _sums(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        return dict(self.totals), dict(self.work)
 
     def _state(self) -> Mapping[str, float]:
         return {"host": self._host, "moving": self._moving_until, **{"stream:" + n: c for n, c in self._clock.items()}}
 
 
-def _rough(op: Op, target: Target, shares: Calibration) -> float:
+def _rough(op: Op, target: Target, shares: Shares) -> float:
     """Kernel seconds of everything below an entry, for comparing branches."""
     own = kernel_time(op, target, shares)
     return own + sum(_rough(inner, target, shares) * (op.trip_count or 1) for inner in (*op.content, *op.condition))

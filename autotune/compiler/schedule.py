@@ -39,7 +39,7 @@ _KINDS = {
     "PartitionId": OpKind.OTHER,
     "ReplicaId": OpKind.OTHER,
 }
-COLLECTIVE_OPCODES = (
+_COLLECTIVE_OPCODES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast", "send", "recv",
 )  # fmt: skip
@@ -232,7 +232,7 @@ def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
 
 def _collective_kind(instruction: Instruction) -> str | None:
     opcode = instruction.opcode.removesuffix("-start")
-    return opcode if opcode in COLLECTIVE_OPCODES else None
+    return opcode if opcode in _COLLECTIVE_OPCODES else None
 
 
 def _what(module: Module, instruction: Instruction) -> str:

@@ -92,10 +92,6 @@ class Screener:
             **self._target_fields(),
         )
 
-    def read_also(self, job: str) -> None:
-        """Takes compiled programs of another job, too, which is known to give the same."""
-        self._compiler.read_also(job)
-
     def wanted(self, domains: Mapping[str, Sequence[str]], named: Mapping[str, FlagSet]) -> list[FlagSet]:
         """The sets that a screen compiles first, what matters most before the rest; see `run`."""
         compiled = (Stage.PROGRAM, Stage.AUTOTUNER)
@@ -152,10 +148,6 @@ class Screener:
         """Where a setting acts; one that the catalogue does not know must be measured."""
         setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
-
-    def is_all_program(self, settings: FlagSet) -> bool:
-        """Whether a compilation says all of what a set does: nothing of it is read later."""
-        return all(self.stage(n) is Stage.PROGRAM for n in settings)
 
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
         """Device memory that JAX would take under some settings."""

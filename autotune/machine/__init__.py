@@ -5,7 +5,7 @@ from autotune.machine.child_process import ChildProcess
 from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices, worker_name
 from autotune.machine.energy import NO_METER, EnergyMeter, open_meter
 from autotune.machine.environment import (
-    caller_environment, child_environment, data_dir, default_cache_dir, driver_python, let_import_packages,
+    caller_environment, child_environment, default_cache_dir, driver_python, let_import_packages,
     merge_for_exec, reproduction_environment, steering_settings, variables_of,
 )  # fmt: skip
 from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder

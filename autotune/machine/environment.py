@@ -90,12 +90,6 @@ def let_import_packages(env: dict[str, str]) -> None:
         env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
 
 
-def data_dir() -> Path:
-    """Where what studies of this user learn for later ones is kept (XDG base directory specification)."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "autotune"
-
-
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that may be kept in a run directory: an allow-list, so secrets never are."""
     return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}

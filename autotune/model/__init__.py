@@ -47,7 +47,7 @@ from autotune.model.secrets import (
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import WITH_SECRETS, ReadSpec, ScreenSpec
+from autotune.model.sections import WITH_SECRETS, ReadSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of

@@ -15,7 +15,6 @@ from pydantic import (
     WithJsonSchema,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -96,11 +95,6 @@ class ReadSpec(Section):
     def rules(self) -> dict[str, Any]:
         """What `autotune.child.read_rules.StepReader` takes."""
         return self.model_dump(exclude_none=True)
-
-    @model_serializer(mode="wrap")
-    def _without_younger(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A key that is younger than the first runs counts only where it is used, so that those keep their identity."""
-        return {key: value for key, value in dump(self).items() if key != "terminal" or value}
 
 
 class WorkloadSpec(Section):
@@ -274,8 +268,6 @@ class ScreenSpec(Section):
         target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
         cache: Take from and add to the cache of compiled programs.
-        carried: Folder with screens made on other machines, and their programs: one that was made of the same is used;
-            one that is made here is kept there.
         time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
         compile_limit: Longest time for one compilation; default: eight times the processor time that the reference's
             took, at least 1 minute of it, and at most four times as long by the clock.
@@ -285,7 +277,6 @@ class ScreenSpec(Section):
     target: str | None = None
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     cache: bool = True
-    carried: str | None = None
     time_budget: Seconds | None = None
     compile_limit: Seconds | None = None
 

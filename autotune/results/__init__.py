@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autotune.results.comparison import compare_stores
     from autotune.results.report import render_html, render_markdown
     from autotune.results.screen_words import (
-        describe_screen, describe_screen_record, held_lines, predicted_lines, profile_lines, screen_lines,
+        describe_screen, describe_screen_record, predicted_lines, screen_lines,
     )  # fmt: skip
     from autotune.results.tables import study_tables
     from autotune.results.taught import taught_lines
@@ -47,9 +47,7 @@ _LATER = {
     "screen_words": (
         "describe_screen",
         "describe_screen_record",
-        "held_lines",
         "predicted_lines",
-        "profile_lines",
         "screen_lines",
     ),
     "tables": ("study_tables",),

@@ -7,8 +7,6 @@ from typing import Any
 
 from autotune.compiler import (
     Effect,
-    PredictionCheck,
-    ProfileCheck,
     ScreenReport,
     SettingReport,
 )  # fmt: skip
@@ -67,41 +65,6 @@ def describe_screen_record(record: ScreenRecord) -> list[str]:
     return describe_screen(ScreenReport.model_validate(record.report))
 
 
-def held_lines(held: PredictionCheck) -> Iterator[str]:
-    """What the predictions were calibrated by, and how far they may be trusted."""
-    c, a = held.calibration, held.agreement
-    yield (
-        f"calibrated by {c.source}: kernels x {c.compute_scale:.3g}, exposed communication x {c.exposed_scale:.3g}, "
-        f"gaps x {c.idle_scale:.3g}"
-        + (f"; median error of programs left out {format_share(a.error)}" if a.error is not None else "")
-    )
-    if a.spearman is None or a.low is None or a.high is None or a.kendall is None:
-        yield f"no rank correlation can be given: {a.count} programs that differ are too few"
-    else:
-        yield (
-            f"rank correlation of predicted with measured over {a.count} programs: Spearman {a.spearman:.2f} "
-            f"[{a.low:.2f}, {a.high:.2f}], Kendall {a.kendall:.2f}"
-        )
-
-
-def profile_lines(held: ProfileCheck) -> Iterator[str]:
-    """What the predictions were calibrated by, where a profile was, and what of it could not be matched."""
-    c, step = held.calibration, held.step
-    kinds = ", ".join(f"{k} x {c.work_scales[k]:.3g}" for k in sorted(step.work_s) if k in c.work_scales)
-    yield (
-        f"calibrated by {c.source}: {kinds}; then kernels x {c.compute_scale:.3g}, exposed communication x "
-        f"{c.exposed_scale:.3g}, gaps x {c.idle_scale:.3g}"
-    )
-    yield (
-        f"the profile's step: {format_seconds(step.step_s)} (median of {held.step_count}, from "
-        f"{format_seconds(held.shortest_s)} to {format_seconds(held.longest_s)}): kernels "
-        f"{format_seconds(step.compute_s)}, exposed communication {format_seconds(step.exposed_s)}, gaps "
-        f"{format_seconds(step.gap_s)}, outside of the program {format_seconds(step.outside_s)}; the calibrated "
-        f"reference, as it was profiled: {format_seconds(held.predicted_s)}"
-    )
-    yield from held.notes
-
-
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predicted steps."""
     for row in rows:
@@ -118,15 +81,15 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
         if loops:
             yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
-    if published := next((row["published"] for row in rows if row.get("published")), None):
-        yield f"the model is {published}; a run or a profile of your own does better: --calibrate"
+    if published := next((row["published"] for row in rows if "published" in row), None):
+        yield f"the model is {published}"
     yield "PREDICTED, NOT MEASURED"
 
 
 def _interval(row: dict[str, Any]) -> str:
     """Where a measured step would be, by what others published."""
-    ends = row.get("interval_s")
-    return f", measured 95 % between {format_seconds(ends[0])} and {format_seconds(ends[1])}" if ends else ""
+    low_s, high_s = row["interval_s"]
+    return f", measured 95 % between {format_seconds(low_s)} and {format_seconds(high_s)}"
 
 
 def screen_lines(report: ScreenReport) -> list[str]:

@@ -6,7 +6,6 @@ from autotune.rundir.artefacts import (
     artefacts_for,
     in_force,
     place_artefacts,
-    plain_content,
     read_artefacts,
 )
 from autotune.rundir.files import cannot_write, is_fault_of_disk, write_atomically

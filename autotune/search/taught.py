@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, chances_before
+from autotune.search.additive import AdditiveModel
 from autotune.search.draws import Beliefs, smallest
-from autotune.search.factors import Codes, Design, Floats
+from autotune.search.factors import Codes, Floats
 from autotune.search.hazards import Hazards
 
 LEVEL = 0.95
@@ -205,33 +205,6 @@ class Taught:
         single, pairs = self._risks
         best = [d.total(self.design.settle(smallest(d, single, pairs))) for d in self._beliefs]
         return np.minimum(np.array(best) - self.totals(codes), 0.0)
-
-
-def unseen(design: Design, told: Codes) -> float:
-    """Chance that something acts of which no trial told: a value, or two together, that none had.
-
-    The model takes a setting of which two values do nothing for one that does nothing. A third value, or the one
-    combination of a pair that was not tried, may act all the same. Of many ordered values any one tells.
-
-    Args:
-        design: The space.
-        told: Sets that were tried, failed ones too, shape (sets, factors).
-    """
-    rate = 0.0
-    for block, chance in zip(design.blocks, chances_before(design), strict=True):
-        cells, seen = 1, np.zeros(len(told), dtype=np.int64)
-        changed = np.ones(len(told), dtype=bool)
-        for i in block.factors:
-            factor = design.factors[i]
-            values = factor.size - (factor.default is not None)
-            codes = told[:, i]
-            changed &= (codes != design.neutral[i]) & (codes != factor.size)
-            is_told_by_any = factor.scale is not None and values > LEVELS
-            seen = seen * (factor.size + 1) + (0 if is_told_by_any else codes)
-            cells *= 1 if is_told_by_any else values
-        if cells:
-            rate += float(chance) * (1 - len(np.unique(seen[changed])) / cells)
-    return 1 - math.exp(-rate)
 
 
 def _mixture_interval(weights: Floats, means: Floats, sds: Floats) -> tuple[Floats, Floats]:

@@ -66,6 +66,8 @@ def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None])
 def help_of_build(name: str, python: str | None) -> str:
     """What the installed library itself says of a setting, asked anew each time; empty if it says nothing.
 
+    Of XLA flags it prints the first quarter only; see `ParserProcess.help_texts`.
+
     Args:
         name: An XLA flag or a JAX option; of a variable no library speaks.
         python: Interpreter whose packages are meant; None for that of the driver.

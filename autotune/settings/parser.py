@@ -19,7 +19,7 @@ STOP_PATIENCE_S = 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _USAGE = re.compile(r"^\t--(\w+)=(?:\".*?\"|\S*)\s*\t\w+\t(.*?)(?=\n\t--\w+=|\Z)", re.MULTILINE | re.DOTALL)
-_BATCH = 100  # the log line that names the unknown flags is cut at 15,000 characters
+_BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,13 @@ class ParserProcess:
         return self._question({"jax_options": True})
 
     def help_texts(self) -> dict[str, str]:
-        """What the library itself says of each of its flags; empty where it cannot be read.
+        """What the library prints of its flags for ``--help``: the first quarter of them, for it cuts the text.
 
         Raises:
             LaunchError: If the child does not answer.
         """
-        usage = str(self._question({"usage": True})["usage"])
-        return {name: " ".join(text.split()) for name, text in _USAGE.findall(usage)}
+        found = _USAGE.findall(self.ask("--help").log)
+        return {name: " ".join(text.split()) for name, text in found[:-1]}  # the last may be cut itself
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
         self._child.send(question)

@@ -229,12 +229,6 @@ class Proposer:
             self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
         )  # fmt: skip
 
-    def may_hold(self, part: FlagSet) -> bool:
-        """Whether a set that is tried may hold a combination: a point of the space, or one of the first sets."""
-        values = {p.name: p for p in self._space.parameters}
-        is_of_space = all(n in values and values[n].match(v) is not None for n, v in part.items())
-        return is_of_space or any(walks_into(settings, [part]) for _, settings in self._first)
-
     def _is_allowed(self, settings: FlagSet) -> bool:
         """Whether a set keeps the study's own rules."""
         return self._spec.broken_rule(settings, self._rule_defaults) is None

@@ -30,7 +30,7 @@ from autotune.compiler import (
     narrowed,
     open_screener,
 )
-from autotune.machine import spare_processors
+from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
     Failure,
@@ -45,7 +45,6 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.carried_screens import cache_folder, hand_on, record_of, take_over
 from autotune.study.limits import compiled_over_limit, does_not_fit
 
 R = TypeVar("R")
@@ -148,7 +147,7 @@ class StudyScreener:
             LaunchError: If the reference does not compile.
         """
         self._is_beside = False
-        self.report = self._known(screen) or self._carried(screen, space) or self._run(screen, space, named)
+        self.report = self._known(screen) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
             self._view.note(line)
@@ -173,7 +172,7 @@ class StudyScreener:
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=cache_folder(asked),
+                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
                 processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
                 limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
@@ -210,10 +209,6 @@ class StudyScreener:
                 return report
         return None
 
-    def _carried(self, screen: Screener, space: SearchSpace) -> ScreenReport | None:
-        """The report of a screen that was made on another machine, if one of the same is there."""
-        return self._wait(lambda: take_over(self._store, screen, space, self._view))
-
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
         """Screens and records what came out."""
         values = domains(space)
@@ -236,8 +231,12 @@ class StudyScreener:
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
-        self._store.append(record_of(report, time.monotonic() - started))
-        hand_on(self._store, screen, values, report, self._view)
+        self._store.append(
+            ScreenRecord(
+                target=report.target, topology=report.topology, versions=compiler_versions(),
+                report=report.model_dump(mode="json"), duration_s=round(time.monotonic() - started, 3),
+            )
+        )  # fmt: skip
         return report
 
     def _limit_s(self) -> float | None:

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60] [--simulate]
 
 Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
-from here, and `calibrate` its predictions.
+from here, and `ranks` its predictions.
 """
 
 from __future__ import annotations

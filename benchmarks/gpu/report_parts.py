@@ -9,14 +9,14 @@ from typing import Any
 
 from autotune.model import format_bytes, format_ratio, format_seconds, format_share
 from autotune.results.charts import Chart, Mark, forest, scatter
-from benchmarks.gpu.calibrate import STUDIES, runs_of, steady_rows
 from benchmarks.gpu.estimates import Estimates, Ratio, estimate_ratios, mean_interval
 from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.prepare import prepared
+from benchmarks.gpu.ranks import STUDIES, runs_of, steady_rows
 from workloads.flops import peak_flops_per_s
 
 SESOI = 0.005
-PARTS = ("accept", "search-dense", "table-dense", "table-moe", "calibrate")
+PARTS = ("accept", "search-dense", "table-dense", "table-moe", "ranks")
 
 Section = tuple[str, list[str]]
 
@@ -64,8 +64,8 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
         found.append(("Every reference workload once", workloads(accepted)))
     if "out of memory" in accepted:
         found.append(("Out of memory, forced", out_of_memory(accepted["out of memory"])))
-    if calibrated := units(out, "calibrate"):
-        found.append(("What the predictor should learn", calibration(calibrated, mark, plots)))
+    if ranked := units(out, "ranks"):
+        found.append(("Predicted against measured", ranks(ranked, mark, plots)))
     return found, plots
 
 
@@ -219,7 +219,7 @@ def out_of_memory(row: Row) -> list[str]:
     return [f"It did not go on with one process at a time: {row['errors'].strip()[-300:] or 'the time was over'}"]
 
 
-def calibration(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
+def ranks(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
     """Predicted against measured: ranks, factor, memory."""
     lines = []
     for name, row in done.items():
@@ -227,14 +227,14 @@ def calibration(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> lis
             lines.append(f"* {name}: {row['cannot']}.")
             continue
         a: dict[str, Any] = row["agreement"]
-        ranks = "too few programs differ for a rank correlation"
+        order = "too few programs differ for a rank correlation"
         if a["spearman"] is not None:
-            ranks = f"Spearman {a['spearman']:.2f} [{a['low']:.2f}, {a['high']:.2f}], Kendall {a['kendall']:.2f}"
+            order = f"Spearman {a['spearman']:.2f} [{a['low']:.2f}, {a['high']:.2f}], Kendall {a['kendall']:.2f}"
         more = f"; steps take {row['factor']:.2f} times what is predicted" if "factor" in row else ""
         if row.get("predicted_peak_bytes") and row.get("measured_peak_bytes"):
             told, seen = row["predicted_peak_bytes"], row["measured_peak_bytes"]
             more += f"; memory {format_bytes(told)} predicted, {format_bytes(seen)} measured"
-        lines.append(f"* {name}: {a['count']} programs, {ranks}{more}.")
+        lines.append(f"* {name}: {a['count']} programs, {order}{more}.")
         if "sets" in row:
             key = f"gpu-predicted-{name.split()[-1]}"
             plots[key] = predicted_chart(name, row, mark)

@@ -51,7 +51,7 @@ What is seen in the rows below, and not in the model:
 
 The interval that `autotune predict` prints is of the dense rows in bfloat16: 95 % by their spread,
 each held out in turn. Frameworks differ: what two of them publish of alike configurations differs by a fifth and more,
-so this says what such a step takes somewhere; for your own step, `--calibrate` with a run of yours.
+so this says what such a step takes somewhere, not what yours takes.
 """
 
 

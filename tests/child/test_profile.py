@@ -12,6 +12,8 @@ from autotune.machine import environment
 from autotune.model.flags import FlagSet
 from autotune.workers.profile_text import profile_text
 
+pytestmark = pytest.mark.slow
+
 SWITCH = """
 import sys, jax, jax.numpy as jnp
 from jax._src import profiler

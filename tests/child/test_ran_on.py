@@ -21,22 +21,19 @@ TELL = "import json; from autotune.child.ran_on import ran_on; print(json.dumps(
 LOAD = "import ctypes; [ctypes.CDLL(n) for n in {names!r}]; "
 
 
-def told(
-    nvml: FakeNvml,
-    *,
-    load: tuple[str, ...] = (),
-    devices: object = None,
-    path: str = "",
-    env: dict[str, str] | None = None,
-) -> Any:
-    """What a process tells that loaded some libraries before."""
-    program = LOAD.format(names=load) + TELL.format(devices=devices)
-    paths = os.pathsep.join(filter(None, [path, str(nvml.folder)]))
-    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}
+def answer(program: str, libraries: str) -> Any:
+    """What a process of its own writes, as JSON, that finds libraries in these folders."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     return json.loads(done.stdout)
+
+
+def told(nvml: FakeNvml, *, load: tuple[str, ...] = (), devices: object = None, path: str = "") -> Any:
+    """What a process tells that loaded some libraries before."""
+    libraries = os.pathsep.join(filter(None, [path, str(nvml.folder)]))
+    return answer(LOAD.format(names=load) + TELL.format(devices=devices), libraries)
 
 
 def test_a_process_tells_the_versions_of_what_it_has_loaded_and_of_nothing_else(tmp_path: Path) -> None:
@@ -64,29 +61,36 @@ def test_firmware_limits_and_modes_of_a_gpu_are_told(tmp_path: Path) -> None:
     assert (second["gsp"], second["ecc"], second["vbios"]) == (None, False, "96.00.BC.00.01")
 
 
-@pytest.mark.parametrize(
-    ("visible", "devices", "indices"),
-    [
-        (None, "range(1)", [0]),
-        ("2", "range(1)", [2]),
-        ("2,0", None, [2, 0]),
-        ("2,0", "[1]", [0]),
-        (uuid_of(1), "range(1)", [1]),
-        (uuid_of(1)[:8], None, [1]),
-        ("MIG-7e57", "range(1)", [2]),
-        (f"MIG-{uuid_of(1)}/1/0", None, [1]),
-        ("MIG-none", None, []),
-        ("", None, []),
-        ("0,9,1", None, [0]),
-    ],
-)
-def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(
-    tmp_path: Path, visible: str | None, devices: object, indices: list[int]
-) -> None:
+VISIBLE: list[tuple[str | None, object, list[int]]] = [
+    (None, range(1), [0]),
+    ("2", range(1), [2]),
+    ("2,0", None, [2, 0]),
+    ("2,0", [1], [0]),
+    (uuid_of(1), range(1), [1]),
+    (uuid_of(1)[:8], None, [1]),
+    ("MIG-7e57", range(1), [2]),
+    (f"MIG-{uuid_of(1)}/1/0", None, [1]),
+    ("MIG-none", None, []),
+    ("", None, []),
+    ("0,9,1", None, [0]),
+]
+EACH = """
+import json, os
+from autotune.child.ran_on import ran_on
+told = []
+for visible, devices, _ in {cases}:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    told.append([gpu["index"] for gpu in ran_on(devices)["gpus"]])
+print(json.dumps(told))
+"""
+
+
+def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
     nvml.set(2, "mig.0", "MIG-7e57")
-    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert [g["index"] for g in told(nvml, devices=devices, env=env)["gpus"]] == indices
+    assert answer(EACH.format(cases=VISIBLE), str(nvml.folder)) == [indices for _, _, indices in VISIBLE]
 
 
 def test_where_cuda_counts_in_an_order_of_its_own_cuda_is_asked(tmp_path: Path) -> None:
@@ -109,6 +113,7 @@ def test_without_nvml_the_kernels_module_tells_the_driver(tmp_path: Path, monkey
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 13\n"
     )
     monkeypatch.setattr(ran_on, "DRIVER", file)
-    assert ran_on.ran_on() == {"versions": {"driver": "580.65.06"}, "gpus": []}
+    loaded = ran_on.loaded_versions()  # what JAX's plugin has brought into pytest's process, where it is installed
+    assert ran_on.ran_on() == {"versions": {"driver": "580.65.06", **loaded}, "gpus": []}
     file.unlink()
-    assert ran_on.ran_on() == {"versions": {}, "gpus": []}
+    assert ran_on.ran_on() == {"versions": loaded, "gpus": []}

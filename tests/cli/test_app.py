@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from autotune.model import load_study
 from autotune.rundir.store import Store
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,18 +40,6 @@ pairs = 6
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
-
-
-def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 @pytest.fixture
@@ -197,7 +187,7 @@ def test_unwritable_run_directory(study: Path) -> None:
 
 
 def test_two_drivers_on_one_run_directory(study: Path) -> None:
-    store = Store.create_or_resume(study.parent / "runs/typed", _spec(study), study_dir=study.parent)
+    store = Store.create_or_resume(study.parent / "runs/typed", load_study(study), study_dir=study.parent)
     try:
         assert "only one driver may write" in refused(study.parent, "run", "typed.toml")
         assert json.loads(autotune("status", "--json", cwd=study.parent).stdout)[0]["state"] == "running"
@@ -267,9 +257,3 @@ def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     assert "run the same command again to go on" in errors
     assert "Traceback" not in errors
     assert autotune("run", "typed.toml", cwd=folder).returncode == 0
-
-
-def _spec(study: Path) -> Any:
-    from autotune.model.spec import load_study
-
-    return load_study(study)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 ALL = dict(commands(typer.main.get_command(app)))
 
 
+@functools.cache
 def shown(*arguments: str) -> str:
     done = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
     assert done.exit_code == 0, done.output

@@ -72,7 +72,12 @@ def reading_a_run() -> list[str]:
 
 CALLS: dict[str, list[list[str]]] = {
     "status": [["runs/a"], ["--json"]],
-    "show": [["runs/a"], ["runs/a", "--json"], *(["runs/a", str(n)] for n in range(1, 41)), ["runs/a", "1", "--json"]],
+    "show": [
+        ["runs/a"],
+        ["runs/a", "--json"],
+        *(["runs/a", str(n)] for n in range(1, 41, 4)),
+        ["runs/a", "1", "--json"],
+    ],
     "repro": [["runs/a", "1"]],
     "report": [["runs/a", "--md"], ["runs/a", "--html", "a.html"]],
     "compare": [["runs/a", "runs/b"], ["runs/a", "runs/b", "--json"], ["runs/a", "runs/b", "--html", "c.html"]],
@@ -86,8 +91,7 @@ CALLS: dict[str, list[list[str]]] = {
 
 
 def test_every_command_that_reads_a_run_is_called() -> None:
-    # `predict` takes a run's times to calibrate a model.
-    assert set(reading_a_run()) == {*CALLS, "predict"}
+    assert set(reading_a_run()) == {*CALLS}
 
 
 @pytest.mark.parametrize("command", CALLS)

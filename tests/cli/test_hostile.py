@@ -184,12 +184,10 @@ def test_json_carries_what_is_spelt_out_unchanged(runs: Path, monkeypatch: pytes
     assert json.loads(out.getvalue())["failure"]["message"] == "died" + EVIL
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
-def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
-    form: ExportFormat, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(runs / "runs/a", copy)
+@pytest.fixture(scope="module")
+def but_in_settings(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a run directory whose settings have plain values."""
+    copy = shutil.copytree(runs / "runs/a", tmp_path_factory.mktemp("plain") / "run")
     text = (runs / "runs/a/records.jsonl").read_text()
     for name in re.findall(r'"(xla_\w+|NCCL_\w+)": ', text + (copy / "study.json").read_text()):
         text = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', text)
@@ -197,10 +195,17 @@ def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
         (copy / "study.json").write_text(study)
     (copy / "records.jsonl").write_text(text)
     sign(copy, [json.loads(line) for line in text.splitlines()])
+    return copy
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
+    form: ExportFormat, but_in_settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "out"
-    _, err = call(monkeypatch, "export", str(copy), "--format", form, "-o", str(file))
+    _, err = call(monkeypatch, "export", str(but_in_settings), "--format", form, "-o", str(file))
     assert file.exists(), err.getvalue()
-    out, _ = call(monkeypatch, "export", str(copy), "--format", form)
+    out, _ = call(monkeypatch, "export", str(but_in_settings), "--format", form)
     assert out.getvalue() == file.read_text()
     assert "pwned" in file.read_text()
     assert not OBEYED.search(file.read_text())

@@ -10,7 +10,8 @@ import pytest
 from autotune.model import load_study
 from autotune.study import checked, example_text, plan_hook
 from autotune.study.draft import example_studies
-from tests.cli.test_tune import PLAIN, autotune
+from tests.cli.test_tune import PLAIN
+from tests.console import autotune
 
 
 def test_a_preset_is_written_for_the_devices_here(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.console import autotune
+
 PRINTS = """
 import time
 for i in range(12):
@@ -28,8 +30,7 @@ for i in range(12):
 
 
 def read(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autotune", "read", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150, check=False)
+    return autotune("read", *arguments, cwd=cwd)
 
 
 def test_a_command_is_read_line_by_line(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
+from tests.console import autotune
 from tests.runs import make_winner
 
 app = Typer()
@@ -189,14 +190,6 @@ def test_what_was_not_recorded_is_not_compared() -> None:
     assert differences(Conditions(platform="cpu"), this_machine(platform="cpu")) == []
 
 
-def run_exec(file: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autotune", "exec", *arguments[:-1], str(file), "--", "sh", "-c", arguments[-1]]
-    clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**clean, **(env or {})}, timeout=100, check=False
-    )
-
-
 def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
     """An exported file that was proven on this very machine."""
     mine = this_machine(platform="cpu").model_dump(exclude={"workload"})
@@ -208,23 +201,25 @@ def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
 def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> None:
     hostile = "$(touch canary) 'x'"
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
-    done = run_exec(file, 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"', env={"XLA_FLAGS": "--xla_cpu_z=3"})
-    assert done.returncode == 0, done.stderr
+    script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", str(file), "--", "sh", "-c", script],
+        capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": "--xla_cpu_z=3"}, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "autotune: xla_cpu_a=1 (winner)" in done.stderr
     assert "autotune: xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
 
 
-def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path) -> None:
+def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: started.append(arguments))
     file = exported(tmp_path, ExportFormat.JSON)
-    done = run_exec(file, "echo ran")
-    assert (done.returncode, done.stdout) == (2, "")
+    done = autotune("exec", file, "--", "echo", "ran")
+    assert (done.returncode, started) == (2, [])
     assert "device_kind: proven with NVIDIA H200, here cpu" in done.stderr
     assert "--force" in done.stderr
-    done = run_exec(file, "--force", "echo ran")
-    assert (done.returncode, done.stdout) == (0, "ran\n")
+    done = autotune("exec", "--force", file, "--", "echo", "ran")
+    assert (done.returncode, started) == (0, [["echo", "ran"]])
     assert "not proven here, forced: device_kind" in done.stderr
-
-
-def test_exec_gives_the_commands_own_exit_status(tmp_path: Path) -> None:
-    assert run_exec(cpu_winner(tmp_path, {"xla_cpu_a": "1"}), "exit 7").returncode == 7

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from autotune.cli.app import app
 from autotune.cli.run import _more_for
 from autotune.model import AutotuneError
+from autotune.model.records import ConclusionRecord
+from autotune.model.trial import TrialResult
 from autotune.results.carried import read_winner
+from autotune.rundir.store import Store
 from tests.runs import replay_study
 
 QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart.toml"
@@ -22,18 +26,35 @@ def test_a_proof_that_lacks_time_is_not_told_to_raise_a_cap_that_it_never_reache
     assert "--time-budget" in _more_for(6, spec)
 
 
-@pytest.mark.parametrize("command", ["run", "screen"])
-def test_screens_cannot_be_kept_in_a_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before minutes of compiling, not after."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("x")
-    done = CliRunner().invoke(app, [command, str(QUICKSTART), "--screen-cache", "file"])
-    assert done.exit_code == 2
-    assert "'file' is a file" in done.output
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_winner_that_is_not_there_is_told_without_an_errno(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError, match=r"there is nothing of that name; `autotune status` lists") as told:
         read_winner(tmp_path / "nosuch.env")
     assert "Errno" not in str(told.value)
+
+
+@pytest.mark.gate
+@pytest.mark.timeout(400)
+def test_the_first_study_runs_by_a_real_start_on_real_workers(tmp_path: Path) -> None:
+    """What `make quickstart` starts, on a smaller step, with less of everything and no limit of time."""
+    study = QUICKSTART.read_text(encoding="utf-8")
+    smaller = {
+        'size = "small"': 'size = "tiny", layers = 1', "trials = 6": "trials = 1",
+        "floor_processes = 3": "floor_processes = 2\nblock_s = 0.1\ncheck_steps = 2\nwarmup_steps = 2",
+        '"library for every matrix product"': '"without optimisation, which proves nothing"',
+        'xla_cpu_experimental_ynn_fusion_type = "dot"': "xla_backend_optimization_level = 0",
+        'time_budget = "4m50s"\n': "", "finalists = 2": "finalists = 1", "processes = 6": "processes = 3",
+    }  # fmt: skip
+    for before, after in smaller.items():
+        assert before in study
+        study = study.replace(before, after)
+    (tmp_path / "quickstart.toml").write_text(study)
+    command = [sys.executable, "-m", "autotune", "run", "quickstart.toml"]
+    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "everything lies in runs/quickstart" in done.stdout
+    ended = Store.open(tmp_path / "runs/quickstart").last(ConclusionRecord)
+    assert ended is not None
+    assert ended.outcome != "winner"
+    assert ended.sentence in " ".join(done.stdout.split())
+    assert Store.open(tmp_path / "runs/quickstart").of(TrialResult)

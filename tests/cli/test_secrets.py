@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autotune.model import StudyFileError
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
+from autotune.study import recheck_study
+from tests.console import autotune
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
 
 PROGRAM = """
 import os, sys, time
@@ -38,7 +41,7 @@ command = [PYTHON, "train.py", SECRETS]
 pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
 loss = 'loss = (?P<loss>\\S+)'
 [search]
-trials = 3
+trials = 2
 use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2]
@@ -61,31 +64,48 @@ finalists = 1
 soak = 0
 minimise = false
 """
+REPLAY = """
+[replay]
+noise = "quiet"
+effects = { "xla_backend_optimization_level=1" = 0.8 }
+failures = { "xla_backend_optimization_level=2" = "crash" }
+"""
 
 
 def text_of(secrets: list[str]) -> str:
     return STUDY.replace("PYTHON", json.dumps(sys.executable)).replace("SECRETS", json.dumps(secrets)[1:-1])
 
 
-def autotune(*arguments: str, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, capture_output=True, text=True, check=False,
-        timeout=170,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_TOKEN": "hunter2-e", "XDG_DATA_HOME": str(cwd / "data"), **env},
-    )  # fmt: skip
+def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """What a command prints that has one more secret in its environment."""
+    done = autotune(*arguments, cwd=cwd, HF_TOKEN="hunter2-e", XDG_DATA_HOME=str(cwd / "data"))
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
+def finish(folder: Path, study: str) -> Path:
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "study.toml").write_text(study)
+    url = "sqlite:///s.db?password=hunter2-f"
+    done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
+    assert "hunter2" not in done.stdout + done.stderr
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished study of such a program, called with more secrets."""
-    path = tmp_path_factory.mktemp("secretive")
-    (path / "train.py").write_text(PROGRAM)
-    (path / "study.toml").write_text(text_of(SECRET))
-    done = autotune("run", "study.toml", "--run-dir", "run", "--storage", "sqlite:///s.db?password=hunter2-f", cwd=path)
-    assert "hunter2" not in done.stdout + done.stderr
-    return path
+    """A finished study of such a program, called with more secrets; a formula takes the place of measuring."""
+    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + REPLAY)
+
+
+@pytest.fixture
+def measured(folder: Path, tmp_path: Path) -> Path:
+    """Its run, as if the program had been measured: a formula needs no secrets."""
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    study = json.loads((run / "study.json").read_text())
+    del study["study"]["replay"]
+    (run / "study.json").write_text(json.dumps(study))
+    return run
 
 
 OWN = {"study.toml", "got.txt", "worker.log"}
@@ -100,20 +120,12 @@ def leaks(folder: Path) -> list[str]:
     ]
 
 
-def test_the_program_gets_its_secrets_and_the_environment(folder: Path) -> None:
-    got = set((folder / "got.txt").read_text().splitlines())
-    assert got == {repr(SECRET) + "hunter2-e"}
-
-
 def test_nothing_that_is_kept_has_them(folder: Path) -> None:
     assert leaks(folder) == []
     study = json.loads((folder / "run/study.json").read_text())
     assert study["study"]["workload"]["command"][2:] == [
         "--wandb-key=***", "--token", "***", "API_KEY=***", "--db=postgresql://me:***@h/x",
     ]  # fmt: skip
-    records = (folder / "run/records.jsonl").read_text()
-    assert '"kind":"workload_error"' in records or '"kind":"no_result"' in records
-    assert "unrecognized arguments: --wandb-key=*** --token *** API_KEY=***" in records
 
 
 def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
@@ -125,7 +137,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
         ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
     ):  # fmt: skip
-        done = autotune(*command, cwd=folder)
+        done = secretly(*command, cwd=folder)
         said.append(done.stdout + done.stderr)
     assert not any("hunter2" in text for text in said)
     assert leaks(folder) == []
@@ -133,50 +145,57 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     assert (folder / "report.html").read_text().count("--wandb-key=***") > 0
 
 
-def test_a_study_goes_on_with_another_secret_from_its_file(folder: Path) -> None:
-    (folder / "again.toml").write_text(text_of([s.replace("hunter2", "hunter2-new") for s in SECRET]))
-    (folder / "got.txt").rename(folder / "before").unlink()
-    autotune("run", "again.toml", "--run-dir", "run", "--trials", "4", cwd=folder)
-    assert "hunter2-new-b" in (folder / "got.txt").read_text()
-    (folder / "again.toml").rename(folder / "study.toml")
-    assert leaks(folder) == []
+def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path, measured: Path) -> None:
+    words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
+    with pytest.raises(StudyFileError, match=words):
+        recheck_study(measured, None)
+    assert recheck_study(measured, folder / "study.toml")[0].workload.command == (sys.executable, "train.py", *SECRET)
 
 
-def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
-    runs = (folder / "got.txt").read_text()
-    done = autotune("recheck", "run", cwd=folder, code=2)
-    assert re.search(
-        r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables", done.stderr
-    )
-    assert (folder / "got.txt").read_text() == runs
-    assert not (folder / "runs").exists()
-    autotune("recheck", "run", "--study", "study.toml", cwd=folder)
-    assert (folder / "got.txt").read_text() != runs
-    assert leaks(folder) == []
+@pytest.mark.gate
+def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
+    finish(tmp_path, text_of(SECRET))
+    got = tmp_path / "got.txt"
+    assert set(got.read_text().splitlines()) == {repr(SECRET) + "hunter2-e"}
+    records = (tmp_path / "run/records.jsonl").read_text()
+    assert '"kind":"workload_error"' in records or '"kind":"no_result"' in records
+    assert "unrecognized arguments: --wandb-key=*** --token *** API_KEY=***" in records
+    assert leaks(tmp_path) == []
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.stat().st_mode & 0o077]
+    got.unlink()
+    secretly("recheck", "run", cwd=tmp_path, code=2)
+    assert not got.exists()
+    secretly("recheck", "run", "--study", "study.toml", cwd=tmp_path)
+    assert set(got.read_text().splitlines()) == {repr(SECRET) + "hunter2-e"}
+    (tmp_path / "study.toml").write_text(text_of([s.replace("hunter2", "hunter2-new") for s in SECRET]))
+    secretly("run", "study.toml", "--run-dir", "run", "--trials", "3", cwd=tmp_path)
+    assert "hunter2-new-b" in got.read_text()
+    assert leaks(tmp_path) == []
 
 
 def test_a_study_file_with_struck_out_secrets_is_refused(folder: Path) -> None:
     (folder / "struck.toml").write_text(text_of(["--token", "***"]))
-    assert "secrets (token)" in autotune("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+    assert "secrets (token)" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
     assert not (folder / "other").exists()
 
 
-def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
-    lines = autotune("repro", "run", "1", cwd=folder).stdout
-    before = (folder / "got.txt").read_text()
+def test_a_reproduction_stops_until_each_secret_is_given(folder: Path, measured: Path) -> None:
+    lines = secretly("repro", str(measured), "1", cwd=folder).stdout
+    got = folder / "got.txt"
     done = subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "WANDB_KEY: is a secret and was not recorded" in done.stderr
-    assert (folder / "got.txt").read_text() == before
+    assert not got.exists()
     given = {"WANDB_KEY": "a b", "TOKEN": "t", "API_KEY": "k", "DB": "p", "HF_TOKEN": ""}
     subprocess.run(["sh", "-c", lines], cwd=folder, env={**os.environ, **given}, capture_output=True, check=False)
-    said = (folder / "got.txt").read_text().removeprefix(before).strip()
-    assert said == repr(["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"])
+    assert got.read_text().strip() == repr(
+        ["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"]
+    )
 
 
 def test_a_secret_is_no_setting(folder: Path) -> None:
     (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
-    done = autotune("run", "setting.toml", "--run-dir", "set", cwd=folder, code=2)
+    done = secretly("run", "setting.toml", "--run-dir", "set", cwd=folder, code=2)
     (folder / "setting.toml").unlink()
     assert "WANDB_API_KEY" in done.stderr
     assert "environment of your call" in done.stderr
@@ -185,5 +204,6 @@ def test_a_secret_is_no_setting(folder: Path) -> None:
 
 def test_the_run_directory_is_private(folder: Path) -> None:
     assert (folder / "run").stat().st_mode & 0o777 == 0o700
-    assert not [p for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
+    others = [p.name for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
+    assert set(others) == {"worker.log"}, "the formula's; a program's is private"
     assert Store.open(folder / "run").spec.name == "secretive"

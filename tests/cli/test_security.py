@@ -6,8 +6,6 @@ import ast
 import ipaddress
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat
 from autotune.workers.local import LocalLauncher
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted([*ROOT.glob("autotune/**/*.py"), *ROOT.glob("workloads/**/*.py")])
@@ -59,13 +58,6 @@ REPLAY = """
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
-
-
-def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True, text=True, check=False, timeout=170,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- data stays data
@@ -180,8 +172,7 @@ def written(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replayed", [True, False])
+@pytest.mark.parametrize("replayed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool) -> None:
     shutil.copy(PROGRAMS / "faulty.py", tmp_path)
     real = STUDY.replace('"llama"', '"faulty:build"').replace('options = { size = "tiny" }', "")
@@ -208,7 +199,7 @@ def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool
     assert not any("hunter2" in text for text in texts)
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Query string argument")
 def test_a_password_in_the_storage_s_url_is_not_recorded(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY + REPLAY)
     url = "sqlite:///s.db?password=hunter2-db"

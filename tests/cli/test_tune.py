@@ -14,6 +14,7 @@ import pytest
 
 from autotune.cli.first_look import name_of
 from autotune.model import load_study
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,19 +32,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"
 import time
 time.sleep(600)
 """
-
-
-def autotune(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(cwd / "data"), **env},
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        check=False,
-        timeout=170,
-    )
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -251,6 +239,37 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     ).stdout
     assert "XLA_FLAGS=--xla_backend_optimization_level=1" in shown
     assert f"autotune exec runs/train -- {sys.executable} train.py" in done.stdout
+
+
+QUICK = """
+import os, time
+ms = 8.0 if "optimization_level=1" in os.environ.get("XLA_FLAGS", "") else 10.0
+for step in range(400):
+    time.sleep(ms / 1e3)
+    print(f"step {step}: loss {1 / (step + 1):.5f}, step_time_ms={ms:.2f}", flush=True)
+"""
+
+
+@pytest.mark.gate
+def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: Path) -> None:
+    assert look(tmp_path, QUICK).returncode == 0
+    study = (tmp_path / "train.toml").read_text()
+    smaller = {
+        'groups = ["cpu"]': "use_environment = false\nsettings = { xla_backend_optimization_level = [1] }",
+        "sandwiches = 3": "sandwiches = 2", "processes = 20": "processes = 3", "finalists = 2": "finalists = 1",
+    }  # fmt: skip
+    for before, after in smaller.items():
+        assert before in study
+        study = study.replace(before, after)
+    (tmp_path / "train.toml").write_text(study)
+    command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the winner is in" in done.stdout
+    script = f". ./runs/train/winner.env && exec {sys.executable} train.py"
+    tuned = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "step 399: loss 0.00250, step_time_ms=8.00" in tuned.stdout
 
 
 JAX = """

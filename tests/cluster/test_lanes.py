@@ -70,6 +70,7 @@ def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate
     assert ["slow" in line for line in report.splitlines() if "127.0.0.2" in line] == [True], report
 
 
+@pytest.mark.gate
 def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     allocate: Allocate, tmp_path: Path
 ) -> None:

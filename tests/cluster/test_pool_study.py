@@ -80,6 +80,7 @@ class Watched:
         self._engine.close(is_over=is_over)
 
 
+@pytest.mark.gate
 def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joins(
     tmp_path: Path, workers: Workers
 ) -> None:

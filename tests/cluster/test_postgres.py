@@ -28,6 +28,7 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.mark.gate
 def test_lanes_lose_the_database_and_then_their_driver_and_every_count_is_exact(
     postgres: Postgres, tmp_path: Path
 ) -> None:

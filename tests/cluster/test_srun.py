@@ -79,6 +79,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.gate
 def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_settings(
     slurm: Slurm, allocate: Allocate, start: Start, tmp_path: Path
 ) -> None:
@@ -131,7 +132,7 @@ def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start
     assert (hang.value.failure.kind, hang.value.infrastructure) == (FailureKind.HANG, False)
 
 
-@pytest.mark.parametrize("victim", ["driver", "srun", "guard"])
+@pytest.mark.parametrize("victim", [pytest.param("driver", marks=pytest.mark.gate), "srun", "guard"])
 def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate, tmp_path: Path, victim: str) -> None:
     code = f"""
         import os, time

@@ -68,6 +68,7 @@ def test_scancel_leaves_no_process_and_the_next_job_goes_on(slurm: Slurm, tmp_pa
     is_whole(tmp_path / "run", trials=14)
 
 
+@pytest.mark.gate
 def test_a_job_whose_time_is_up_stops_cleanly_and_goes_on_in_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.05)
     job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", "--requeue")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES
-from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.compiler.verdicts import Screener
@@ -122,20 +118,3 @@ def space() -> SearchSpace:
         ),
         {"other": "not asked for"},
     )
-
-
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def toy_job() -> Any:
-    def make(topology: str = "1x8", target: str | None = "h100-sxm", **options: Any) -> CompileJob:
-        return CompileJob(
-            entry="toy_workload:make",
-            options=options,
-            target=load_target(target) if target else None,
-            topology=parse_topology(topology),
-            paths=(str(HERE),),
-        )
-
-    return make

@@ -100,7 +100,7 @@ def run_screen(job: CompileJob, cache: Path) -> Any:
         return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._in_fork
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -> None:
     report, _ = run_screen(job_of("small_workload:make", None, touch=True), tmp_path)
     assert report.canary is not None
@@ -109,6 +109,7 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -
 
 
 @pytest.mark.aot
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("entry", "touch", "in_fork"),
     [
@@ -158,7 +159,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     return lie
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("lie", "asked", "said"),
     [
@@ -176,7 +177,7 @@ def test_worker_that_lies_is_found_by_the_proof_and_nothing_is_kept(
     assert kept(tmp_path / "cache") == []
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_lie_that_leaves_the_proof_is_found_by_the_canary(tmp_path: Path, lying: Callable[[str], None]) -> None:
     lying("' '.join(f for f in flags.split() if 'xla_dump_to' in f)")
     with pytest.raises(LaunchError, match="no canary does"):
@@ -184,7 +185,7 @@ def test_lie_that_leaves_the_proof_is_found_by_the_canary(tmp_path: Path, lying:
     assert kept(tmp_path / "cache") == []
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) -> None:
     job = job_of("small_workload:make", None, matmul="float32")
     with Compiler(job, cache_dir=tmp_path) as compiler, pytest.raises(FlagsLostError, match="program made it float32"):

@@ -24,10 +24,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {
 
 
 @pytest.mark.aot
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(compiler_problem(compiler_versions())), reason="XLA's CUDA plugin is not installed")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.gate if f == "fsdp" else pytest.mark.slow) for f in FAMILIES]
+)
 def test_a_canary_dies_for_every_family(family: str, tmp_path: Any) -> None:
     entry, topology, mesh = FAMILIES[family]
     options: dict[str, Any] = {"mesh": mesh} if mesh else {}

@@ -16,7 +16,6 @@ from autotune.compiler.compiler import Compiler
 from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.reading import read_program
-from autotune.compiler.targets import load_target, target_names
 from autotune.compiler.verdicts import Screener
 from autotune.machine import environment
 from autotune.model.errors import LaunchError
@@ -24,7 +23,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.settings.catalog import load_catalog
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.gate]
 
 REFERENCE = FlagSet()
 NOT_COMBINED = FlagSet({"xla_gpu_all_gather_combine_threshold_bytes": 0})
@@ -256,37 +255,3 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     found = json.loads(done.stdout.splitlines()[-1])
     other = read_program(tmp_path, found, is_gpu=True, device_count=8, gpus_per_node=8)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", target_names())
-def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
-    network = load_target(name).network
-    assert network is not None
-    (result,) = compile_sets(toy_job(f"2x{network.gpus_per_node}", target=name), [REFERENCE])
-    assert result.program is not None, result.failure
-    assert any(op.matrix_flops for op, _ in P.walk(result.program.schedule))
-
-
-def test_kernels_are_made_once_for_all_sets_of_a_worker(toy_job: Any) -> None:
-    with Compiler(toy_job()) as compiler:
-        counts = []
-        for settings in (REFERENCE, DOUBLE_BUFFERED, DOUBLE_BUFFERED.merge(NCCL_SET)):
-            assert next(iter(compiler.compile([settings]))).program is not None
-            kept = next(iter(compiler.workers))._folder / "kernels" / "kept"
-            counts.append(sum(not f.name.endswith("said") for f in kept.iterdir()))
-    assert counts[0] > 0
-    assert counts[2] == counts[1]  # a setting of NCCL makes no kernel
-
-
-def test_kept_kernels_change_no_program(
-    toy_job: Any, results: dict[FlagSet, CompileResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = compile_worker.CompileWorker._order
-    monkeypatch.setattr(
-        compile_worker.CompileWorker, "_order", lambda self: {**order(self), "kernels": "/proc/no/kernels"}
-    )
-    for result in compile_sets(toy_job(), (REFERENCE, DOUBLE_BUFFERED)):
-        expected = program(results, result.settings)
-        assert result.program is not None
-        assert result.program.model_copy(update={"compile_s": expected.compile_s}) == expected

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.collective_time import NCCL_LAUNCH_S, collective_time
-from autotune.compiler.predict import MAIN, Calibration, Prediction, kernel_time, predict_step
+from autotune.compiler.predict import MAIN, Prediction, Shares, kernel_time, predict_step
 from autotune.compiler.product_time import product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
@@ -25,7 +25,7 @@ TARGET = Target(
     name="t", title="T", config_text="", memory_bytes=1 << 30, memory_bytes_per_s=1e12, core_count=7,
     flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK,
 )  # fmt: skip
-PLAIN = Calibration(
+PLAIN = Shares(
     matrix_share=0.5, memory_share=0.8, kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=0.0, collective_cores=0
 )
 
@@ -171,7 +171,7 @@ def test_longest_branch_counts() -> None:
 
 
 def test_command_buffer_is_one_launch() -> None:
-    shares = Calibration(kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=1.0)
+    shares = Shares(kernel_gap_s=0.0, graph_gap_s=0.0, host_launch_s=1.0)
     tiny = [kernel(str(i), 1e-6) for i in range(5)]
     graph = Op(kind=OpKind.GRAPH, name="g", content=tuple(tiny))
     alone = predict_step(program(*tiny), TARGET, Topology(1, 8), shares)
@@ -198,8 +198,8 @@ def test_product_is_not_timed_by_xlas_estimate_of_a_tiling_that_no_autotuner_cho
         kind=OpKind.KERNEL, name="p", matrix_flops=2.0 * 4096**3, matrix_dtype="bf16", product=(1, 4096, 4096, 4096)
     )
     h100 = load_target("h100-sxm")
-    triton = op.model_copy(update={"xla_s": 2 * kernel_time(op, h100, Calibration())})
-    assert kernel_time(triton, h100, Calibration()) == kernel_time(op, h100, Calibration())
+    triton = op.model_copy(update={"xla_s": 2 * kernel_time(op, h100, Shares())})
+    assert kernel_time(triton, h100, Shares()) == kernel_time(op, h100, Shares())
 
 
 # Points of XLA's own measured table (`kDefaultMatmulPTable` in the plugin of jaxlib 0.10.2, bf16), in TFLOP/s; the
@@ -237,7 +237,7 @@ def test_products_too_small_to_fill_the_cores_reach_less() -> None:
 def test_attention_reaches_less_of_the_peak_backward_than_forward() -> None:
     def seconds(detail: str) -> float:
         op = Op(kind=OpKind.KERNEL, name="a", detail=detail, matrix_flops=1e12, matrix_dtype="bf16")
-        return kernel_time(op, TARGET, Calibration())
+        return kernel_time(op, TARGET, Shares())
 
     assert seconds("__cudnn$fmhaSoftmax") == pytest.approx(1e12 / 57e12)
     assert seconds("__cudnn$fmhaSoftmaxBackward") == pytest.approx(1e12 / 45e12)

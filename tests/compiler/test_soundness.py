@@ -9,11 +9,12 @@ import pytest
 
 from harness.interacting import GRAPHS, SPACES, brute_force
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.aot, pytest.mark.timeout(600)]
 
 P2P = ("xla_gpu_enable_pipelined_p2p", "xla_gpu_collective_permute_decomposer_threshold")
 
 
+@pytest.mark.gate
 def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_makes_them(tmp_path: Path) -> None:
     names = (*P2P, "xla_gpu_collective_permute_combine_threshold_bytes")
     whole = SPACES["pipeline"]
@@ -24,6 +25,7 @@ def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_make
     assert found["points_lost"] == []
 
 
+@pytest.mark.gate
 def test_what_a_graph_holds_is_live_though_only_with_cublas_kernels(tmp_path: Path) -> None:
     found = brute_force(replace(SPACES["one GPU"], domains=GRAPHS), tmp_path / "kernels")
     assert found["live_only_under"] == {"xla_gpu_enable_command_buffer": "with cuBLAS GEMMs"}

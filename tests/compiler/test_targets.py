@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.compiler import plugin, targets
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.program import walk
 from autotune.compiler.targets import (
     Topology,
     load_target,
@@ -20,6 +22,7 @@ from autotune.compiler.targets import (
 from autotune.compiler.toolkit import toolkit_of
 from autotune.machine import GpuFacts
 from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
 
 
 @pytest.mark.parametrize("name", target_names())
@@ -244,3 +247,15 @@ def test_memory_that_a_process_takes_is_what_the_scheduler_counts_on() -> None:
     assert described.memory_bytes == h100.memory_bytes
     assert described.digest != h100.digest
     assert h100.with_memory(None) == h100
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("name", target_names())
+def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
+    network = load_target(name).network
+    assert network is not None
+    with Compiler(toy_job(f"2x{network.gpus_per_node}", target=name)) as compiler:
+        (result,) = compiler.compile([FlagSet()])
+    assert result.program is not None, result.failure
+    assert any(op.matrix_flops for op, _ in walk(result.program.schedule))

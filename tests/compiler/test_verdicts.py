@@ -196,7 +196,7 @@ def test_set_that_allows_triton_in_words_is_still_subject_to_the_autotuner() -> 
 
 
 def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_dead() -> None:
-    domains = {n: ["1"] for n in dead_settings(6)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
+    domains = {n: ["1"] for n in dead_settings(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
     whole = Rules()
     screen(whole).run(domains, {})
     for allowed in range(len(whole.compiled) + 1):

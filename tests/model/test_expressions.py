@@ -47,43 +47,19 @@ def test_conditions(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('touch /tmp/x')",
-        "batch.__class__.__mro__",
-        "().__class__.__bases__[0].__subclasses__()",
-        "[x for x in (1, 2)]",
-        "(lambda: 1)()",
-        "f'{batch}'",
-        "batch if seq else 1",
-        "(batch := 4)",
-        "9 ** 9 ** 9",
-        "2 << 100",
-        "batch / 2",
-        "batch @ seq",
-        "batch[0]",
-        "'a' * 10",
-        "'a' in attention",
-        "b'1'",
-        "...",
-        "1j",
-        "*batch",
-        "await batch",
-        "batch; seq",
-        "",
-        "batch *",
-        "1e400",
-        "9" * 30,
-        "batch\x00",
-        "(" * 300 + "1" + ")" * 300,
-        "-" * 450 + "1",
-        "+".join(["1"] * 200),
+        "__import__('os').system('touch /tmp/x')", "batch.__class__.__mro__",
+        "().__class__.__bases__[0].__subclasses__()", "[x for x in (1, 2)]", "(lambda: 1)()", "f'{batch}'",
+        "batch if seq else 1", "(batch := 4)", "9 ** 9 ** 9", "2 << 100", "batch / 2", "batch @ seq", "batch[0]",
+        "'a' * 10", "'a' in attention", "b'1'", "...", "1j", "*batch", "await batch", "batch; seq", "", "batch *",
+        "1e400", "9" * 30, "batch\x00", "(" * 300 + "1" + ")" * 300, "-" * 450 + "1", "+".join(["1"] * 200),
         "batch" + " " * 1000,
     ],
-)
-@pytest.mark.parametrize("is_condition", [False, True])
-def test_an_attacker_gets_nothing_run(text: str, is_condition: bool) -> None:
-    with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
-        Expression(text, is_condition=is_condition).value(VALUES)
-    assert len(str(error.value)) < 600
+)  # fmt: skip
+def test_an_attacker_gets_nothing_run(text: str) -> None:
+    for is_condition in (False, True):
+        with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
+            Expression(text, is_condition=is_condition).value(VALUES)
+        assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("text", ["'cudnn'", "batch == 16", "not batch", "true and true", "1.5", "None"])

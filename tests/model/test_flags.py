@@ -59,7 +59,7 @@ def test_an_environment_gives_the_set_back(flags: FlagSet, variables: dict[str, 
     assert FlagSet.from_environment(whole.to_environment(), names=variables) == whole
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(value=TRICKY | TEXTS)
 def test_the_real_parser_reads_any_value_back(parser: ParserProcess, value: str) -> None:
     answer = parser.ask(FlagSet({"xla_dump_to": value}).render_xla_flags())
@@ -67,7 +67,7 @@ def test_the_real_parser_reads_any_value_back(parser: ParserProcess, value: str)
     assert answer.options.get("xla_dump_to", "") == value
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(rest=st.text("""a"'\\ \t\n""", max_size=10))
 def test_tokens_are_split_as_the_real_parser_splits_them(parser: ParserProcess, rest: str) -> None:
     text = f"--xla_dump_to={rest}"

@@ -17,36 +17,23 @@ from autotune.results.report import render_html
 from autotune.rundir.store import Store
 from tests.runs import replay_study
 
+HEAVY = ("jax", "scipy", "pandas", "jinja2", "rich", "sqlalchemy", "alembic", "optuna", "pydantic")
 
-def test_importing_the_package_is_light() -> None:
-    code = (
-        "import sys, autotune; print([m for m in ('pandas', 'optuna', 'pydantic', 'scipy', 'jax') if m in sys.modules])"
-    )
+
+def test_each_face_brings_no_more_than_it_needs() -> None:
+    """What is imported one after the other in one process, and what of it all may be there by then."""
+    steps = {
+        "import autotune": [],
+        "import autotune.results": ["pydantic", "optuna"],
+        "import autotune.results.words, autotune.results.winner": ["pydantic", "optuna"],
+        "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
+        "autotune.load, autotune.compare": [n for n in HEAVY if n != "jax"],
+    }
+    look = f"print(*[m for m in {HEAVY} if m in sys.modules])"
+    code = "\n".join(["import sys", *(f"{step}\n{look}" for step in steps)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("face", ["autotune.results", "autotune.results.words, autotune.results.winner"])
-def test_what_a_driver_needs_of_results_brings_no_page_table_or_frame(face: str) -> None:
-    heavy = "[m for m in ('pandas', 'jinja2', 'rich', 'scipy', 'jax') if m in sys.modules]"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys, {face}; print({heavy})"],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout == "[]\n"
-
-
-def test_a_driver_starts_without_what_few_studies_need() -> None:
-    heavy = "[m for m in ('sqlalchemy', 'alembic', 'pandas', 'scipy', 'jax') if m in sys.modules]"
-    code = f"import sys, autotune.study.stages; print({heavy})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
-
-
-def test_loading_and_comparing_do_not_need_jax() -> None:
-    code = "import sys, autotune; autotune.load, autotune.compare; print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "False\n"
+    for (step, allowed), told in zip(steps.items(), done.stdout.splitlines(), strict=True):
+        assert {*told.split()} <= {*allowed}, step
 
 
 def test_every_name_of_the_face_is_there() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from autotune.child.profile import pack
+from autotune.cli.app import app
 from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
 from autotune.model.errors import AutotuneError, SettingError
 from autotune.model.flags import FlagSet
@@ -27,11 +28,13 @@ from autotune.results.library import add_to_library
 from autotune.results.winner import Winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
+from autotune.study.stages import run_study
 from autotune.study.verify import verify_winner
+from harness.simulated import GivenSetup, given_run
 from tests.cli.test_results import call
 from tests.results.test_trust import edited
-from tests.runs import Run, make_winner
-from tests.study.test_pgle import PROFILED, RESULTS, TEXT, quick, study
+from tests.runs import SPACE, Diary, asking, make_winner
+from tests.study.test_pgle import BARE, PROFILED, RESULTS, TEXT, study
 
 CONTENT = TEXT.encode()
 ARTEFACT = Artefact.of(PROFILE, CONTENT)
@@ -62,10 +65,17 @@ def differing(file: Path) -> set[str]:
     return {d.field for d in verify_winner(read_winner(file), file).differences}
 
 
-def run_exec(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autotune", "exec", *options, str(file), "--", "sh", "-c", 'echo "$XLA_FLAGS"']
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
+def run_exec(file: Path, *options: str) -> list[str]:
+    """The flags under which `autotune exec` starts the command; an error if it starts none."""
+    started: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XLA_FLAGS", raising=False)
+        patch.setattr(os, "execvpe", lambda _file, _words, environment: started.append(environment["XLA_FLAGS"]))
+        result = CliRunner().invoke(app, ["exec", *options, str(file), "--", "true"])
+    if result.exception is not None:
+        raise result.exception
+    (flags,) = started
+    return flags.split()
 
 
 # ---------------------------------------------------------------------- attackers
@@ -96,9 +106,7 @@ ATTACKS = [swap, link, pipe, folder, Path.unlink, lambda path: path.write_bytes(
 
 def test_what_lies_there_unchanged_holds_and_is_put_in_force(exported: Path) -> None:
     assert differing(exported) == set()
-    done = run_exec(exported)
-    assert done.returncode == 0, done.stderr
-    assert f"--{PROFILE}={beside(exported)}" in done.stdout.split()
+    assert f"--{PROFILE}={beside(exported)}" in run_exec(exported)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -111,9 +119,8 @@ def test_what_was_changed_is_told_and_never_used(exported: Path, attack: Callabl
 
 def test_exec_refuses_a_swapped_profile_whatever_force_says(exported: Path) -> None:
     swap(beside(exported))
-    done = run_exec(exported, "--force")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "it holds something else" in done.stderr
+    with pytest.raises(AutotuneError, match="it holds something else"):
+        run_exec(exported, "--force")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_kernels_are_loaded_only_where_they_are_asked_for(tmp_path: Path) -> Non
     file = tmp_path / "winner.env"
     file.write_text(render_winner(offered, ExportFormat.ENV, tmp_path))
     assert KERNELS not in settings_in_force(read_winner(file), file)
-    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels").stdout
+    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels")
     loading = tmp_path / "loading.env"
     loading.write_text(render_winner(loading_kernels(offered), ExportFormat.ENV, tmp_path))
     assert KERNELS in settings_in_force(read_winner(loading), loading)
@@ -239,10 +246,19 @@ def test_none_can_be_loaded_where_none_were_kept() -> None:
 # ---------------------------------------------------------------------- from a run
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = asking(study(profile_effect=0.93, autotune_results=RESULTS), 1)
+    setup = GivenSetup(given_space=SPACE, first=(("set fast", BARE),))
+    begun = given_run(spec, tmp_path_factory.mktemp("recorded") / "run", setup, Diary())
+    run_study(begun)
+    return begun.store.path
+
+
 @pytest.fixture
-def run(run_replay: Run) -> Path:
-    _, store, _ = quick(run_replay, study(profile_effect=0.93, autotune_results=RESULTS))
-    return store.path
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of a run whose winner has a profile and kernels."""
+    return shutil.copytree(recorded, tmp_path / "run")
 
 
 def test_a_run_is_exported_with_all_that_belongs_to_it(run: Path, tmp_path: Path) -> None:

@@ -78,23 +78,8 @@ def test_a_script_is_read_as_flags_check_reads_it(script: str) -> None:
 
 def test_values_are_equal_where_python_says_so() -> None:
     values = [
-        "true",
-        "TRUE",
-        "1",
-        "0",
-        "false",
-        "",
-        "17",
-        "+17",
-        "017",
-        "1e3",
-        "1000",
-        "1000.0",
-        "0x10",
-        "b,a",
-        "a,b",
-        "A",
-    ]
+        "", "true", "TRUE", "1", "0", "false", "17", "+17", "017", "1e3", "1000", "1000.0", "0x10", "b,a", "a,b", "A",
+    ]  # fmt: skip
     for kind in ("bool", "int64", "float", "enum", "string"):
         normal = dict(zip(values, ask(f"given.map((v) => normal(v, '{kind}'))", values), strict=True))
         for one in values:
@@ -186,6 +171,7 @@ def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
 # ---------------------------------------------------------------------- the page
 
 
+@pytest.mark.slow
 def test_a_table_of_100_cells_by_150_values_is_small() -> None:
     table = big()
     assert len(table.cells) > 100

@@ -1,7 +1,8 @@
-"""From a real study to a recheck, by the real commands: a winner is proven, exported, kept, and found to hold."""
+"""From a study, of a formula or real, to a recheck, by the real commands: proven, exported, kept, and found to hold."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +33,12 @@ settings = { xla_backend_optimization_level = [0, 2] }
 
 [measure]
 pairs_cap = 12
-block_s = 0.02
+block_s = 0.1
 floor_processes = 2
 
 [confirm]
 finalists = 1
-processes = 3
+processes = 6  # most: a proof ends where it is settled, and goes on where a busy machine hides it
 pairs = 6
 alone = 0
 soak = "2s"
@@ -53,43 +57,78 @@ def autotune(folder: Path, *arguments: str, code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+def called(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What a command that starts no process prints, called in this one."""
+    with contextlib.chdir(folder):
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+RUN = "runs/slow-baseline"
+
+
+FORMULA = "\n[replay]\neffects = { 'xla_backend_optimization_level=2' = 0.4 }\n"
+
+
+BY_FORMULA, REAL = pytest.param(FORMULA, marks=pytest.mark.gate), pytest.param("", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[BY_FORMULA, REAL], ids=["formula", "real"])
+def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study whose steps come from a formula, or are real."""
+    folder = tmp_path_factory.mktemp("chain")
+    (folder / "study.toml").write_text(SLOW_BASELINE + request.param)
+    (folder / "conclusion.json").write_text(autotune(folder, "run", "study.toml", "--json"))
+    return folder
+
+
+@pytest.mark.parametrize("proven", [BY_FORMULA], indirect=True, ids=["formula"])
+def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: Path) -> None:
+    called(proven, "export", RUN, "--format", "env", "-o", "winner.env")
+    assert "device_kind: proven with replay, here cpu" in called(proven, "verify", "winner.env", code=1)
+    command = ("winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
+    assert autotune(proven, "exec", *command, code=2) == ""
+    assert autotune(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
+
+
+@pytest.mark.parametrize("proven", [REAL], indirect=True, ids=["real"])
 @pytest.mark.timeout(1500)
-def test_a_real_winner_goes_all_the_way(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(SLOW_BASELINE)
-    run = "runs/slow-baseline"
-    conclusion = json.loads(autotune(tmp_path, "run", "study.toml", "--json"))
+def test_a_winner_is_exported_executed_and_kept(proven: Path) -> None:
+    conclusion = json.loads((proven / "conclusion.json").read_text())
     assert conclusion["outcome"] == "winner"
     assert conclusion["settings"] == {"xla_backend_optimization_level": "2"}
     assert conclusion["estimate"]["high"] < 0.9
 
-    autotune(tmp_path, "export", run, "--format", "env", "--require-loss", "-o", "winner.env")
-    assert "holds    slow-baseline" in autotune(tmp_path, "verify", "winner.env", "--study", "study.toml")
+    called(proven, "export", RUN, "--format", "env", "--require-loss", "-o", "winner.env")
+    assert "holds    slow-baseline" in called(proven, "verify", "winner.env", "--study", "study.toml")
     # The exported file sets, in a process of its own, just what was measured.
-    flags = autotune(tmp_path, "exec", "winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
+    flags = autotune(proven, "exec", "winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
     assert flags == "--xla_backend_optimization_level=2"
     steps = autotune(
-        tmp_path, "exec", "winner.env", "--",
+        proven, "exec", "winner.env", "--",
         sys.executable, "-m", "workloads", "llama", "--size", "tiny", "--steps", "3",
     )  # fmt: skip
     assert "loss" in steps
 
-    kept = autotune(tmp_path, "library", "add", run).strip()
+    kept = called(proven, "library", "add", RUN).strip()
     assert kept.startswith("library/")
-    best = json.loads(
-        autotune(tmp_path, "best", "--workload", "harness.slow_unoptimised:build", "--count", "1", "--json")
-    )
+    best = json.loads(called(proven, "best", "--workload", "harness.slow_unoptimised:build", "--count", "1", "--json"))
     assert (best["tested"], best["file"]) == (True, kept)
 
-    again = json.loads(autotune(tmp_path, "recheck", run, "--json"))
+    # Nor is a set that the machine would not have proven let through: the flag's other value is no winner here.
+    text = (proven / "winner.env").read_text()
+    (proven / "edited.env").write_text(text.replace("level=2", "level=1"))
+    assert "differs  file" in called(proven, "verify", "edited.env", code=1)
+
+
+@pytest.mark.timeout(1500)
+def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
+    kept = called(proven, "library", "add", RUN).strip()
+    again = json.loads(autotune(proven, "recheck", RUN, "--json"))
     assert again["outcome"] == "winner"
     assert "xla_backend_optimization_level=2 still holds" in again["sentence"]
     # The recheck is a proof of its own: exported and kept in the older one's place.
-    assert autotune(tmp_path, "library", "add", again["run"]).strip() == kept
-    assert "proven for just this" in autotune(tmp_path, "best")
-    autotune(tmp_path, "report", again["run"])
-
-    # Nor is a set that the machine would not have proven let through: the flag's other value is no winner here.
-    text = (tmp_path / "winner.env").read_text()
-    (tmp_path / "edited.env").write_text(text.replace("level=2", "level=1"))
-    assert "differs  file" in autotune(tmp_path, "verify", "edited.env", code=1)
+    assert called(proven, "library", "add", again["run"]).strip() == kept
+    assert "proven for just this" in called(proven, "best")
+    called(proven, "report", again["run"])

@@ -33,7 +33,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Store:
         noise={"white_sd": 1e-6},
         study={"baseline": {"NCCL_DEBUG": "WARN"}},
     )
-    return record(tmp_path_factory.mktemp("runs") / "newer", spec, trials=53)
+    return record(tmp_path_factory.mktemp("runs") / "newer", spec, trials=30)
 
 
 def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) -> None:

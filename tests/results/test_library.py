@@ -49,9 +49,10 @@ def test_names_cannot_leave_the_library(tmp_path: Path) -> None:
     assert path.resolve().is_relative_to((tmp_path / "library").resolve())
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA H200", "h200", "nvidia h200"])
-@pytest.mark.parametrize("jaxlib", ["0.11", "0.11.1", None])
-@pytest.mark.parametrize("workload", ["llama3-8b", "0123456789ab", None])
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "h200"])
+@pytest.mark.parametrize(
+    ("jaxlib", "workload"), [("0.11", "llama3-8b"), ("0.11.1", "0123456789ab"), (None, "llama3-8b"), ("0.11.1", None)]
+)
 def test_an_exact_match_is_tested(tmp_path: Path, gpu: str, jaxlib: str | None, workload: str | None) -> None:
     add_to_library(h200(), tmp_path)
     match = best_known(library_entries(tmp_path), LibraryQuery(gpu=gpu, count=8, jaxlib=jaxlib, workload=workload))

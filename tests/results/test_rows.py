@@ -20,6 +20,10 @@ WORKER = {
     "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,
     "losses": (), "grad_norms": (), "warmup_step_times_s": (), "peak_bytes": 1024, "tokens_per_step": 90,
 }  # fmt: skip
+
+
+def row(**outcome: Any) -> TrialRow:
+    fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
     return trial_row(TrialResult.model_validate({**fields, **outcome}), sesoi=0.005)
 
 

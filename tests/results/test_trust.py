@@ -46,9 +46,9 @@ def figures(ratio: float) -> dict[str, Any]:
 # ---------------------------------------------------------------------- settings that nobody may hand on
 
 
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "XLA_FLAGS", "NCCL_NET_PLUGIN"])
 @pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "blame"])
-def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str, name: str) -> None:
+def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str) -> None:
+    name = "LD_PRELOAD"
     run = edited(OLD, tmp_path / "run", kind, lambda r: r["settings"].update({name: "/tmp/evil"}))
     words = rf"records\.jsonl line \d+ must be a record .*settings`: a study may .*{name} changes which program runs"
     with pytest.raises(RunDirectoryError, match=words):
@@ -65,10 +65,9 @@ def test_nor_can_the_study_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", list(ExportFormat))
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "BASH_ENV"])
-def test_no_exported_file_can(form: ExportFormat, name: str) -> None:
-    text = render_winner(make_winner({"NCCL_X": "1"}), form).replace("NCCL_X", name)
-    with pytest.raises(AutotuneError, match=f"`settings`: .*{name} changes which program runs"):
+def test_no_exported_file_can(form: ExportFormat) -> None:
+    text = render_winner(make_winner({"NCCL_X": "1"}), form).replace("NCCL_X", "BASH_ENV")
+    with pytest.raises(AutotuneError, match=r"`settings`: .*BASH_ENV changes which program runs"):
         parse_winner(text, source="file")
 
 
@@ -148,8 +147,8 @@ def test_an_old_run_without_a_digest_is_as_good_as_ever() -> None:
 
 def test_a_new_run_carries_a_digest(finished: Store) -> None:
     conclusion = finished.of(ConclusionRecord)[-1]
-    assert conclusion.digest == proof_digest(finished, conclusion)
-    assert conclusion.digest == proof_digest(Store.open(finished.path), conclusion)
+    again = Store.open(finished.path)
+    assert conclusion.digest == proof_digest(finished, conclusion) == proof_digest(again, conclusion)
     assert disagreements(finished, conclusion) == []
     winner = winner_of(finished)
     for form in ExportFormat:

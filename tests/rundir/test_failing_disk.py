@@ -19,9 +19,18 @@ from harness.tally import tally_of
 
 TRIALS = 12
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=missing()),
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+FAULTS = [
+    ("fsync:records",),
+    ("write:records",),
+    ("fsync:records", "truncate:records"),
+    ("fsync:pairs",),
+    ("write:pairs",),
+    ("write:worker",),
+    ("create",),
+    ("mkdir",),
+    ("fsyncdir",),
+    ("write", "fsync", "create", "mkdir", "truncate", "rename", "unlink"),
 ]
 
 
@@ -44,19 +53,7 @@ def start(disk: FailingFolder) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     "faults",
-    [
-        ("fsync:records",),
-        ("write:records",),
-        ("fsync:records", "truncate:records"),
-        ("fsync:pairs",),
-        ("write:pairs",),
-        ("write:worker",),
-        ("create",),
-        ("mkdir",),
-        ("fsyncdir",),
-        ("write", "fsync", "create", "mkdir", "truncate", "rename", "unlink"),
-    ],
-    ids=" ".join,
+    [pytest.param(f, marks=pytest.mark.gate if f == FAULTS[2] else pytest.mark.slow, id=" ".join(f)) for f in FAULTS],
 )
 def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(
     disk: FailingFolder, faults: tuple[str, ...]

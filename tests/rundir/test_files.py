@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,10 +134,14 @@ PLACES = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def five_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("five") / "run", SPEC, trials=5).path
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_no_link_inside_a_run_is_followed(tmp_path: Path, place: str) -> None:
-    run_dir = tmp_path / "run"
-    record(run_dir, SPEC, trials=5)
+def test_no_link_inside_a_run_is_followed(tmp_path: Path, five_trials: Path, place: str) -> None:
+    run_dir = Path(shutil.copytree(five_trials, tmp_path / "run"))
     precious = tmp_path / "precious"
     link = run_dir / place
     if link.is_dir():
@@ -150,7 +155,7 @@ def test_no_link_inside_a_run_is_followed(tmp_path: Path, place: str) -> None:
     link.symlink_to(precious)
     before = precious.read_bytes() if precious.is_file() else sorted(precious.rglob("*"))
     with pytest.raises(RunDirectoryError, match="symbolic link") as error:
-        record(run_dir, SPEC, trials=12)
+        record(run_dir, SPEC, trials=9)
     assert str(precious) in str(error.value)
     assert before == (precious.read_bytes() if precious.is_file() else sorted(precious.rglob("*")))
 

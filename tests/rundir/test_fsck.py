@@ -17,6 +17,7 @@ from autotune.model import AutotuneError, ConclusionRecord, ConfirmRun, Finalist
 from autotune.model.trial import TrialResult
 from autotune.rundir import check_run, mend_run
 from autotune.rundir.store import Store
+from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
 from tests.runs import SPACE, Diary, asking, record, replay_study
@@ -264,10 +265,13 @@ def without_their_runs(run_dir: Path) -> int:
     return sum(runs[f.stage, f.settings] < f.process_count for f in store.of(FinalistResult))
 
 
-def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "count"), [(8, 6), pytest.param(7, 60, marks=pytest.mark.slow)])
+def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(
+    made: Path, tmp_path: Path, seed: int, count: int
+) -> None:
     files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
-    rng = random.Random(7)
-    for i in range(60):
+    rng = random.Random(seed)
+    for i in range(count):
         run_dir = Path(shutil.copytree(made, tmp_path / f"{i}"))
         file = run_dir / rng.choice(["study.json", "records.jsonl", *map(str, rng.choices(files, k=3))])
         data = file.read_bytes()
@@ -283,8 +287,6 @@ def test_whatever_is_torn_nothing_dies_with_a_traceback_and_nothing_is_deleted(m
         assert len(all_bytes(run_dir)) >= before - 200, file  # newlines, and the lock's own line
         orphans = without_their_runs(run_dir)
         run = given_run(asking(SPEC, TRIALS), run_dir, GivenSetup(given_space=SPACE), Diary())
-        from autotune.study.stages import run_study
-
         run_study(run)
         tally = tally_of(run_dir)
         assert (tally["trials"], tally["lost"]) == (TRIALS, 0), file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,30 @@ from harness.kills import REAL, REPLAYED, kill_study
 from harness.places import Here, InSlurmJob
 from harness.sandbox import Postgres, Slurm, missing_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+PLAIN = Path(__file__).parents[1] / "workers/programs/plain.py"
+HOOKED = f"""
+name = "killed-hooked"
+[workload]
+command = ['{sys.executable}', '{PLAIN}']
+hook = true
+[search]
+trials = {{trials}}
+use_environment = false
+[search.settings]
+xla_cpu_prefer_vector_width = [128, 256, 512]
+xla_backend_optimization_level = [1, 2, 3]
+[measure]
+pairs_cap = 8
+block_s = 0.05
+floor_processes = 2
+[confirm]
+processes = 3
+finalists = 1
+pairs = 4
+alone = 0
+soak = 0
+"""
 
 
 def assert_exact(tally: dict[str, Any]) -> None:
@@ -25,12 +49,21 @@ def assert_exact(tally: dict[str, Any]) -> None:
     assert tally["strikes"]
 
 
+@pytest.mark.gate
+def test_a_killed_driver_takes_its_workers_along_and_the_next_goes_on(tmp_path: Path) -> None:
+    tally = kill_study(tmp_path, HOOKED, trials=4, strikes=2, rng=random.Random(7), place=Here())
+    assert_exact(tally)
+    assert [s["victim"] for s in tally["strikes"]] == ["driver", "driver"]
+
+
+@pytest.mark.slow
 def test_replayed_study_survives_twenty_kills(tmp_path: Path) -> None:
     tally = kill_study(tmp_path, REPLAYED, trials=37, strikes=20, rng=random.Random(1), place=Here(), delay_s=0.04)
     assert_exact(tally)
     assert len(tally["strikes"]) >= 10
 
 
+@pytest.mark.slow
 def test_real_study_survives_kills_and_stops_and_leaves_no_process(tmp_path: Path) -> None:
     assert_exact(kill_study(tmp_path, REAL, trials=3, strikes=4, rng=random.Random(2), place=Here(2)))
 
@@ -46,6 +79,7 @@ def database() -> Iterator[Postgres | None]:
         yield server
 
 
+@pytest.mark.slow
 def test_four_lanes_and_their_database_survive_kills(tmp_path: Path, database: Postgres | None) -> None:
     tally = kill_study(
         tmp_path, REPLAYED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04, database=database
@@ -55,6 +89,7 @@ def test_four_lanes_and_their_database_survive_kills(tmp_path: Path, database: P
         assert tally["in_database"] == {"trials": 29, "lost": 0, "doubled": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_lanes_on_nodes_of_a_slurm_job_survive_kills(tmp_path: Path) -> None:
     if missing_slurm():

@@ -58,6 +58,7 @@ def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "o.db")
 
 
+@pytest.mark.slow
 def test_what_a_lost_storage_misses_is_copied_once_when_it_is_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_what_a_lost_storage_misses_is_copied_once_when_it_is_back(
     assert numbers(database.url) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_lost_storage_is_not_asked_again_at_every_trial(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
     copy = Mirror(database.url, "s")
@@ -168,6 +170,7 @@ def test_a_database_that_is_down_at_the_start_costs_a_note(monkeypatch: pytest.M
     assert copy.news() == ["the Optuna storage lacks 1 trial; once it answers, the same command copies them"]
 
 
+@pytest.mark.slow
 def test_one_that_hangs_at_the_start_costs_a_note_and_is_filled_when_it_is_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +269,7 @@ def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
     assert diary.notes == []
 
 
+@pytest.mark.slow
 def test_a_study_whose_database_is_down_at_the_start_runs_and_the_next_session_fills_it(
     run_replay: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

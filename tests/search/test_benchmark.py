@@ -1,16 +1,18 @@
-"""`benchmarks/search`, as a command: its optima, its scores, its families, and a run to the report."""
+"""`benchmarks/search`, by its command in this process: optima, scores, families, and a run to the report."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
@@ -18,11 +20,9 @@ FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
 
 def search(*arguments: str) -> str:
     """What the command prints."""
-    command = [sys.executable, "-m", "benchmarks.search", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert importlib.import_module("benchmarks.search.__main__").main(arguments) == 0
+    return out.getvalue()
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from autotune.search.additive import AdditiveModel
 from autotune.search.factors import Codes
 from autotune.search.hazards import Hazards
 from autotune.search.policy import IMPROVING_FROM, propose
-from tests.search.test_sampler import SETTINGS, SPACE, effect, sampler, search
+from tests.search.test_sampler import SETTINGS, SPACE, effect, sampler, search, searched
 
 
 def test_asked_again_it_draws_anew_from_what_it_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_asked_again_it_draws_anew_from_what_it_has_learnt(monkeypatch: pytest.M
 
     monkeypatch.setattr("autotune.search.sampler.AdditiveModel", Counted)
     made = sampler()
-    study = search(made, effect, 12)
+    study = searched(12, made)
 
     def ask() -> tuple[Any, ...]:
         trial = optuna.trial.create_trial(state=TrialState.RUNNING)
@@ -53,7 +53,7 @@ def test_asked_again_it_draws_anew_from_what_it_has_learnt(monkeypatch: pytest.M
 def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(is_risky: bool) -> None:
     """By the definition of expected improvement, over draws that the proposals did not see."""
     made = sampler()
-    study = search(made, effect, 14)
+    study = searched(14, made)
     coded, model, hazards = made.learn(study)
     ran = coded.table([c for c, _ in coded.split(study.trials)[0]])
     if is_risky:  # one of two settings that pay, or of three that do nothing, made two sets fail
@@ -75,7 +75,7 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(is_risky: b
 
 def test_totals_of_what_may_be_true_are_those_of_its_tables() -> None:
     made = sampler()
-    study = search(made, effect, 25)
+    study = searched(25, made)
     coded, model, _ = made.learn(study)
     codes = coded.table([c for c, _ in coded.split(study.trials)[0]])
     beliefs = model.beliefs(np.random.default_rng(0), 50)
@@ -91,7 +91,7 @@ def test_totals_of_what_may_be_true_are_those_of_its_tables() -> None:
 def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement() -> None:
     """What a worker tries is known to the next one: the same belief then proposes another set."""
     made = sampler()
-    study = search(made, effect, 25)
+    study = searched(25, made)
     coded, model, hazards = made.learn(study)
     ran = coded.table([c for c, _ in coded.split(study.trials)[0]])
     first = propose(model, hazards, np.random.default_rng(3), tried=ran, improving_share=1.0)
@@ -125,7 +125,7 @@ def test_chances_to_run_of_many_sets_are_those_of_each() -> None:
 
 def test_after_few_trials_every_proposal_is_a_draw() -> None:
     made = sampler()
-    _, model, hazards = made.learn(search(made, effect, IMPROVING_FROM - 1))
+    _, model, hazards = made.learn(searched(IMPROVING_FROM - 1))
     shares = [
         {tuple(propose(model, hazards, np.random.default_rng(k), improving_share=s)) for k in range(30)} for s in (0, 1)
     ]
@@ -138,6 +138,6 @@ def test_a_share_that_is_none_is_refused_and_none_at_all_tries_every_draw() -> N
         with pytest.raises(ValueError, match="improving_share must be from 0 to 1 but got"):
             sampler(improving_share=share)
     made = sampler(improving_share=0.0)
-    _, model, hazards = made.learn(search(made, effect, 12))
+    _, model, hazards = made.learn(searched(12))
     rngs = [np.random.default_rng(seed) for seed in range(30)]
     assert len({tuple(propose(model, hazards, rng, improving_share=0.0)) for rng in rngs}) == 30

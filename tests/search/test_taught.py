@@ -47,10 +47,10 @@ def plant(seed: int) -> Planted:
 
 @pytest.fixture(scope="module")
 def planted() -> list[Planted]:
-    return [plant(seed) for seed in range(20)]
+    return [plant(seed) for seed in range(10)]
 
 
-def test_intervals_hold_the_planted_effects_in_twenty_studies(planted: list[Planted]) -> None:
+def test_intervals_hold_the_planted_effects_in_ten_studies(planted: list[Planted]) -> None:
     held = {True: [0, 0], False: [0, 0]}
     for study in planted:
         for i in range(SETTINGS):
@@ -59,9 +59,9 @@ def test_intervals_hold_the_planted_effects_in_twenty_studies(planted: list[Plan
                 tally[0] += change.low <= study.effects[i, value] <= change.high
                 tally[1] += 1
     acting, inert = (held[k][0] / held[k][1] for k in (True, False))
-    assert (held[True][1], held[False][1]) == (120, 520)
-    # Of 120 intervals of 95 % fewer than 107 hold in one case of a thousand.
-    assert acting >= 107 / 120
+    assert (held[True][1], held[False][1]) == (60, 260)
+    # Of 60 intervals of 95 % fewer than 51 hold in one case of a thousand.
+    assert acting >= 51 / 60
     assert inert >= 0.95
 
 
@@ -83,9 +83,9 @@ def test_the_best_set_is_what_acts_alone_and_its_interval_holds(planted: list[Pl
         bounded += study.taught.left(best) <= optimum - study.true(best) + 1e-9
         needless += sum(i not in study.acting for i in np.flatnonzero(best))
     assert np.mean(regrets) < 0.003
-    assert held >= 17
-    assert bounded >= 17
-    assert needless <= 4
+    assert held >= 8
+    assert bounded >= 8
+    assert needless <= 2
 
 
 def test_two_settings_that_are_always_on_together_are_both_in_doubt() -> None:

@@ -23,7 +23,7 @@ def known(report: ProbeReport) -> KnownSettings:
     return KnownSettings(report)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=120) as process:
+    with ParserProcess(sys.executable, timeout_s=3600) as process:
         yield process

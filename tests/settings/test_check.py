@@ -37,6 +37,7 @@ PAGE = """--xla_gpu_use_memcpy_local_p2p=true
 --xla_gpu_memory_limit_slop_factor=95"""
 
 
+@pytest.mark.gate
 def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
     parser: ParserProcess, known: KnownSettings
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_migrated_page_starts(parser: ParserProcess, known: KnownSettings) -> 
     assert parser.ask(migrate_text(PAGE, known).text).starts
 
 
+@pytest.mark.gate
 def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess, known: KnownSettings) -> None:
     base = parser.ask("").options
     for check in check_xla_flags(PAGE, known):
@@ -66,7 +68,7 @@ def test_effect_verdicts_are_those_of_the_resolved_options(parser: ParserProcess
             assert changed == (check.verdict is V.EFFECTIVE), check
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.slow if s else pytest.mark.gate) for s in range(3)])
 def test_whether_it_starts_is_what_the_real_parser_says(
     report: ProbeReport, parser: ParserProcess, known: KnownSettings, seed: int
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -25,12 +26,11 @@ def test_all_flags_of_the_parser_are_found(report: ProbeReport) -> None:
     assert sum(f.in_xla_flags for f in report.flags.values()) == FLAG_COUNTS[report.jaxlib]
 
 
-def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeReport) -> None:
+def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeReport, parser: ParserProcess) -> None:
     # The empty default of a list would add an empty item to it.
     tokens = {f.name: f"--{f.name}={f.default}" for f in report.flags.values() if f.in_xla_flags and f.default}
-    with ParserProcess(sys.executable) as parser:
-        assert parser.sort_out(tokens) == (set(), set())
-        assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
+    assert parser.sort_out(tokens) == (set(), set())
+    assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,14 @@ def test_a_build_is_asked_once(
 
 
 def test_a_torn_cache_file_is_asked_anew(
-    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    report: ProbeReport,
+    parser: ParserProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_, **__: contextlib.nullcontext(parser))
+    monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
     (whole,) = tmp_path_factory.getbasetemp().glob("probe-*.json")
     torn = tmp_path / whole.name
     torn.write_text(whole.read_text()[:1000])
@@ -135,7 +141,7 @@ def test_a_parser_that_does_not_answer_is_an_error() -> None:
         parser.ask("")
 
 
-def test_sorting_out_names_unknown_and_refused_flags() -> None:
+def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> None:
     tokens = {
         "xla_gpu_autotune_level": "--xla_gpu_autotune_level=3",
         "xla_gpu_no_such": "--xla_gpu_no_such=1",
@@ -144,8 +150,7 @@ def test_sorting_out_names_unknown_and_refused_flags() -> None:
         "xla_dump_to": "--xla_dump_to=x",
         "xla_gpu_enable_pdl": "--xla_gpu_enable_pdl=perhaps",
     }
-    with ParserProcess(sys.executable) as parser:
-        unknown, refused = parser.sort_out(tokens)
+    unknown, refused = parser.sort_out(tokens)
     assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
 

@@ -27,29 +27,14 @@ def test_formats_of_numpy_are_as_numpy_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "same"),
     [
-        ("bf16", "bfloat16"),
-        ("mixed_bfloat16", "bfloat16"),
-        ("<class 'jax.numpy.bfloat16'>", "bfloat16"),
-        ("BFLOAT16", "bfloat16"),
-        ("fp16", "float16"),
-        ("half", "float16"),
-        ("tf32", "tensorfloat32"),
-        ("float", "float32"),
-        ("double", "float64"),
-        ("complex64", "float32"),
-        ("fp8", "float8"),
-        ("nanoo_fp8", "float8"),
-        ("f8e4m3fn", "float8"),
-        ("float8_e4m3fn/float8_e5m2", "float8"),
-        ("float8_e4m3b11fnuz", "float8"),
-        ("bfloat16/float8_e5m2", "float8"),
-        ("int8/bfloat16", "float8"),
-        ("int4, bfloat16", "float4"),
-        ("bf16_bf16_f32", "bfloat16"),
-        ("nvfp4", "float4"),
-        ("mxfp6_e2m3", "float6"),
+        ("bf16", "bfloat16"), ("mixed_bfloat16", "bfloat16"), ("<class 'jax.numpy.bfloat16'>", "bfloat16"),
+        ("BFLOAT16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("tf32", "tensorfloat32"),
+        ("float", "float32"), ("double", "float64"), ("complex64", "float32"), ("fp8", "float8"),
+        ("nanoo_fp8", "float8"), ("f8e4m3fn", "float8"), ("float8_e4m3fn/float8_e5m2", "float8"),
+        ("float8_e4m3b11fnuz", "float8"), ("bfloat16/float8_e5m2", "float8"), ("int8/bfloat16", "float8"),
+        ("int4, bfloat16", "float4"), ("bf16_bf16_f32", "bfloat16"), ("nvfp4", "float4"), ("mxfp6_e2m3", "float6"),
     ],
-)
+)  # fmt: skip
 def test_names_of_other_programs_are_understood(name: str, same: str) -> None:
     assert rounding_of(name) == FORMATS[same].rounding
 

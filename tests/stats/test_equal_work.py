@@ -51,7 +51,7 @@ def test_another_batch_that_trains_as_it_should_agrees(batch: int) -> None:
     assert found.points >= 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_for_any_data(seed: int) -> None:
     assert check(train(256, seed=seed), train(512, seed=seed), (256, 512)).is_ok
 

@@ -40,18 +40,19 @@ HONEST: dict[str, Memory] = {
 }
 
 
+@pytest.mark.parametrize("cases", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HONEST)
-def test_honest_memory_is_no_leak(kind: str) -> None:
+def test_honest_memory_is_no_leak(kind: str, cases: int) -> None:
     rng = np.random.default_rng(5)
     seen = 0
-    for _ in range(1000):
+    for _ in range(cases):
         base = samples(HONEST[kind], rng)
         looks = (find_leak(samples(HONEST[kind], rng), base, step_s=STEP_S) for _ in range(2))
         seen += all(found is not None for found in looks)  # a second process must show it, too
-    assert seen <= 10
+    assert seen <= 0.01 * cases
 
 
-@pytest.mark.parametrize("per_step", [0.1 * MB, 0.5 * MB, 2 * MB, 50 * MB])
+@pytest.mark.parametrize("per_step", [0.1 * MB, 50 * MB])
 @pytest.mark.parametrize("under", ["still", "warm-up", "enlarged", "wobbling"])
 def test_a_leak_is_found_under_what_is_less_than_a_third_of_it(per_step: float, under: str) -> None:
     rng = np.random.default_rng(6)
@@ -63,7 +64,7 @@ def test_a_leak_is_found_under_what_is_less_than_a_third_of_it(per_step: float, 
         "wobbling": lambda at, rng: rng.uniform(0, size / 2, len(at)),
     }
     found = []
-    for _ in range(300):
+    for _ in range(100):
         leaking = samples(lambda at, r: beside[under](at, r) + per_step * at, rng)
         found.append(find_leak(leaking, samples(beside[under], rng), step_s=STEP_S))
     assert sum(f is not None for f in found) >= 0.99 * len(found)

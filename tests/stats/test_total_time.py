@@ -81,6 +81,7 @@ def test_stalls_that_cost_over_5_percent_are_found_in_a_soak_that_holds_thirty(
     assert vetoed(all_runs, gain, noise) >= 0.99
 
 
+@pytest.mark.slow
 def test_stalls_that_a_soak_holds_ten_of_are_found() -> None:
     """On average: a look that happens to hold few of them must not clear the set."""
     steps, rng = 2000, np.random.default_rng(13)
@@ -98,7 +99,7 @@ def test_stalls_that_come_like_clockwork_are_found_when_a_soak_holds_four() -> N
 
 
 def test_stalls_of_the_machine_are_no_ones_fault() -> None:
-    rng, all_runs = np.random.default_rng(3), soaks("quiet", 0.02, 400, seed=6, cases=500)
+    rng, all_runs = np.random.default_rng(3), soaks("quiet", 0.02, 400, seed=6, cases=200)
     for arm in all_runs:
         arm += 5.0 * (rng.random(arm.shape) < 1 / 50)
     assert vetoed(all_runs, 0.02, "quiet") <= 0.01
@@ -113,20 +114,20 @@ def test_a_busy_minute_that_only_the_first_process_meets_counts_for_nothing() ->
 
 
 def test_minutes_of_load_that_come_and_go_are_not_the_candidates() -> None:
-    rng, all_runs = np.random.default_rng(4), soaks("quiet", 0.05, 200, seed=9, cases=1000)
+    rng, all_runs = np.random.default_rng(4), soaks("quiet", 0.05, 200, seed=9, cases=200)
     loaded = [run * np.exp(0.3 * rng.standard_normal((len(run), 1))) for run in all_runs]
     assert vetoed(loaded, 0.05, "quiet") <= 0.01
 
 
 def test_a_machine_that_shares_its_processors_makes_long_steps_and_no_stalls() -> None:
     """As on two processors under eight loads: the share of steps that wait for a processor changes from run to run."""
-    rng, all_runs = np.random.default_rng(5), soaks("white", 0.05, 200, seed=10, cases=1000)
+    rng, all_runs = np.random.default_rng(5), soaks("white", 0.05, 200, seed=10, cases=200)
     busy = [run * np.where(rng.random(run.shape) < rng.uniform(0, 0.8, (len(run), 1)), 3.5, 1.0) for run in all_runs]
     assert vetoed(busy, 0.05, "white") <= 0.01
 
 
 def test_steps_that_grow_by_half_are_found_and_a_machine_that_drifts_is_not() -> None:
-    all_runs = soaks("drift", 0.05, 400, seed=9, cases=200)
+    all_runs = soaks("drift", 0.05, 400, seed=9, cases=100)
     ramp = np.linspace(1.0, 1.5, 400)
     assert vetoed([run * ramp for run in all_runs], 0.05, "drift") <= 0.01
     mine = [run * (1.0 if number % 2 else ramp) for number, run in enumerate(all_runs)]
@@ -169,7 +170,7 @@ def test_honest_winners_keep_their_proof_on_every_machine(noise: str, gain: floa
     assert refused <= 0.01 * CASES
 
 
-@pytest.mark.parametrize("noise", ["quiet", "bursts", "outliers"])
+@pytest.mark.parametrize("noise", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("quiet", "bursts")), "outliers"])
 def test_a_stall_in_forty_steps_costs_a_proof_of_twelve_processes(noise: str) -> None:
     faster, refused = proofs(noise, 0.2, stalls=(18.0, 1 / 40), cases=300, processes=12)
     assert faster > 250

@@ -49,6 +49,7 @@ def test_no_winner_is_named_where_turns_or_typical_steps_are_wrong(tmp_path: Pat
     assert row["false_winners"] == 0
 
 
+@pytest.mark.gate
 def test_the_fixed_proof_is_wrong_where_the_idle_arm_slows_the_other(tmp_path: Path) -> None:
     row = truth(tmp_path, "--parts", "null", "--machines", "coupled", "--studies", "2")["null"][0]
     assert row["fixed"] == {"as it was": 1.0, "at 1 %": 1.0}

@@ -24,6 +24,7 @@ from tests.runs import Run, replay_study
 
 ALONE = {"measure": {"mode": "sandwich", "sandwiches": 3}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
+BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 
 
 class Narrow(ReplayLauncher):
@@ -98,9 +99,10 @@ def test_the_floor_says_what_can_be_found() -> None:
     assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
 
 
+@pytest.mark.gate
 def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
-    conclusion, store, _ = run_replay(spec, trials=30)
+    conclusion, store, _ = run_replay(spec, trials=18)
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     measured = [r.comparison for r in store.of(TrialResult) if r.comparison and r.status is TrialStatus.MEASURED]
     assert {c.mode for c in measured} == {"sandwich"}
@@ -124,42 +126,36 @@ def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
         assert sandwich.estimate(pairs) == result.comparison.estimate
 
 
+@pytest.mark.gate
 def test_no_effect_means_no_winner(run_replay: Run) -> None:
-    conclusion, _, _ = run_replay(replay_study(noise="drift", study=ALONE), trials=12)
+    conclusion, _, _ = run_replay(replay_study(noise="drift", study=ALONE), trials=6)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
 
 
-@pytest.mark.parametrize("kind", list(FailureKind))
-def test_failures_are_data_in_sandwiches_too(run_replay: Run, kind: FailureKind) -> None:
-    spec = replay_study(failures={"xla_a=1": str(kind)}, study=ALONE)
-    _, store, _ = run_replay(spec, trials=8)
-    failed = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert failed
-    assert {r.failure.kind for r in failed if r.failure} == {kind}
-
-
 def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -> None:
-    _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=25)
-    assert TrialStatus.SAME_PROGRAM in {r.status for r in store.of(TrialResult)}
+    first = (("twin", FlagSet({"xla_c": 1})),)
+    _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=1, first=first)
+    assert [r.status for r in store.of(TrialResult)] == [TrialStatus.SAME_PROGRAM]
 
 
 def test_a_device_that_holds_one_process_turns_the_whole_study_to_sandwiches(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
     launcher = Narrow(spec)
-    conclusion, store, diary = run_replay(spec, trials=30, launcher=launcher)
+    conclusion, store, diary = run_replay(spec, trials=5, launcher=launcher, first=BEST)
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert any("do not fit into the device's memory" in note for note in diary.notes)
     assert {r.comparison.mode for r in store.of(TrialResult) if r.comparison} == {"sandwich"}
     # Going on with it does not try two processes again.
     before = len(launcher.asked)
-    run_replay(spec, trials=31, launcher=launcher)
+    run_replay(spec, trials=6, launcher=launcher, first=BEST)
     assert not any("XLA_CLIENT_MEM_FRACTION" in s for s in launcher.asked[before:])
 
 
 def test_one_set_that_needs_the_whole_device_is_measured_alone(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
     launcher = Narrow(spec, holds=lambda s: 1 if "xla_a" in s else 2)
-    conclusion, store, _ = run_replay(spec, trials=40, launcher=launcher)
+    first = (*BEST, ("beside", FlagSet({"xla_b": 1})))
+    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=first)
     modes = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
     assert modes == {(True, "sandwich"), (False, "turns")}
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
@@ -168,7 +164,8 @@ def test_one_set_that_needs_the_whole_device_is_measured_alone(run_replay: Run) 
 
 def test_what_does_not_fit_even_alone_has_failed(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory"}, study={"device": {"platform": "cuda"}})
-    _, store, _ = run_replay(spec, trials=20, launcher=Narrow(spec, holds=lambda s: 2))
+    first = (("hungry", FlagSet({"xla_a": 1})), ("fits", FlagSet({"xla_b": 1})))
+    _, store, _ = run_replay(spec, trials=2, launcher=Narrow(spec, holds=lambda s: 2), first=first)
     failed = [r for r in store.of(TrialResult) if r.failure is not None]
     assert failed
     assert all(r.settings["xla_a"] == "1" for r in failed)
@@ -224,7 +221,8 @@ def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
                 worker.report = worker.report.model_copy(update={"losses": tuple(2 * x for x in worker.report.losses)})
             return worker
 
-    conclusion, store, _ = run_replay(spec, trials=12, launcher=Fickle(spec))
+    first = (("fickle", FlagSet({"xla_a": 1})),)
+    conclusion, store, _ = run_replay(spec, trials=2, launcher=Fickle(spec), first=first)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     assert FailureKind.WRONG_LOSS in {f.failure.kind for f in store.of(FinalistResult) if f.failure}
     assert Verdict.FASTER not in {f.verdict for f in store.of(FinalistResult)}

@@ -61,7 +61,7 @@ def test_when_the_starts_are_used_up_the_part_found_so_far_still_fails() -> None
 def test_a_pair_that_crashes_is_found_in_a_study_and_never_proposed_again(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1 xla_b=2": "crash"})
     first = (("named", FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1", "xla_d": "1"})),)
-    _, store, diary = run_replay(spec, trials=30, first=first)
+    _, store, diary = run_replay(spec, trials=12, first=first)
     (record,) = store.of(BlameRecord)
     assert record.smallest == FlagSet({"xla_a": "1", "xla_b": "2"})
     assert record.is_minimal

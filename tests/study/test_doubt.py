@@ -85,10 +85,10 @@ def test_dead_settings_that_fail_here_return(run: Run) -> None:
 def test_study_that_goes_on_proposes_what_it_would_have_proposed(run: Run, tmp_path: Path) -> None:
     effects = {f"{MERGER}=0": 0.9}
     run(3, effects=effects)
-    store, _ = run(8, effects=effects)
+    store, _ = run(6, effects=effects)
     resumed = [(r.settings, r.origin) for r in store.of(TrialResult)]
     (tmp_path / "run").rename(tmp_path / "stopped")
-    store, _ = run(8, effects=effects)
+    store, _ = run(6, effects=effects)
     assert [(r.settings, r.origin) for r in store.of(TrialResult)] == resumed
 
 

@@ -162,20 +162,22 @@ def counted(store: Store) -> set[int]:
 
 
 def test_a_proof_s_pairs_follow_from_the_floor_unless_the_study_says(run_replay: Run) -> None:
-    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise=NOISE), trials=6)
+    first = (("fast", FlagSet({"xla_a": 1})),)
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise=NOISE), trials=1, first=first)
     assert counted(store) == {20}  # a formula does not say what starting costs
     told = {"start_s": 4.0, "step_s": 0.1}
     auto = replay_study(effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1}})
-    _, store, _ = run_replay(auto, trials=6, folder="auto")
+    _, store, _ = run_replay(auto, trials=1, first=first, folder="auto")
     assert counted(store) == {auto.confirm.pairs_after(store.of(FloorResult)[0].floor)}
     assert 4 <= counted(store).pop() < 20
     fixed = replay_study(
         effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1, "pairs": 11}}
     )
-    _, store, _ = run_replay(fixed, trials=6, folder="fixed")
+    _, store, _ = run_replay(fixed, trials=1, first=first, folder="fixed")
     assert counted(store) == {11}
 
 
+@pytest.mark.slow
 def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> None:
     """Its noise floor knows no processes: intervals are not widened, and proofs have their 20 pairs."""
     spec = replay_study(effects=EFFECTS, noise=NOISE, start_s=4.0)

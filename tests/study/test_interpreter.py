@@ -81,7 +81,13 @@ def put_scripts(folder: Path, other: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        k if k == "env" or k.startswith(("torchrun", "a launcher")) else pytest.param(k, marks=pytest.mark.gate)
+        for k in LAUNCHERS
+    ],
+)
 def test_an_interpreter_is_seen_through_whatever_starts_it(kind: str, tmp_path: Path, other: Path) -> None:
     put_scripts(tmp_path, other)
     spec = study(*(word.format(other=other) for word in LAUNCHERS[kind]))

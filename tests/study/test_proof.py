@@ -54,7 +54,9 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run) -> Non
 
 
 def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> None:
-    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise="quiet"), trials=20)
+    sets = ({"xla_a": 1}, {"xla_a": 1, "xla_d": 2}, {"xla_d": 2})
+    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(sets))
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, noise="quiet"), trials=3, first=first)
     plans: set[tuple[str, FlagSet]] = set()
     for record in store.records():
         if isinstance(record, ProofRecord):
@@ -196,11 +198,12 @@ def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Ru
     assert disagreements(store, conclusion) == []
 
 
+@pytest.mark.gate
 def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same(run_replay: Run) -> None:
     """With processes that differ by 1.8 % one trial in eight says that a set which gains 2 % loses."""
     unlucky = 0
     for seed in range(30):
-        spec = study(0.98, noise=NOISY["noise"]).model_copy(update={"seed": seed})
+        spec = study(0.98, noise=NOISY["noise"], processes=4).model_copy(update={"seed": seed})
         _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
         (trial,) = store.of(TrialResult)
         unlucky += trial.outlook_at(sesoi=0.005) is Outlook.NOT_PROMISING

@@ -52,7 +52,9 @@ def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> N
     assert [r.settings for r in store.of(TrialResult)] == [FlagSet({"xla_a": 1})]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", f"{__name__}:OfMyOwn", "optuna.samplers:QMCSampler"])
+@pytest.mark.parametrize(
+    "sampler", ["tpe", "random", pytest.param("optuna.samplers:QMCSampler", marks=pytest.mark.slow)]
+)
 def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
     _, store, _ = run_replay(study(sampler), trials=12, space=SPACE)
     results = store.of(TrialResult)
@@ -67,12 +69,12 @@ def test_options_reach_the_sampler(run_replay: Run) -> None:
     assert {s["xla_a"] for s in asked} == {"1"}
 
 
-@pytest.mark.parametrize("sampler", ["additive", "tpe", "random"])
+@pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.gate), "random"])
 def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, sampler: str) -> None:
     spec = study(sampler, noise=0.0)  # a replay's noise is another one in each session
-    _, whole, _ = run_replay(spec, trials=12, space=SPACE)
-    run_replay(spec, trials=6, space=SPACE, folder="stopped")
-    _, resumed, _ = run_replay(spec, trials=12, space=SPACE, folder="stopped")
+    _, whole, _ = run_replay(spec, trials=8, space=SPACE)
+    run_replay(spec, trials=5, space=SPACE, folder="stopped")
+    _, resumed, _ = run_replay(spec, trials=8, space=SPACE, folder="stopped")
     assert [r.settings for r in resumed.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
 
 

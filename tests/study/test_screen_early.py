@@ -1,4 +1,4 @@
-"""A screen that begins beside the noise floor, and one that was made on another machine."""
+"""A screen that begins beside the noise floor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.job import CompileJob
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ScreenRecord
@@ -73,23 +72,13 @@ class Told(Rules):
             if {COMBINE, BUFFER, SLOP} <= {n for s in self.compiled for n in s}:
                 self.enough.set()
 
-    def read_also(self, job: str) -> None:
-        """Its results are made anew."""
-
-
-def job(jaxlib: str = "0.10.2") -> CompileJob:
-    return CompileJob(
-        entry="llama", options={}, target=load_target("h100-sxm"), topology=parse_topology("1x8"),
-        versions={"jaxlib": jaxlib}, base={},
-    )  # fmt: skip
-
 
 Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Waiting]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def go(spec: StudySpec, rules: Told, *, folder: str = "run", waits: bool = False) -> Any:
+    def go(spec: StudySpec, rules: Told, *, waits: bool = False) -> Any:
         opened = contextlib.nullcontext((spec, screen(rules)))
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: opened)
         monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
@@ -97,7 +86,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(need, "cluster_to_run", lambda spec: cluster)
         diary, launcher = Diary(), Waiting(spec, rules.enough if waits else None)
         setup = GivenSetup(given_space=space(), given_launcher=launcher)
-        made = given_run(spec, tmp_path / folder, setup, diary)
+        made = given_run(spec, tmp_path / "run", setup, diary)
         return run_study(made), made.store, diary, launcher
 
     return go
@@ -130,39 +119,3 @@ def test_nothing_is_compiled_beside_the_floor_without_processors_to_spare(
     monkeypatch.setattr(StudyScreener, "compile_beside", beside)
     run(study(), Told())
     assert begun == []
-
-
-def test_a_screen_of_another_machine_is_taken_over(run: Run, tmp_path: Path) -> None:
-    spec = study(carried=str(tmp_path / "screens"))
-    first, again = Told(), Told()
-    first.job = again.job = job()
-    _, store, diary, _ = run(spec, first, folder="laptop")
-    assert any("no screen is taken over, it is made here: there is none" in n for n in diary.notes)
-    _, taken, diary, _ = run(spec, again, folder="gpu")
-    assert any("the screen is taken over from" in n for n in diary.notes)
-    assert "screen" not in diary.stages
-    assert len(again.compiled) < len(first.compiled) / 2
-    (one,), (other,) = store.of(ScreenRecord), taken.of(ScreenRecord)
-    assert one.report == other.report
-    assert any("dead here" in n for n in diary.notes)
-
-
-def test_a_screen_of_another_version_is_told_and_made_anew(run: Run, tmp_path: Path) -> None:
-    spec = study(carried=str(tmp_path / "screens"))
-    old, new = Told(), Told()
-    old.job, new.job = job("0.10.2"), job("0.12.0")
-    run(spec, old, folder="laptop")
-    _, _, diary, _ = run(spec, new, folder="gpu")
-    (said,) = [n for n in diary.notes if "no screen is taken over" in n]
-    assert "jaxlib 0.10.2, here 0.12.0" in said
-    assert "screen" in diary.stages
-    assert len(list((tmp_path / "screens").glob("screen-*.json"))) == 2
-
-
-def test_a_folder_that_cannot_be_written_costs_a_note(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "screens").write_text("a file")
-    rules = Told()
-    rules.job = job()
-    conclusion, _, diary, _ = run(study(carried=str(tmp_path / "screens")), rules)
-    assert any("not kept for other machines" in n for n in diary.notes)
-    assert conclusion is not None

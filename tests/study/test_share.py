@@ -24,6 +24,12 @@ from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Run, replay_study
 
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
+FIRST = (
+    ("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),
+    ("best", FlagSet({"xla_a": 1, "xla_d": 2})),
+    ("needs little", FlagSet({"xla_d": 2})),
+    ("needs much", FlagSet({"xla_a": 2})),
+)
 SHARE = "XLA_CLIENT_MEM_FRACTION"
 
 
@@ -46,7 +52,7 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     """On 2b61fbc: `the reference must run but did not: out_of_memory`, and the study was over."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
-    conclusion, store, diary = run_replay(spec, trials=20, launcher=launcher)
+    conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.mode == "sandwich"
@@ -61,7 +67,7 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
 def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(run_replay: Run) -> None:
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=20, launcher=launcher)
+    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     found = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
     assert found == {(True, "sandwich"), (False, "turns")}
@@ -73,13 +79,13 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     others = [r for r in store.of(ConfirmRun) if "xla_a" not in r.settings and r.stage == "confirm"]
     assert not any(r.is_alone for r in others)
     assert {r.comparison.mode for r in store.of(AblationResult) if r.comparison} == {"sandwich"}
-    assert [r.failure for r in store.of(TrialResult)] == [None] * 20
+    assert [r.failure for r in store.of(TrialResult)] == [None] * 4
 
 
 def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay: Run) -> None:
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), grown=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=20, launcher=launcher)
+    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     assert first.directory is not None
@@ -149,7 +155,7 @@ def test_a_program_that_sets_its_share_itself_is_left_to_it(
     """On 2b61fbc all but the last ended the study: both variables are set, or ours did not arrive."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
-    _, store, _ = run_replay(spec, trials=3, launcher=launcher)
+    _, store, _ = run_replay(spec, trials=1, launcher=launcher)
     assert modes(store) == {"turns" if fits else "sandwich"}
     told = [i.what for i in store.of(IncidentRecord) if "share of the GPU's memory itself" in i.what]
     is_named = any("FRACTION" in name for name in environment)

@@ -49,7 +49,7 @@ class Looking(Diary):
         self.look()
 
 
-def looked_at(path: Path, *, trials: int = 12, budget_s: float | None = None, soak: float = 0.0) -> Looking:
+def looked_at(path: Path, *, trials: int = 8, budget_s: float | None = None, soak: float = 0.0) -> Looking:
     spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6}, study={"confirm": {"soak": soak}})
     search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
     view = Looking(path)
@@ -112,7 +112,7 @@ class Timing(Diary):
 
 
 def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None:
-    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=20)
+    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=12)
     timed = TimedStudy(GivenSetup(given_space=SPACE))
     view = Timing(timed)
     run_study(timed.session(spec, view))
@@ -130,15 +130,15 @@ def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None
 
 def test_numbers_are_numbers(view: Looking) -> None:
     (shown,) = json.loads(CliRunner().invoke(app, ["status", str(view.path), "--json"]).stdout)
-    assert (shown["trials"], shown["asked_trials"]) == (12, 12)
+    assert (shown["trials"], shown["asked_trials"]) == (8, 8)
     assert shown["best_low"] <= shown["best_ratio"] <= shown["best_high"] < 1
     assert f"{shown['best_ratio']:.3f}" in shown["best"]
     told = CliRunner().invoke(app, ["status", str(view.path)]).stdout
-    assert "12 of 12" in told
+    assert "8 of 8" in told
 
 
 def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
-    view = looked_at(tmp_path / "run", budget_s=500.0)
+    view = looked_at(tmp_path / "run", trials=2, budget_s=500.0)
     first = view.seen[0]
     assert first.stage == "noise floor"
     assert first.left_s == pytest.approx(500.0, abs=30)  # the floor is not known, the budget is

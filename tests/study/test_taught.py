@@ -84,7 +84,7 @@ def test_it_is_read_back_as_it_was_written(wide: Store) -> None:
     assert again == taught(wide)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
 def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> None:
     spec = wide_study(study={"search": {"sampler": sampler}})
     _, store, _ = run_replay(spec, trials=40, space=WIDE)
@@ -95,15 +95,16 @@ def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> No
 
 
 def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Run) -> None:
-    for trials in (8, 8, 10):
+    for trials in (2, 2, 3):
         _, store, _ = run_replay(wide_study(), trials=trials, space=WIDE)
-    assert [e.trials for e in store.of(EffectsRecord)] == [8, 10]
+    assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
 
 
 def test_a_study_that_is_killed_before_it_has_told_tells_the_same_later(
     run_replay: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, whole, _ = run_replay(wide_study(), trials=14, space=WIDE, folder="whole")
+    spec = wide_study(study={"search": {"sampler": "random"}})
+    _, whole, _ = run_replay(spec, trials=6, space=WIDE, folder="whole")
 
     def die(search: Search) -> None:
         raise KeyboardInterrupt
@@ -111,8 +112,8 @@ def test_a_study_that_is_killed_before_it_has_told_tells_the_same_later(
     with monkeypatch.context() as patch:
         patch.setattr(Search, "_tell_effects", die)
         with pytest.raises(KeyboardInterrupt):
-            run_replay(wide_study(), trials=14, space=WIDE)
-    _, store, _ = run_replay(wide_study(), trials=14, space=WIDE)
+            run_replay(spec, trials=6, space=WIDE)
+    _, store, _ = run_replay(spec, trials=6, space=WIDE)
     assert [r.settings for r in store.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
     (found,), (expected,) = (s.of(EffectsRecord) for s in (store, whole))
     assert found.model_copy(update={"at_s": 0.0}) == expected.model_copy(update={"at_s": 0.0})
@@ -128,7 +129,8 @@ def test_the_search_ends_with_the_set_that_promises_most(wide: Store) -> None:
 
 
 def test_a_few_trials_are_not_enough_to_end_with_it(run_replay: Run) -> None:
-    _, store, _ = run_replay(wide_study(), trials=ENOUGH_TO_TELL, space=WIDE)
+    spec = wide_study(study={"search": {"sampler": "random"}})
+    _, store, _ = run_replay(spec, trials=ENOUGH_TO_TELL, space=WIDE)
     assert PREDICTED_BEST not in {r.origin for r in store.of(TrialResult)}
 
 

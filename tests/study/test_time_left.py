@@ -108,11 +108,12 @@ STEPS, STARTS, BUDGETS = (
 GRID = list(itertools.product(STEPS, STARTS, ("turns", "sandwich"), BUDGETS))
 
 
-@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::13])
+@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::29])
 def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
     step_s: float, start_s: float, mode: str, budget_s: float
 ) -> None:
-    keeps_its_time(Ended(study(step_s, start_s, budget_s, measure={"mode": mode})), budget_s)
+    spec = study(step_s, start_s, budget_s, measure={"mode": mode}, search={"sampler": "random"})
+    keeps_its_time(Ended(spec), budget_s)
 
 
 @pytest.mark.slow
@@ -133,7 +134,15 @@ def test_the_whole_grid(mode: str, trials: int, start_factor: float) -> None:
             assert ended.timed.clock.now_s <= 1.1 * budget_s, str(spec.replay)
 
 
-@pytest.mark.parametrize("stops", [(200.0,), (500.0, 900.0), (2000.0,), (2500.0, 2700.0, 2900.0)])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        (200.0,),
+        pytest.param((500.0, 900.0), marks=pytest.mark.slow),
+        pytest.param((2000.0,), marks=pytest.mark.slow),
+        pytest.param((2500.0, 2700.0, 2900.0), marks=pytest.mark.gate),
+    ],
+)
 def test_a_study_that_is_stopped_and_goes_on_keeps_to_the_same_budget(stops: tuple[float, ...]) -> None:
     budget_s = 60 * MINUTE
     ended = Ended(study(0.1, 20.0, budget_s), stops=stops)
@@ -142,6 +151,7 @@ def test_a_study_that_is_stopped_and_goes_on_keeps_to_the_same_budget(stops: tup
     assert ended.conclusion.outcome is Outcome.WINNER
 
 
+@pytest.mark.gate
 def test_a_finished_study_that_is_run_again_changes_nothing() -> None:
     ended = Ended(study(0.25, 20.0, 60 * MINUTE))
     before, pairs = ended.conclusion, len(ended.of(ConfirmRun))
@@ -150,6 +160,15 @@ def test_a_finished_study_that_is_run_again_changes_nothing() -> None:
     assert before is not None
     assert ended.conclusion.sentence == before.sentence
     assert len(ended.of(ConfirmRun)) == pairs
+
+
+def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> None:
+    ended = Ended(study(0.1, 0.0, 5 * MINUTE, trials=500, search={"sampler": "random"}))
+    done = len(ended.of(TrialResult))
+    assert 0 < done < 53
+    assert ended.said(f"time budget used: the search ends after {done} of 500 trials")
+    ended.go_on(ended.spec)
+    assert len(ended.of(TrialResult)) == done
 
 
 def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_a_proof() -> None:
@@ -179,14 +198,14 @@ def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has
 
 
 @pytest.mark.parametrize("mode", ["turns", "sandwich"])
-@pytest.mark.parametrize("start_factor", [1.0, 3.0])
-@pytest.mark.parametrize("budget_s", [3 * MINUTE, 8 * MINUTE])
+@pytest.mark.parametrize(("start_factor", "budget_s"), [(1.0, 8 * MINUTE), (3.0, 3 * MINUTE)])
 def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
     mode: str, start_factor: float, budget_s: float
 ) -> None:
     """On commit 2b61fbc 3 minutes took 3:49 and 8 took 9:17."""
     for start_s in (2.0, 6.0):
-        ended = Ended(study(0.1, start_s, budget_s, measure={"mode": mode}), start_factor=start_factor)
+        spec = study(0.1, start_s, budget_s, measure={"mode": mode}, search={"sampler": "random"})
+        ended = Ended(spec, start_factor=start_factor)
         assert ended.timed.clock.now_s <= 1.05 * budget_s, ended.diary.notes
         assert ended.conclusion is not None or ended.said("Give it at least")
 
@@ -203,7 +222,7 @@ def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
 
 
 def test_what_it_says_is_needed_is_enough() -> None:
-    for step_s, start_s in itertools.product((0.1, 0.85), (20.0, 45.0)):
+    for step_s, start_s in ((0.1, 45.0), (0.85, 20.0)):
         probe = Ended(study(step_s, start_s, 20 * MINUTE, trials=1))
         assert probe.table is not None
         if not probe.table.is_enough:
@@ -249,12 +268,13 @@ def test_without_a_budget_nothing_is_split_or_left_out() -> None:
 def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that would break: who keeps nothing back ends late or proves nothing."""
     monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
-    ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60))
+    ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60, search={"sampler": "random"}))
     assert ended.found
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is not Outcome.WINNER
 
 
+@pytest.mark.gate
 def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search() -> None:
     """On a noisy machine without any effect trials look promising, and do not hold: the search goes on."""
     noisy = {"effects": {}, "noise": {"white_sd": 0.02, "process_sd": 0.006}}
@@ -303,9 +323,13 @@ def test_sets_that_do_not_look_promising_are_not_called_worth_a_proof(
     assert "Worth a proof" not in ended.conclusion.sentence
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.02, 1.05])
-@pytest.mark.parametrize("process_sd", [0.008, 0.02])
-@pytest.mark.parametrize("minutes", [30, 50])
+@pytest.mark.parametrize(
+    ("minutes", "process_sd", "ratio"),
+    [
+        pytest.param(*case, marks=[] if case == (30, 0.008, 1.0) else pytest.mark.slow)
+        for case in itertools.product((30, 50), (0.008, 0.02), (1.0, 1.02, 1.05))
+    ],
+)
 def test_what_is_called_worth_a_proof_looks_promising_or_has_begun(
     minutes: int, process_sd: float, ratio: float
 ) -> None:

@@ -63,10 +63,12 @@ def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_repla
     """On 2b61fbc: `the reference must stay alive but was lost 4 times`, and the study was over for good."""
     spec = replay_study(effects={"xla_b=1": 0.9})
     launcher = Mortal(spec, dies="xla_a", beside=False)
-    conclusion, store, _ = run_replay(spec, trials=20, launcher=launcher)
+    sets = ({"xla_a": 1}, {"xla_a": 2, "xla_b": 1}, {"xla_b": 1})
+    first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(sets))
+    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=first)
     assert conclusion.settings == FlagSet({"xla_b": "1"})
     results = store.of(TrialResult)
-    assert len(results) == 20
+    assert len(results) == 4
     assert {"xla_a" in r.settings for r in results if r.failure is not None} == {True}
     assert all(r.failure is not None for r in results if "xla_a" in r.settings)
     assert not [i for i in store.of(IncidentRecord) if "reference lost" in i.what]
@@ -74,8 +76,10 @@ def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_repla
 
 def test_a_candidate_that_was_ended_once_is_measured_after_all(run_replay: Run) -> None:
     spec = replay_study()
-    _, store, _ = run_replay(spec, trials=12, launcher=Mortal(spec, dies="xla_a", beside=False, times=2))
-    assert [r.failure for r in store.of(TrialResult)] == [None] * 12
+    first = (("ended", FlagSet({"xla_a": 1})), ("and another", FlagSet({"xla_a": 2})))
+    launcher = Mortal(spec, dies="xla_a", beside=False, times=2)
+    _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
+    assert [r.failure for r in store.of(TrialResult)] == [None] * 2
     assert sum("measured once more" in i.what for i in store.of(IncidentRecord)) == 2
 
 
@@ -114,7 +118,7 @@ def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_repla
     assert MOST_LOST_IN_A_ROW == 3
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.timeout(600)
 def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
     spec = parse_study(

@@ -94,7 +94,7 @@ NAMES = sorted(n for n, s in load_catalog().items() if s.stage == "program" and 
 
 @pytest.mark.parametrize("is_thorough", [False, True])
 def test_no_value_that_acts_is_called_the_same(is_thorough: bool) -> None:
-    for seed in range(15 if is_thorough else 60):
+    for seed in range(8 if is_thorough else 30):
         draw = random.Random(seed)
         values = {n: ["1", "2", "3"][: draw.randint(1, 3)] for n in NAMES}
         rules = Drawn(values, draw, most=2 if is_thorough else 1)

@@ -44,7 +44,7 @@ def test_formats_are_told_by_their_names(report: Report) -> None:
     ("options", "said"),
     [
         ({"told": "int32"}, r"loss: .*int32.*an integer has no rounding"),
-        ({"says": "int8"}, r"arithmetic .*'int8'.*an integer has no rounding"),
+        pytest.param({"says": "int8"}, r"arithmetic .*'int8'.*an integer has no rounding", marks=pytest.mark.slow),
     ],
 )
 def test_a_format_that_cannot_be_compared_is_refused_with_what_to_do(

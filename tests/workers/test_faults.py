@@ -7,20 +7,21 @@ somewhere is checked here.
 from __future__ import annotations
 
 import ast
-import json
+import itertools
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from autotune.cli.live import LineView
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord
@@ -30,6 +31,7 @@ from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
+from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -57,6 +59,7 @@ trials = {trials}
 use_environment = false
 [measure]
 pairs_cap = 6
+smallest_effect = 0.4
 floor_processes = 2
 check_steps = 3
 warmup_steps = 3
@@ -88,26 +91,12 @@ processes = 3
 finalists = 1
 pairs = 6
 [replay]
-delay_s = 0.01
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
 
 
-def start(*arguments: str, cwd: Path, under: Sequence[str] = (), **more: Any) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
-    command = [*under, sys.executable, "-m", "autotune", *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-    )
-
-
-def run(*arguments: str, cwd: Path, **more: Any) -> tuple[int, str]:
-    """Exit status and error output of the command."""
-    process = start(*arguments, cwd=cwd, **more)
-    _, errors = process.communicate(timeout=600)
-    assert "Traceback" not in errors, errors
-    return process.returncode, errors
+RUN = ("run", "study.toml", "--run-dir")
 
 
 def survivors(folder: Path) -> list[int]:
@@ -122,22 +111,27 @@ def survivors(folder: Path) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_of(folder: Path, faults: Collection[str]) -> Path:
     """A finished study with one trial for each fault."""
-    folder = tmp_path_factory.mktemp("faults")
     shutil.copy(PROGRAMS / "faults.py", folder)
-    sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in FAULTS)
-    (folder / "study.toml").write_text(STUDY.format(trials=len(FAULTS)) + sets)
-    status, errors = run("run", "study.toml", "--run-dir", "run", cwd=folder, env={"NCCL_MARK": str(folder)})
-    assert status == 0, errors
+    sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in faults)
+    (folder / "study.toml").write_text(STUDY.format(trials=len(faults)) + sets)
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *RUN, "run"], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_MARK": str(folder)},
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: str) -> None:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All faults."""
+    return study_of(tmp_path_factory.mktemp("faults"), FAULTS)
+
+
+def assert_named(study: Path, fault: str) -> None:
+    """The fault is recorded as the table has it."""
     kind, signal, phase, words = FAULTS[fault]
     store = Store.open(study / "run")
     result = next(r for r in store.of(TrialResult) if r.settings.get("NCCL_FAULT") == fault)
@@ -148,6 +142,22 @@ def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: s
         assert (result.failure.kind, result.failure.signal, result.failure.phase) == (kind, signal, phase)
         assert words in result.failure.message
     assert store.last(ConclusionRecord) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_trial_is_named_and_the_study_goes_on(study: Path, fault: str) -> None:
+    assert_named(study, fault)
+
+
+@pytest.mark.gate
+def test_a_crash_and_an_escaped_child_end_no_study_and_leave_nothing(tmp_path: Path) -> None:
+    faults = ("segmentation fault", "grandchild")
+    study_of(tmp_path, faults)
+    for fault in faults:
+        assert_named(tmp_path, fault)
+    assert survivors(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -193,13 +203,13 @@ def test_a_full_disk_ends_the_study_with_advice_and_room_lets_it_go_on(small_dis
     (tmp_path / "study.toml").write_text(REPLAYED)
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * 330_000)
-    status, errors = run("run", "study.toml", "--run-dir", "disk/run", cwd=tmp_path)
-    assert status == 2
-    assert "free some space and run the same command again" in errors
+    done = autotune(*RUN, "disk/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "free some space and run the same command again" in done.stderr
     kept = len(Store.open(small_disk / "run").records())
     filler.unlink()
     subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
-    assert run("run", "study.toml", "--run-dir", "disk/run", cwd=tmp_path)[0] == 0
+    assert autotune(*RUN, "disk/run", cwd=tmp_path).returncode == 0
     store = Store.open(small_disk / "run")
     assert len(store.of(TrialResult)) == 9
     assert len(store.records()) > kept
@@ -225,53 +235,51 @@ def frozen() -> Iterator[Callable[[Path, bool], None]]:
 
 
 def test_a_run_directory_that_turns_read_only_in_mid_study(
-    tmp_path: Path, frozen: Callable[[Path, bool], None]
+    tmp_path: Path, frozen: Callable[[Path, bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "study.toml").write_text(REPLAYED.replace("delay_s = 0.01", "delay_s = 0.03"))
-    process = start("run", "study.toml", "--run-dir", "run", cwd=tmp_path)
+    (tmp_path / "study.toml").write_text(REPLAYED)
     records = tmp_path / "run/records.jsonl"
-    try:
-        deadline = time.monotonic() + 60
-        while not (records.exists() and '"kind":"trial"' in records.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        frozen(records, True)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 2, errors
-    assert "must be writable" in errors
-    assert "Traceback" not in errors
-    assert len([json.loads(line) for line in records.read_text().splitlines()]) >= 3
-    status, errors = run("run", "study.toml", "--run-dir", "run", cwd=tmp_path)
-    assert (status, "must be writable" in errors) == (2, True)
+    end = LineView.trial_ends
+
+    def freeze(view: LineView, result: TrialResult) -> None:
+        if result.number == 2:
+            frozen(records, True)
+        end(view, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineView, "trial_ends", freeze)
+        stopped = autotune(*RUN, "run", cwd=tmp_path)
+    kept = records.read_text()
+    assert kept.count('"kind":"trial"') == 2
+    for done in (stopped, autotune(*RUN, "run", cwd=tmp_path)):
+        assert (done.returncode, "must be writable" in done.stderr) == (2, True), done.stderr
     frozen(records, False)
-    assert run("run", "study.toml", "--run-dir", "run", cwd=tmp_path)[0] == 0
+    assert autotune(*RUN, "run", cwd=tmp_path).returncode == 0
+    assert records.read_text().startswith(kept)
     assert len(Store.open(tmp_path / "run").of(TrialResult)) == 9
 
 
 def test_a_file_that_may_not_grow_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(REPLAYED)
-    # A shell sets the limit, not `preexec_fn`: another test of this process may have begun JAX's threads.
-    limit = ("sh", "-c", 'ulimit -f 17 && exec "$@"', "limited")  # of 512 bytes each
-    status, errors = run("run", "study.toml", "--run-dir", "run", cwd=tmp_path, under=limit)
-    assert status == 2
-    assert "must be writable" in errors
-    assert run("run", "study.toml", "--run-dir", "run", cwd=tmp_path)[0] == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (17 * 512, hard))
+    try:
+        done = autotune(*RUN, "run", cwd=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.returncode == 2
+    assert "must be writable" in done.stderr
+    assert autotune(*RUN, "run", cwd=tmp_path).returncode == 0
     assert len(Store.open(tmp_path / "run").of(TrialResult)) == 9
 
 
-def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "study.toml").write_text(REPLAYED)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(
-        "import itertools, time\n"
-        "_real, _jumps = time.time, itertools.cycle([0, 86400, -86400, 1e9])\n"
-        "time.time = lambda: _real() + next(_jumps)\n"
-    )
+    real, jumps = time.time, itertools.cycle([0, 86400, -86400, 1e9])
     began = time.monotonic()
-    env = {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
-    assert run("run", "study.toml", "--run-dir", "run", "--time-budget", "10m", cwd=tmp_path, env=env)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + next(jumps))
+        assert autotune(*RUN, "run", "--time-budget", "10m", cwd=tmp_path).returncode == 0
     store = Store.open(tmp_path / "run")
     times = [r.at_s for r in store.records()]
     assert len(store.of(TrialResult)) == 9

@@ -12,12 +12,12 @@ MB = 1 << 20
 PROGRAMS: dict[str, dict[str, Any]] = {
     "hook": command("", program="planted.py", hook=True),
     "hook with jax": command("", program="hooked.py", hook=True),
-    "read": command(),
+    "read": command(program="plain.py"),
     "entry": {"entry": "faulty:build"},
 }
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", ["hook", pytest.param("hook with jax", marks=pytest.mark.slow), "read", "entry"])
 def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: str) -> None:
     worker = start(study(PROGRAMS[kind]))
     worker.run_block(2)

@@ -41,7 +41,7 @@ jax.devices()
     "workload",
     [
         {"entry": "faulty:build"},
-        command(program="hooked.py", hook=True),
+        pytest.param(command(program="hooked.py", hook=True), marks=pytest.mark.slow),
         {**command(), "command": [sys.executable, "-c", PRINTS]},
     ],
 )
@@ -73,6 +73,7 @@ def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
     assert not any("tried again" in note for note in diary.notes)
 
 
+@pytest.mark.gate
 def test_a_command_that_asserts_without_a_message_is_understood(start: Start) -> None:
     with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
         start(study({**command(), "command": [sys.executable, "-c", ASSERTS]}, **CUDA))

@@ -12,7 +12,7 @@ from autotune.workers.profile_text import profile_text
 from tests.workers.conftest import Start, study
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worker_profiles_and_goes_on(start: Start, ranks: int) -> None:
     device = {"count": ranks, "process_count": ranks}
     worker = start(study({"entry": "faulty:build"}, device=device))
@@ -20,6 +20,7 @@ def test_a_worker_profiles_and_goes_on(start: Start, ranks: int) -> None:
     assert len(worker.run_block(3)) == 3
 
 
+@pytest.mark.slow
 def test_what_is_no_profile_is_a_failure_of_the_worker(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = start(study({"entry": "faulty:build"}))
     monkeypatch.setattr(worker, "_gather", lambda *a: [{"packed": "no profile!"}])
@@ -34,6 +35,7 @@ def test_text_of_what_is_none_is_refused() -> None:
         profile_text(b"\x0a\xff")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_see_the_profile_does_not_compile_without(start: Start, tmp_path: Path) -> None:
     """XLA would go on without a word: with another schedule than its peers, whose collectives then wait for ever."""
     with pytest.raises(WorkerFailed, match="must be on every machine of a trial"):

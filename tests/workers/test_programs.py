@@ -155,6 +155,7 @@ SAME = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_DEFAULT"}
 OTHER = {"xla_cpu_max_isa": "SSE4_2"}
 
 
+@pytest.mark.gate
 def test_real_programs_of_a_command_are_told_apart(start: Start) -> None:
     """Without a flag, with it at its default, and with one that acts: two programs; memory and time are known."""
     spec = study(command("--steps", "40", program="programs_seen.py"))
@@ -175,9 +176,9 @@ def test_real_programs_of_a_command_are_told_apart(start: Start) -> None:
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ("flags", "changes XLA_FLAGS"),
-        ("restored", "nothing"),
-        ("writes", "more than once"),
+        pytest.param("flags", "changes XLA_FLAGS", marks=pytest.mark.slow),
+        pytest.param("restored", "nothing", marks=pytest.mark.slow),
+        pytest.param("writes", "more than once", marks=pytest.mark.slow),
         ("later", "after its warm"),
     ],
 )
@@ -190,6 +191,7 @@ def test_a_real_liar_is_no_twin(lie: str, said: str, start: Start) -> None:
     worker.close()
 
 
+@pytest.mark.slow
 def test_one_that_compiles_at_random_has_a_name_for_each_program(start: Start) -> None:
     names = []
     for seed in ("1", "2"):

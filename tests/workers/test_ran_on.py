@@ -21,7 +21,7 @@ def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return nvml
 
 
-@pytest.mark.parametrize("kind", ["entry", "hook"])
+@pytest.mark.parametrize("kind", ["entry", pytest.param("hook", marks=pytest.mark.slow)])
 def test_the_measured_process_tells_what_it_ran_on(start: Start, three_gpus: FakeNvml, kind: str) -> None:
     workload = {"entry": "pretender:build"} if kind == "entry" else command(program="pretender.py", hook=True)
     report = start(study(workload, device={"count": 1})).report
@@ -33,6 +33,7 @@ def test_the_measured_process_tells_what_it_ran_on(start: Start, three_gpus: Fak
     assert "jax" in report.versions
 
 
+@pytest.mark.gate
 def test_what_all_processes_of_a_trial_ran_on_is_kept(start: Start, three_gpus: FakeNvml) -> None:
     device = {"count": 2, "process_count": 2}
     report = start(study({"entry": "pretender:build"}, device=device)).report

@@ -20,7 +20,7 @@ from tests.workers.conftest import PROGRAMS, command, study
 # The seconds that clocks of a real GPU take to settle are not what this is about.
 AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0}
 
-SHARE, OLDER = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+OLDER = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 class Desk:
@@ -65,8 +65,7 @@ def benches(tmp_path: Path) -> Iterator[Any]:
         (30 * 10**9, (), "turns", 0),
         (58 * 10**9, (), "sandwich", 0),  # what `one-gpu` needed: ended the study on 2b61fbc
         (30 * 10**9, (f"{OLDER}=0.45",), "turns", 1),  # jaxlib refuses both variables, in its own words
-        (30 * 10**9, (f"{OLDER}=0.9",), "sandwich", 1),
-        (30 * 10**9, (f"{SHARE}=0.9",), "sandwich", 1),
+        pytest.param(30 * 10**9, ("XLA_CLIENT_MEM_FRACTION=0.9",), "sandwich", 1, marks=pytest.mark.slow),
     ],
 )
 def test_processes_on_one_gpu_take_turns_where_they_fit(

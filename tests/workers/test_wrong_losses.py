@@ -65,9 +65,14 @@ def refused(store: Store) -> str:
     return trial.failure.message
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("fault", "quantity"), [("late", "loss"), ("norm", "gradient norm")])
+@pytest.mark.parametrize(
+    ("fault", "quantity"),
+    [
+        pytest.param("late", "loss", marks=pytest.mark.gate),
+        pytest.param("norm", "gradient norm", marks=pytest.mark.slow),
+    ],
+)
 def test_what_goes_wrong_after_the_first_steps_is_found_after_a_block(
     tmp_path: Path, fault: str, quantity: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.workloads.conftest import train
+from tests.workloads.conftest import SOON, train
 from workloads.base import WorkloadError
 from workloads.float8 import HISTORY, Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.loading import load
@@ -33,7 +34,7 @@ def delayed(scaling: jax.Array, factor: float = 1.0) -> Any:
     return _product_and_gradients(x, kernel, scaling, up)
 
 
-@jax.jit
+@partial(jax.jit, compiler_options=SOON)
 def _product_and_gradients(x: Any, kernel: Any, scaling: Any, up: Any) -> Any:
     out, back = jax.vjp(lambda *a: matmul_delayed(EQUATION, *a), x, kernel, scaling)
     return (out, *back(up))
@@ -42,7 +43,7 @@ def _product_and_gradients(x: Any, kernel: Any, scaling: Any, up: Any) -> Any:
 def test_after_one_step_on_the_same_arrays_delayed_scales_are_the_current_ones() -> None:
     x, kernel, up = operands()
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=SOON)
     def current(x: Any, kernel: Any, up: Any) -> Any:
         out, back = jax.vjp(lambda *a: matmul_current(EQUATION, *a), x, kernel)
         return (out, *back(up))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import jax
 import pytest
 
+from workloads.base import Workload
 from workloads.flops import peak_flops_per_s
 from workloads.loading import load
 from workloads.presets import PRESETS
@@ -26,16 +28,25 @@ PUBLISHED = {
 }
 
 
+@cache
+def described(name: str) -> Workload:
+    """A preset; nothing may be placed on a device for it."""
+    before = len(jax.live_arrays())
+    workload = load(name, {})
+    assert len(jax.live_arrays()) == before
+    return workload
+
+
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_a_published_model_has_its_published_parameter_count(name: str, count: int) -> None:
-    assert load(name, {"mesh": {"data": 1}}).param_count == count
+    assert described(name).param_count == count
 
 
 @pytest.mark.parametrize(
     ("name", "label"), [("dreamerv3-12m", 12e6), ("dreamerv3-50m", 50e6), ("dreamerv3-200m", 200e6)]
 )
 def test_a_dreamer_has_its_published_size_less_the_image_networks(name: str, label: float) -> None:
-    count = load(name, {"mesh": {"data": 1}}).param_count
+    count = described(name).param_count
     assert count is not None
     assert 0.75 * label < count < label
 
@@ -95,9 +106,7 @@ def test_a_model_of_7b_needs_about_six_flops_per_parameter_and_token() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_describing_a_preset_places_no_array(name: str) -> None:
-    before = len(jax.live_arrays())
-    workload = load(name, {})
-    assert len(jax.live_arrays()) == before
+    workload = described(name)
     leaves = jax.tree.leaves((workload.abstract_state, workload.abstract_batch))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None for leaf in leaves)
 
@@ -140,4 +149,4 @@ AS_PUBLISHED = {n: c for n, c in CONFIGURATIONS.items() if "layers" not in c["op
 @pytest.mark.parametrize("name", AS_PUBLISHED)
 def test_presets_recompute_what_published_configurations_recompute(name: str) -> None:
     config = AS_PUBLISHED[name]
-    assert load(config["entry"], {"mesh": {"data": 1}}).config["remat"] == config["options"]["remat"]
+    assert described(config["entry"]).config["remat"] == config["options"]["remat"]

@@ -1,10 +1,7 @@
-"""A workload with options, one of which is planted to cost time: ``optional:build``; and the same as a program."""
+"""A workload with options, one of which is planted to cost time: ``optional:build``."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,17 +37,3 @@ def build(devices: object, rounds: int = 1, kind: str = "a") -> SimpleNamespace:
         return jnp.asarray(drawn, jnp.float32)
 
     return SimpleNamespace(step=step, init=init, batch=lambda i: jnp.full((SIZE, SIZE), 0.1))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, required=True)
-    workload = build(None, parser.parse_args().rounds)
-    step = jax.jit(workload.step)
-    w, x = workload.init(0), workload.batch(0)
-    for i in range(2000):
-        start = time.perf_counter()
-        w, metrics = step(w, x)
-        loss = float(metrics["loss"])
-        print(f"step {i}: {1e3 * (time.perf_counter() - start):.6f} ms kind={os.environ.get('KIND')}", flush=True)
-        print(f"  loss = {loss:.6f}", flush=True)

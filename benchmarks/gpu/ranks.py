@@ -1,10 +1,10 @@
-"""What the model of step times should learn from the hour; needs no GPU, only the results.
+"""How well the hour was predicted; needs no GPU, only the results.
 
-    python -m benchmarks.gpu.calibrate --out DIR [--dry-run | --simulate]
+    python -m benchmarks.gpu.ranks --out DIR [--dry-run | --simulate]
 
 For each table: predicted against measured step times of all sets, their rank correlation with an interval, the factor
 by which predictions are off, and predicted against measured memory. For each study's run directory the same by
-`autotune.compiler.check_predictions`, where XLA's CUDA plugin is installed.
+`benchmarks.rank_correlation`, where XLA's CUDA plugin is installed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.compiler import check_predictions, compiler_problem, compiler_versions
-from autotune.compiler.calibrate import agreement
+from autotune.compiler import compiler_problem, compiler_versions
 from autotune.rundir import Store
 from benchmarks.gpu.estimates import estimate_ratios
 from benchmarks.gpu.hour import Row, read_rows
@@ -24,13 +23,14 @@ from benchmarks.gpu.prepare import prepared
 from benchmarks.gpu.processes import Part, part
 from benchmarks.gpu.search import run_of
 from benchmarks.gpu.table import AGAIN
+from benchmarks.rank_correlation import agreement, check_predictions, factor
 
 STUDIES = ("dense", "moe")
 
 
 def main() -> int:
     """Compares whatever there is."""
-    with part("calibrate", __doc__ or "", 30.0) as found:
+    with part("ranks", __doc__ or "", 30.0) as found:
         for study in STUDIES:
             if (found.out / f"table-{study}.jsonl").exists():
                 found.hour.keep({"unit": f"table {study}", **of_table(found.out, study)})
@@ -52,11 +52,10 @@ def of_table(out: Path, study: str) -> Row:
     default_s = math.exp(statistics.mean(math.log(s) for n, _, s in runs if n == "default"))
     measured = [default_s * (ratios[name].ratio if name in ratios else 1.0) for name in known]
     told = [predicted[name]["step_s"] for name in known]
-    found = agreement(told, measured)
     peak = [r["report"].get("peak_bytes") for r in steady_rows(out, study) if r["unit"].endswith(" default")]
     return {
-        "agreement": asdict(found),
-        "factor": statistics.median(m / t for m, t in zip(measured, told, strict=True)),
+        "agreement": asdict(agreement(told, measured)),
+        "factor": factor(told, measured),
         "sets": [{"name": n, "predicted_s": t, "measured_s": m} for n, t, m in zip(known, told, measured, strict=True)],
         "predicted_peak_bytes": predicted["default"].get("peak_bytes"),
         "measured_peak_bytes": max(filter(None, peak), default=None),
@@ -70,7 +69,7 @@ def of_run(found: Part, run: Path) -> Row:
     if (problem := compiler_problem(compiler_versions())) is not None:
         return {"cannot": str(problem)}
     check = check_predictions(Store.open(run), cache_dir=found.out / "home" / "cache" / "autotune" / "screen")
-    return {"agreement": asdict(check.agreement), "calibration": asdict(check.calibration), "target": check.target}
+    return {"agreement": asdict(check.agreement), "factor": check.factor, "target": check.target}
 
 
 def steady_rows(out: Path, study: str) -> list[Row]:

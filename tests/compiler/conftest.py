@@ -1,0 +1,27 @@
+"""A job of a small program, for real compilers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.compiler.job import CompileJob
+from autotune.compiler.targets import load_target, parse_topology
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def toy_job() -> Any:
+    def make(topology: str = "1x8", target: str | None = "h100-sxm", **options: Any) -> CompileJob:
+        return CompileJob(
+            entry="toy_workload:make",
+            options=options,
+            target=load_target(target) if target else None,
+            topology=parse_topology(topology),
+            paths=(str(HERE),),
+        )
+
+    return make
