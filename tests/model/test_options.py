@@ -131,11 +131,7 @@ def test_a_named_set_may_hold_options() -> None:
     assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
 
 
-def test_unused_keys_leave_the_identity_of_older_studies_alone() -> None:
-    spec = study(first=[{"name": "a", "settings": {"xla_gpu_a": 1}}])
-    assert "options" not in spec.lasting()["search"]
-    assert "options" not in spec.lasting()["search"]["first"][0]
-    assert "environment" not in spec.lasting()["workload"]
+def test_options_are_part_of_a_studys_identity() -> None:
     assert study(options={"batch": [8, 16]}).identity != study().identity
 
 

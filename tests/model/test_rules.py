@@ -92,9 +92,8 @@ def test_the_study_tells_of_any_set() -> None:
     assert spec.broken_rule(FlagSet({"option.batch": "8", "option.accumulate": "2"})) is None
 
 
-def test_limits_count_for_a_studys_identity_only_where_they_are_used() -> None:
+def test_limits_are_part_of_a_studys_identity() -> None:
     assert study().identity == study(limits={}).identity
-    assert "limits" not in study().lasting()
     assert study(limits={"memory": "72GiB"}).identity != study().identity
 
 
