@@ -92,7 +92,7 @@ def test_status_show_and_their_json(finished: Path) -> None:
 
 def test_schema_describes_what_is_written(finished: Path) -> None:
     schema = json.loads(autotune("schema", cwd=finished).stdout)
-    assert schema["schema_version"] == 1
+    assert schema["schema_version"] == 2
     assert "trial" in schema["record"]["discriminator"]["mapping"]
 
 

@@ -131,10 +131,6 @@ def test_a_named_set_may_hold_options() -> None:
     assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
 
 
-def test_options_are_part_of_a_studys_identity() -> None:
-    assert study(options={"batch": [8, 16]}).identity != study().identity
-
-
 def test_people_read_an_option_by_its_own_name() -> None:
     settings = FlagSet({"xla_a": "1", **option_sets({"remat": "dots", "batch": 16, "note": "two words", "n": "1"})})
     assert str(settings) == 'batch=16 n=1 note="two words" remat=dots xla_a=1'

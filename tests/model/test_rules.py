@@ -92,7 +92,7 @@ def test_the_study_tells_of_any_set() -> None:
     assert spec.broken_rule(FlagSet({"option.batch": "8", "option.accumulate": "2"})) is None
 
 
-def test_limits_are_part_of_a_studys_identity() -> None:
+def test_a_study_with_a_limit_is_another() -> None:
     assert study().identity == study(limits={}).identity
     assert study(limits={"memory": "72GiB"}).identity != study().identity
 

@@ -48,10 +48,6 @@ def test_compilations() -> None:
     assert compile_limits(7.0, 40.0) == CompileLimits(wall_s=7.0, processor_s=None)
 
 
-def test_time_limits_are_part_of_a_studys_identity() -> None:
-    assert study().identity != study(start_limit_s=60.0).identity
-
-
 def test_the_launcher_is_told_once_the_noise_floor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[TimeLimits] = []
     original = TimedLauncher.start

@@ -83,7 +83,7 @@ def test_another_schema_is_refused(finished: Store, altered: Alter) -> None:
     path = altered(finished, "later")
     data = json.loads((path / "study.json").read_text())
     (path / "study.json").write_text(json.dumps({**data, "schema_version": 99}))
-    with pytest.raises(RunDirectoryError, match="must be of schema 1 but is of 99"):
+    with pytest.raises(RunDirectoryError, match="must be of schema 2 but is of 99"):
         autotune.compare([finished.path, path])
 
 

@@ -234,4 +234,3 @@ def test_a_declaration_changes_what_is_searched_and_not_what_is_measured() -> No
     declared = parse_study({"name": "x", "workload": {"entry": "llama", "uses": ["loops"]}})
     assert declared.workload_hash == plain.workload_hash
     assert declared.identity != plain.identity
-    assert "uses" not in plain.lasting()["workload"]

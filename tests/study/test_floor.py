@@ -84,11 +84,9 @@ def test_the_number_of_processes_is_a_key_and_scales_with_effort(run_replay: Run
     assert spec.at_effort(Effort.QUICK).measure.floor_processes == 2
 
 
-def test_younger_keys_leave_the_identity_of_a_run_as_it_was() -> None:
-    """Else nobody could go on with a run of yesterday; this one is what the study had before the keys were there."""
+def test_a_run_goes_on_with_other_numbers_of_processes_and_not_with_another_replay() -> None:
     spec = replay_study()
     assert "floor_processes" not in spec.lasting()["measure"]
-    assert "start_s" not in spec.lasting()["replay"]
     assert spec.identity == replay_study(study={"measure": {"floor_processes": 7}}).identity
     assert spec.identity == replay_study(study={"confirm": {"pairs": 20}}).identity
     assert spec.identity != replay_study(start_s=3.0).identity

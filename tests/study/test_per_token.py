@@ -246,14 +246,6 @@ def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, word
         command(tokens_per_step=text)
 
 
-def test_the_unit_is_part_of_what_is_measured() -> None:
-    plain = {"name": "plain", "workload": {"entry": "llama"}, "replay": {}}
-    same = {**plain, "workload": {"entry": "llama", "unit": "token"}, "replay": {"token_effects": {}}}
-    assert parse_study(plain).identity == parse_study(same).identity
-    named = {**plain, "workload": {"entry": "llama", "unit": "image"}}
-    assert parse_study(plain).workload_hash != parse_study(named).workload_hash
-
-
 def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> None:
     spec = study({"option.batch=16": 1.6})
     run_replay(asking(spec, 1), trials=1, first=sets(SMALL), space=SPACE)
