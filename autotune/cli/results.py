@@ -88,9 +88,7 @@ def export(
     output: options.Output = None,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Write even what nobody measured, or whose loss nobody could judge; the file says so."
-        ),
+        typer.Option("--force", help="Write even a winner whose loss nobody could judge; the file says so."),
     ] = False,
     same_kernels: options.SameKernels = False,
     needs_loss: options.RequireLoss = False,

@@ -21,7 +21,7 @@ from autotune.model.kernels import (
 from autotune.model.long_run import MemoryUse, SoakArm, SoakArms, SoakLook
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.measurement import (
-    NOT_TOLD, PREDICTED, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Pair,
+    NOT_TOLD, Arm, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, Pair,
     Record, SameStep, Settings, Stamped, WorkerReport, WorkloadFacts, WorkPerStep,
 )  # fmt: skip
 from autotune.model.names import (

@@ -32,9 +32,6 @@ from autotune.model.numbers import (
 from autotune.model.secrets import strike_text
 from autotune.stats import Estimate
 
-PREDICTED = "PREDICTED, NOT MEASURED"
-"""Stands wherever a figure of a model is shown in the place of a measurement."""
-
 
 def _settings(value: object) -> FlagSet:
     """Settings from what JSON or TOML holds: a table of names and plain values."""

@@ -10,7 +10,7 @@ from autotune.compiler import (
     ScreenReport,
     SettingReport,
 )  # fmt: skip
-from autotune.model import PREDICTED, ScreenRecord, format_bytes, format_seconds, format_share
+from autotune.model import ScreenRecord, format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
 """Company up to this size is named; of more, most does not matter."""
@@ -83,7 +83,7 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
     if published := next((row["published"] for row in rows if "published" in row), None):
         yield f"the model is {published}"
-    yield PREDICTED
+    yield "PREDICTED, NOT MEASURED"
 
 
 def _interval(row: dict[str, Any]) -> str:

@@ -225,7 +225,7 @@ class StudyScreener:
                 told = time.monotonic()
                 self._view.note(f"screen: {done} of {of} sets compiled in {format_seconds(told - started)}")
 
-        report = self.wait(
+        report = self._wait(
             lambda: screen.run(
                 values, named, chains=chains(space), progress=progress,
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
@@ -283,14 +283,14 @@ class StudyScreener:
         """Compiles the reference before anything runs; why that cannot be done is told when the screen needs it."""
         with contextlib.suppress(Exception):
             screen = self.open(target, topology)
-            self.wait(lambda: screen.result(FlagSet()))
+            self._wait(lambda: screen.result(FlagSet()))
 
     @property
     def believed(self) -> Screener | None:
         """What has been compiled so far, if its word on memory counts."""
         return self._screen if self._is_on and self._believes_memory else None
 
-    def wait(self, work: Callable[[], R]) -> R:
+    def _wait(self, work: Callable[[], R]) -> R:
         """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
 
@@ -311,7 +311,7 @@ class StudyScreener:
         if screen is None or not self._is_on:
             return Precheck()
         try:
-            return self.wait(lambda: self._precheck(screen, settings))
+            return self._wait(lambda: self._precheck(screen, settings))
         except Exception as error:
             self._give_up(error)
             return Precheck()

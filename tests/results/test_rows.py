@@ -20,10 +20,6 @@ WORKER = {
     "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,
     "losses": (), "grad_norms": (), "warmup_step_times_s": (), "peak_bytes": 1024, "tokens_per_step": 90,
 }  # fmt: skip
-PREDICTION = {
-    "target": "h200", "topology": "8", "ratio": 0.7, "step_s": 0.03, "compute_s": 0.01, "communication_s": 0.01,
-    "exposed_s": 0.01, "idle_s": 0.0,
-}  # fmt: skip
 
 
 def row(**outcome: Any) -> TrialRow:
