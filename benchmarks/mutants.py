@@ -34,13 +34,17 @@ _b._probe = _probe
 """
 
 
+def is_there(mutant: dict[str, Any]) -> bool:
+    """Whether the code that a mutant changes is still there."""
+    path = ROOT / mutant["file"]
+    return path.exists() and mutant["old"] in map(str.strip, path.read_text(encoding="utf-8").splitlines())
+
+
 def changed(mutant: dict[str, Any], *, probe: int | None = None) -> tuple[Path, str]:
     """A mutant's file and its changed text: the mutant, or a probe before its line."""
     path = ROOT / mutant["file"]
     lines = path.read_text(encoding="utf-8").splitlines()
     found = [i for i, line in enumerate(lines) if line.strip() == mutant["old"]]
-    if not found:
-        raise LookupError(f"{mutant['file']} has no line {mutant['old']!r}")
     at = min(found, key=lambda i: abs(i + 1 - mutant["line"]))
     blank = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
     lines[at] = (
@@ -55,8 +59,9 @@ def record(name: str, arguments: list[str]) -> None:
     shutil.rmtree(hits, ignore_errors=True)
     hits.mkdir(parents=True)
     for number, mutant in enumerate(json.loads(LIST.read_text(encoding="utf-8"))):
-        path, text = changed(mutant, probe=number)
-        path.write_text(text, encoding="utf-8")
+        if is_there(mutant):
+            path, text = changed(mutant, probe=number)
+            path.write_text(text, encoding="utf-8")
     package = ROOT / "autotune/__init__.py"
     head, future, rest = package.read_text(encoding="utf-8").partition("from __future__ import annotations\n")
     package.write_text(head + future + PROBE.replace("{HITS}", str(hits)) + rest, encoding="utf-8")
@@ -68,6 +73,8 @@ def judge(name: str, first: int, step: int) -> None:
     """Runs each mutant's tests, cheapest first; a row `{mutant, tests, caught_by, seconds}` each."""
     costs = json.loads((WORK / f"{name}.costs.json").read_text(encoding="utf-8"))
     for number, mutant in list(enumerate(json.loads(LIST.read_text(encoding="utf-8"))))[first::step]:
+        if not is_there(mutant):
+            continue
         hits = WORK / name / str(number)
         tests = set(hits.read_text(encoding="utf-8").splitlines()) if hits.exists() else set()
         chosen, begun = sorted(tests & set(costs), key=costs.__getitem__), time.monotonic()
