@@ -3,8 +3,7 @@
     python -m benchmarks.mutants record NAME -- ARGS     # `pytest ARGS`, noting which tests run a mutant's line
     python -m benchmarks.mutants judge NAME [FIRST STEP] # each mutant against those tests, cheapest first, to a failure
 
-`mutants.json` was drawn at commit 4861a01, before any test was cut (the drawing is in that commit): one change of an
-operator, condition or number in a function each, rooms by the number of such places. A line's text finds its place.
+`mutants.json` was drawn at commit 4861a01, before any test was cut: a change of an operator, condition or number each.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def changed(mutant: dict[str, Any], *, probe: int | None = None) -> tuple[Path, 
     found = [i for i, line in enumerate(lines) if line.strip() == mutant["old"]]
     at = min(found, key=lambda i: abs(i + 1 - mutant["line"]))
     blank = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-    lines[at] = (
-        blank + mutant["new"] if probe is None else f"{blank}__import__('builtins')._probe({probe})\n{lines[at]}"
-    )
+    probed = f"{blank}__import__('builtins')._probe({probe})\n{lines[at]}"
+    lines[at] = blank + mutant["new"] if probe is None else probed
     return path, "\n".join(lines) + "\n"
 
 
