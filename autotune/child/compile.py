@@ -133,13 +133,11 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
         return lower, {**facts, "touched_by": "import"}
     if job["in_fork"] == "build":
         return lower, facts
-    started = time.perf_counter()
     lowered = lower()
     if has_backend():
         return lower, {**facts, "touched_by": "build"}
     # MLIR's thread pool does not survive a fork: whoever serializes this module there must not wait for it.
     lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
-    facts["lower_s"] = time.perf_counter() - started
     return lambda: lowered, facts
 
 

@@ -276,3 +276,8 @@ def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
         assert "soak of xla_a=1" in page
         assert "the cause of the crash is xla_b=2" in page
         assert "<h2>The default on each lane</h2>" in page or "## The default on each lane" in page
+
+
+def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:
+    assert charts._cut("x" * 20, 20) == "x" * 20
+    assert charts._cut("x" * 21, 20) == "x" * 19 + "…"

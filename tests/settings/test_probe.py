@@ -15,7 +15,7 @@ from autotune.settings.build import FlagInfo, ProbeReport
 from autotune.settings.descriptor import read_debug_options
 from autotune.settings.known import canonical_value
 from autotune.settings.parser import ParserProcess, parse_text_proto, quiet_environment
-from autotune.settings.probe import probe_build
+from autotune.settings.probe import _common_prefix, probe_build
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
@@ -228,3 +228,8 @@ def test_a_library_without_the_descriptor_is_refused(tmp_path: Path) -> None:
 def test_spellings_of_one_value_become_one(value: str, kind: str, canonical: str) -> None:
     spellings = {"a": "a", "b": "b", "mode_b": "b"} if kind == "enum" else {}
     assert canonical_value(value, kind, spellings) == canonical
+
+
+def test_the_prefix_of_an_enumeration_s_values_ends_where_they_differ() -> None:
+    assert _common_prefix(["COLLECTIVE_OP_ALL_GATHER", "COLLECTIVE_OP_ALL_REDUCE"]) == "COLLECTIVE_OP_ALL_"
+    assert _common_prefix(["GRAPH_CMD_FUSION", "GRAPH_CMD_INVALID"]) == "GRAPH_CMD_"
