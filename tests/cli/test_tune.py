@@ -243,7 +243,7 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
 
 QUICK = """
 import os, time
-ms = 8.0 if "optimization_level=1" in os.environ.get("XLA_FLAGS", "") else 10.0
+ms = 1.6 if "optimization_level=1" in os.environ.get("XLA_FLAGS", "") else 2.0
 for step in range(400):
     time.sleep(ms / 1e3)
     print(f"step {step}: loss {1 / (step + 1):.5f}, step_time_ms={ms:.2f}", flush=True)
@@ -251,6 +251,7 @@ for step in range(400):
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(500)
 def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: Path) -> None:
     assert look(tmp_path, QUICK).returncode == 0
     study = (tmp_path / "train.toml").read_text()
@@ -264,12 +265,13 @@ def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: 
     (tmp_path / "train.toml").write_text(study)
     command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=170)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
     assert "the winner is in" in done.stdout
     script = f". ./runs/train/winner.env && exec {sys.executable} train.py"
     tuned = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "step 399: loss 0.00250, step_time_ms=8.00" in tuned.stdout
+    assert "step 399: loss 0.00250, step_time_ms=1.60" in tuned.stdout
 
 
 JAX = """
