@@ -20,33 +20,34 @@ HEAD = """# How well are step times predicted?
 $ autotune predict studies/eight-gpus-fsdp.toml --target h100-sxm      # marked PREDICTED, NOT MEASURED
 ```
 
-`predict` compiles a step for a GPU that need not be there (`docs/screening.md`) and computes its time. For each kernel the model takes the slowest
-of matrix units, scalar units and memory, or XLA's estimate where that is within a factor of four. Collectives follow NCCL's tuning model
-and XLA's measured table. Streams, waits, graphs and loops are simulated. Matrix products take the fastest of several tilings, as an
-autotuner would choose. `network.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3 Mega 25e9).
+`predict` compiles a step for a GPU that need not be there (`docs/screening.md`) and computes its time: for each kernel
+the slowest of matrix units, scalar units and memory, NCCL's tuning model for collectives, and a simulation of streams,
+waits, graphs and loops. `network.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
+Mega 25e9).
 
-No gain of a flag is predicted: compared with published changes, a constant did better. `autotune explain` says what a set changes.
-`python -m benchmarks.rank_correlation RUN ...` compares predictions with your measured runs on GPUs.
+No gain of a flag is predicted: compared with published changes, a constant did better. `autotune explain` says what a
+set changes. `python -m benchmarks.rank_correlation RUN ...` compares predictions with runs that you measured on GPUs.
 
 ## Compared with published step times
 
 Made by `python -m benchmarks.published` under jaxlib {jaxlib}. Configurations, sources and assumptions are in
-`benchmarks/published/rows.toml`, results in `benchmarks/results/published_{jaxlib}.json`.
+`benchmarks/published/rows.toml`, results of each run in `benchmarks/results/published_{jaxlib}.json`.
 
 ![Predicted over published step time](predictions.svg)
 
 """
 
 NOTES = """
-*Kept*: not used to fit the model. *Late*: added after the model was final. The interval that `autotune predict` prints is the 95 % interval of the
-dense rows in bfloat16, each held out in turn. Frameworks differ by a fifth for similar configurations, so a prediction says what such a
-step takes somewhere, not what yours takes.
+*Kept*: no figure of the model was fitted to them, but they were seen while it was made. *Late*: added when its last
+figure was set. `autotune predict` prints the 95 % interval of the dense rows in bfloat16. Frameworks differ by a fifth
+for similar configurations, so a prediction says what such a step takes somewhere, not what yours takes.
 
-* Pax of early 2024 on H100 took 6 to 13 % longer than predicted, while the same code on A100 is met within 1 %. MaxText a year later on
-  DGX H100 took up to 9 % less than predicted, on GCP's A3 up to 14 % more. The model knows no software versions.
-* float8 (`float8_scales = "delayed"`): MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9 to 21 % longer
-  than predicted.
-* Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, and AXLearn's Triton attention.
+* Pax of early 2024 on H100 took 6 to 13 % longer than predicted, while the same code on A100 is met within 1 %. MaxText
+  a year later on DGX H100 took up to 9 % less than predicted, on GCP's A3 up to 14 % more. The model knows no software
+  versions.
+* float8 with delayed scales: MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9 to
+  21 % longer than predicted.
+* Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, AXLearn's Triton attention.
 """
 
 
@@ -115,9 +116,6 @@ def page(rows: Rows, jaxlib: str) -> str:
         "|---|---|---|---|---|---|---|",
         *(_group(name, found) for name, found in groups.items() if found),
         NOTES,
-        "| run | GPUs | predicted | ratio | MFU | |",
-        "|---|---|---|---|---|---|",
-        *(_row(n, r) for n, r in sorted(done.items(), key=lambda item: item[1]["ratio"])),
     ]
     failed = {n: r["failure"] for n, r in rows.items() if "failure" in r}
     lines += ["", *(f"* `{n}` was not predicted: {why}" for n, why in failed.items())]
@@ -129,14 +127,6 @@ def _group(name: str, rows: list[Mapping[str, Any]]) -> str:
     ranks = ("" if math.isnan(x) else f"{x:.2f}" for x in (a.spearman, a.spearman_mfu))
     spread = "" if math.isnan(a.spread) else f"{a.spread:.1%}"
     return f"| {name} | {a.count} | {a.mean:.3f} | {spread} | {a.within} | {' | '.join(ranks)} |"
-
-
-def _row(name: str, row: Mapping[str, Any]) -> str:
-    nodes, each = row["topology"].split("x")
-    told = [word for word, is_so in (("late", row.get("came_late")), ("kept", row["held_out"])) if is_so]
-    words = ", ".join([*told, *([f"assumed: {row['weak']}"] if row.get("weak") else [])])
-    gpus = f"{int(nodes) * int(each)} {row['target']}"
-    return f"| {name} | {gpus} | {row['step_s']:.3f} s | {row['ratio']:.3f} | {row['mfu']:.2f} | {words} |"
 
 
 def picture(rows: Rows) -> str:
