@@ -112,9 +112,9 @@ def test_what_the_search_for_company_guarantees_was_never_missed() -> None:
     assert all(row[where]["with_a_lost_program"] == 0 for row in certain for where in row if where != "guaranteed")
 
 
-def families(name: str = "families") -> list[dict[str, Any]]:
+def families() -> list[dict[str, Any]]:
     """Recorded searches of made-up spaces, 60 trials each."""
-    lines = (RESULTS / "search" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (RESULTS / "search" / "families.jsonl").read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if row["trials"] == 60]
 
 
