@@ -77,7 +77,7 @@ env: $(VENV)/.installed
 # All that tests and checks need, without running any; `.tested` alone for an environment that only runs tests.
 installed: $(VENV)/.linted $(VENV)/.sited
 
-# For a machine without a network (docs/offline.md). `make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12` gathers what
+# For a machine without a network (docs/install.md). `make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12` gathers what
 # autotune needs beside that machine's jax, flax and optax; HAS=FILE names what else is there. There, `make offline` installs it.
 PLATFORM ?= manylinux_2_28_x86_64
 WHEELHOUSE ?= build/wheelhouse

@@ -68,7 +68,7 @@ def test_a_face_hands_on_only_what_somebody_else_needs(room: str) -> None:
 def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     names = re.findall(r"`([\w./-]+\.(?:py|toml|md)(?:::\w+)?|[\w.-]+/[\w./-]*)`", text)
-    assert names
+    assert names or page != "README.md"
     for name in names:
         path, _, test = name.partition("::")
         if re.search(r"\b[A-Z]{3,}\b", path.removeprefix("README")):  # stands for another name

@@ -1,6 +1,6 @@
 """What the trials of a study taught, as a record: what acts, what fails, and what is left to gain.
 
-All of it is what a model believes after the trials, not a proof; see `docs/effects.md`.
+All of it is what a model believes after the trials, not a proof; see `docs/search.md`.
 """
 
 from __future__ import annotations

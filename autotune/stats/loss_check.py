@@ -45,8 +45,7 @@ MARGIN = 4.0
 AHEAD = 2
 """References are looked at up to this many times the step: their differences grow, now sooner, now later.
 
-Of simulated sets in another rounding 2 to 11 % were called wrong with references up to the same step, at most 0.2 % so
-(docs/loss.md).
+Of simulated sets in another rounding 2 to 11 % were called wrong with references up to the same step, at most 0.2 % so.
 """
 
 MOST_TOLERANCE = 0.25

@@ -14,44 +14,40 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 SIDE, EDGE = 460, 60
 
-HEAD = """# Predictions held against published step times
+HEAD = """# How well are step times predicted?
 
-Made by `python -m benchmarks.published` under jaxlib {jaxlib}: each configuration is compiled for the GPUs it names,
-none of which is here, and its step is predicted (`docs/screening.md`, *Predictions*). The rows, with what their sources
-say and what is assumed, are `benchmarks/published/rows.toml`; results are `benchmarks/results/published_{jaxlib}.json`.
+```console
+$ autotune predict studies/eight-gpus-fsdp.toml --target h100-sxm      # marked PREDICTED, NOT MEASURED
+```
+
+`predict` compiles a step for a GPU that need not be there (`docs/screening.md`) and computes its time: for each kernel
+the slowest of matrix units, scalar units and memory, NCCL's tuning model for collectives, and a simulation of streams,
+waits, graphs and loops. `network.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
+Mega 25e9).
+
+No gain of a flag is predicted: compared with published changes, a constant did better. `autotune explain` says what a
+set changes. `python -m benchmarks.rank_correlation RUN ...` compares predictions with runs that you measured on GPUs.
+
+## Compared with published step times
+
+Made by `python -m benchmarks.published` under jaxlib {jaxlib}. Configurations, sources and assumptions are in
+`benchmarks/published/rows.toml`, results of each run in `benchmarks/results/published_{jaxlib}.json`.
 
 ![Predicted over published step time](predictions.svg)
 
 """
 
 NOTES = """
-*Kept*: rows that no figure of the model was fitted to, about a third, chosen by a hash of the name; they were seen
-while the model was made, and the shares of the peak were set with all rows in sight. *Late*: rows that were added when
-the model's last figure was set; they are of models that other rows had, on more GPUs or in float8. MFU is of the
-model's own FLOPs, attention under its mask counted at half; a rank by step time mostly follows the size of the model, a
-rank by MFU does not. Goal: geometric mean within 5 % of 1, spread at most 12 %, Spearman at least 0.95, of MFU at least
-0.85.
+*Kept*: no figure of the model was fitted to them, but they were seen while it was made. *Late*: added when its last
+figure was set. `autotune predict` prints the 95 % interval of the dense rows in bfloat16. Frameworks differ by a fifth
+for similar configurations, so a prediction says what such a step takes somewhere, not what yours takes.
 
-What is seen in the rows below, and not in the model:
-
-* Pax of early 2024 on H100 took 6 to 13 % longer than is predicted for its shapes, at 5B and at 175B, while the same
-  code on A100 is met within 1 % there; MaxText a year later on DGX H100 took up to 9 % less than predicted, on GCP's A3
-  up to 14 % more. Pax's containers held CUDA 12.3 or little more; NVIDIA's notes on cuBLAS of CUDA 12.6.2 name faster
-  products on Hopper alone, those on cuDNN 9.4 faster attention there. The model knows of no version of the software.
-* Transformer Engine computes GELU by a kernel of its own, beside XLA's fusions: one more pass over the widest
-  activations, which no row here has.
-* float8 is written as Transformer Engine and flax write it, with the scales of the steps before
-  (`float8_scales = "delayed"`). MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9
-  to 21 % longer than predicted; in bfloat16 it took longer, too.
-* The MaxText runs of DGX Cloud scheduled collectives by a profile of their own (PGLE); by XLA's estimates, which are
-  used here, some of them wait from 512 GPUs on.
-* AXLearn's Fuji ran attention as a Triton kernel of its own; cuDNN's is faster.
-* The 126M model trained with Transformer Engine's kernels on H100, and with XLA's on A100. Its layers are not scanned,
-  so Praxis recomputes nothing.
-
-The interval that `autotune predict` prints is of the dense rows in bfloat16: 95 % by their spread,
-each held out in turn. Frameworks differ: what two of them publish of alike configurations differs by a fifth and more,
-so this says what such a step takes somewhere, not what yours takes.
+* Pax of early 2024 on H100 took 6 to 13 % longer than predicted, while the same code on A100 is met within 1 %. MaxText
+  a year later on DGX H100 took up to 9 % less than predicted, on GCP's A3 up to 14 % more. The model knows no software
+  versions.
+* float8 with delayed scales: MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9 to
+  21 % longer than predicted.
+* Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, AXLearn's Triton attention.
 """
 
 
@@ -120,9 +116,6 @@ def page(rows: Rows, jaxlib: str) -> str:
         "|---|---|---|---|---|---|---|",
         *(_group(name, found) for name, found in groups.items() if found),
         NOTES,
-        "| run | GPUs | published | predicted | ratio | kernels | exposed | MFU | |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(_row(n, r) for n, r in sorted(done.items(), key=lambda item: item[1]["ratio"])),
     ]
     failed = {n: r["failure"] for n, r in rows.items() if "failure" in r}
     lines += ["", *(f"* `{n}` was not predicted: {why}" for n, why in failed.items())]
@@ -134,16 +127,6 @@ def _group(name: str, rows: list[Mapping[str, Any]]) -> str:
     ranks = ("" if math.isnan(x) else f"{x:.2f}" for x in (a.spearman, a.spearman_mfu))
     spread = "" if math.isnan(a.spread) else f"{a.spread:.1%}"
     return f"| {name} | {a.count} | {a.mean:.3f} | {spread} | {a.within} | {' | '.join(ranks)} |"
-
-
-def _row(name: str, row: Mapping[str, Any]) -> str:
-    nodes, each = row["topology"].split("x")
-    told = [word for word, is_so in (("late", row.get("came_late")), ("kept", row["held_out"])) if is_so]
-    words = ", ".join([*told, *([f"assumed: {row['weak']}"] if row.get("weak") else [])])
-    times = " | ".join(f"{row[key]:.3f} s" for key in ("measured_s", "step_s"))
-    parts = " | ".join(f"{row[key]:.3f} s" for key in ("compute_s", "exposed_s"))
-    gpus = f"{int(nodes) * int(each)} {row['target']}"
-    return f"| {name} | {gpus} | {times} | {row['ratio']:.3f} | {parts} | {row['mfu']:.3f} | {words} |"
 
 
 def picture(rows: Rows) -> str:

@@ -50,8 +50,8 @@ def test_recorded_studies_are_whole_and_name_no_machine(path: Path) -> None:
         assert place not in text
 
 
-def test_the_lines_of_the_tutorial_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (STUDIES.parent / "docs" / "tutorials" / "notebook.md").read_text(encoding="utf-8")
+def test_the_lines_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (STUDIES.parent / "docs" / "notebook.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(STUDIES.parent)
     found: dict[str, Any] = {}

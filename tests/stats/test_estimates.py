@@ -132,7 +132,7 @@ def test_a_trial_is_promising_if_its_ratio_is_below_1_and_its_interval_leaves_ro
 
 
 def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:
-    """Identical sets; processes differ by 1 %, pairs of blocks by as much: what docs/results.md says of trials."""
+    """Identical sets; processes differ by 1 %, pairs of blocks by as much: what docs/inconclusive.md says of trials."""
     rng = np.random.default_rng(20)
     trials = [estimate_pairs(rng.normal(0, 0.01) + rng.normal(0, 0.01, 20)) for _ in range(1000)]
     missed = sum(not e.low <= 1.0 <= e.high for e in trials) / len(trials)

@@ -194,7 +194,7 @@ def training(seed: int, *, steps: int = 120, growth: float, first: float) -> Cal
 
 
 KINDS = {"bfloat16": (1.1, 1e-4), "float32": (0.6, 3e-8)}
-"""Growth and first difference seen on XLA:CPU, see docs/loss.md."""
+"""Growth and first difference seen on XLA:CPU."""
 
 
 @pytest.mark.parametrize("dtype", KINDS)
