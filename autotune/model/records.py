@@ -265,11 +265,7 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's one sentence, and the set that earned it if there is one.
-
-    Attributes:
-        digest: Of all that a winner rests on, see `autotune.results.audit`; older runs have none.
-    """
+    """The study's one sentence, and the set that earned it if there is one."""
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -281,7 +277,6 @@ class ConclusionRecord(Stamped):
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
-    digest: str | None = None
 
 
 class SoakRecord(Stamped):

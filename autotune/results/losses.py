@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.model import LOSS_NOT_CHECKED, AutotuneError, ConfirmRun, LossBasis, LossCheck, SoakRecord
-from autotune.results.audit_proofs import Evidence
+from autotune.results.recompute import Evidence
 
 if TYPE_CHECKING:
     from autotune.results.winner import Winner

@@ -16,7 +16,7 @@ from autotune.results.tables import study_tables
 from autotune.results.taught import belief_rows, format_chance, left_to_gain, taught_lines
 from autotune.rundir.store import Store
 
-OLD = Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc"
+OLD = Path(__file__).parents[1] / "rundir" / "small"
 
 
 def terminal(store: Store) -> str:
