@@ -135,9 +135,10 @@ def verify(
     else:
         print_lines(f"differs  {difference}" for difference in found.differences)
         print_lines(f"note     {note}" for note in found.notes)
-        if found.status != "differs":
-            said = f"{winner.study}: this machine is as it was when it was proven"
-            print_lines([f"{found.status:<9}{said}" + ("" if found.status == "holds" else ", if it was")])
+        if found.status == "holds":
+            print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
+        elif found.status == "unchecked":
+            print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
     if found.status == "differs":
         raise typer.Exit(1)
 
@@ -270,7 +271,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
         c, found = e.winner.conditions, e.winner.estimate
         ratio = format_estimate(found) if found else "-"
         line = f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"
-        print_lines([line, *(f"    {told}" for told in (check.unchecked, *check.differences) if told is not None)])
+        print_lines(["; ".join([line, *(str(told) for told in (check.unchecked, *check.differences) if told)])])
 
 
 def best(

@@ -16,13 +16,12 @@ from typing import Any
 from autotune.model import (
     ALONE,
     GAIN,
-    AblationResult,
+    AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     FlagSet,
     FloorResult,
-    Measured,
     Outcome,
     Pair,
     ProfileRecord,
@@ -50,16 +49,11 @@ LAST_PROOFS = ("final", "full", "recheck")
 ROUNDING = 1e-6
 """Relative difference that another version of NumPy or SciPy may make of the same samples."""
 
-Evidence = FloorResult | ConfirmRun | ProofRecord | FinalistResult | AblationResult | ProfileRecord | SoakRecord
-"""Records on which a proof rests."""
 
-
-def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[Evidence]:
+def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
     """The records on which a conclusion rests: those before it, or all if it is not recorded yet."""
     records = store.records()
-    if conclusion in records:
-        records = records[: records.index(conclusion)]
-    return [r for r in records if isinstance(r, Evidence)]
+    return records[: records.index(conclusion)] if conclusion in records else records
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
@@ -99,7 +93,7 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
     for run in (r for r in runs if r.log_ratio is not None):
-        name = run.directory or f"{run.stage} {run.repeat}"
+        name = run.directory or run.stage
         if not (pairs := _pairs(store, run.directory)):
             yield f"{name}: it has no raw pairs"
             continue
@@ -119,25 +113,18 @@ def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
     floor = store.last(FloorResult)
     base = floor.reference.tokens_per_step if floor is not None else None
     told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
-    trials = [r for r in store.of(TrialResult) if r.worker is not None]
-    for trial in trials:
-        assert trial.worker is not None
-        told.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
-    claims = [(f"trial {t.number}", t.settings, t.comparison.work) for t in trials if isinstance(t.outcome, Measured)
-              and t.comparison is not None]  # fmt: skip
-    claims += [(r.directory or f"{r.stage} {r.repeat}", r.settings, r.work) for r in runs if r.log_ratio is not None]
-    for _, settings, work in claims:  # a minimal set may have options that no trial had: then its runs must agree
-        if work is not None:
-            told.setdefault(settings.of_kind("option"), {work.candidate})
-    for name, settings, work in claims:
-        said = (work.reference, work.candidate) if work is not None else (base, base)
-        known = told.get(settings.of_kind("option"), {base})
-        declared = _declared(store.spec, settings)
-        if said[0] != base or said[1] not in known or len(known) > 1 or declared not in (None, said[1]):
-            reports = " or ".join(str(n) for n in sorted(known, key=str))
+    for trial in store.of(TrialResult):
+        if trial.worker is not None:
+            told.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
+    for run in (r for r in runs if r.log_ratio is not None):
+        said = (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
+        known = told.setdefault(run.settings.of_kind("option"), {said[1]})  # of options that no trial had runs agree
+        declared = _declared(store.spec, run.settings)
+        if said[0] != base or known != {said[1]} or declared not in (None, said[1]):
+            reports = declared or " or ".join(str(n) for n in sorted(known, key=str))
             yield (
-                f"{name}: it takes the work of a step as {said[1]} over {said[0]}, its reports and options say "
-                f"{declared or reports} over {base}"
+                f"{run.directory or run.stage}: it takes the work of a step as {said[1]} over {said[0]}, its reports "
+                f"and options say {reports} over {base}"
             )
 
 
@@ -149,7 +136,7 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
         return 0
 
 
-def _of_plans(records: Sequence[Evidence]) -> Iterator[str]:
+def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
     """What in the plans of the proofs would let them err more than a study may."""
     plans = [r for r in records if isinstance(r, ProofRecord)]
     for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
@@ -210,12 +197,11 @@ def _of_winner(
 
 def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
     """What the long run of a winner says against it."""
-    mine = [s for s in soaks if s.settings == conclusion.settings]
-    if mine and mine[-1].failure is not None:
-        yield f"the soak of {conclusion.settings} failed, the conclusion has it as the winner"
-    elif mine and mine[-1].arms is not None and (against := judge_soak(mine[-1].arms)) is not None:
+    mine = next((s for s in reversed(soaks) if s.settings == conclusion.settings), None)
+    against = mine and (mine.failure or (mine.arms and judge_soak(mine.arms)))
+    if against:
         yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
-    if conclusion.soaked_s is not None and not (mine and _alike(mine[-1].steps_s, conclusion.soaked_s)):
+    if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
 
 

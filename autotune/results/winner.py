@@ -182,56 +182,36 @@ class Winner(Record):
         return self.in_force
 
 
-def proven_winner(store: Store) -> ConclusionRecord:
-    """The conclusion of a run that has a winner.
-
-    Raises:
-        AutotuneError: If the run is not finished, or has none.
-    """
-    conclusion = store.last(ConclusionRecord)
-    if conclusion is None:
-        raise AutotuneError(
-            f"a run must have ended to be exported but {store.path} has not; "
-            "run the same `autotune run` command again to finish it"
-        )
-    return _proven_at(store, conclusion)
-
-
-def _proven_at(store: Store, conclusion: ConclusionRecord) -> ConclusionRecord:
-    """The conclusion, if it has a winner."""
-    if conclusion.outcome is Outcome.INCONCLUSIVE:
-        raise AutotuneError(
-            f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; until a study settles that, "
-            "the default settings are what to use here"
-        )
-    if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
-        raise AutotuneError(
-            f"only a proven winner is exported but of {store.path}: {conclusion.sentence}; "
-            "the default settings are what to use here"
-        )
-    return conclusion
-
-
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """The winner of a run directory; see `proven_winner`.
+    """The winner of a run directory.
 
     Args:
         store: The run directory.
         even_unjudged: Take even a winner whose loss could not be judged.
 
     Raises:
-        AutotuneError: If it has none, if what the run says of it does not follow from its records, or if it holds what
-            is not handed on.
+        AutotuneError: If the run is not finished or has none, if what it says of it does not follow from its records,
+            or if it holds what is not handed on.
     """
-    proven_winner(store)  # says what is missing
-    recorded = store.of(ConclusionRecord)[-1]
+    recorded = store.last(ConclusionRecord)
+    if recorded is None:
+        raise AutotuneError(
+            f"a run must have ended to be exported but {store.path} has not; "
+            "run the same `autotune run` command again to finish it"
+        )
+    if recorded.outcome is not Outcome.WINNER or not recorded.settings:
+        until = "until a study settles that, " if recorded.outcome is Outcome.INCONCLUSIVE else ""
+        raise AutotuneError(
+            f"only a proven winner is exported but of {store.path}: {recorded.sentence}; {until}"
+            "the default settings are what to use here"
+        )
     if wrong := disagreements(store, recorded):
         raise AutotuneError(
             f"a proof must follow from the records of its run but in {store.path}\n"
             + "\n".join(f"  - {line}" for line in wrong)
             + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
         )
-    winner = winner_at(store, recorded)
+    winner = _winner_at(store, recorded)
     if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_unjudged):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
@@ -241,27 +221,22 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     return winner
 
 
-def winner_at(store: Store, recorded: ConclusionRecord) -> Winner:
-    """The winner of one recorded conclusion, as it is exported.
-
-    Raises:
-        AutotuneError: If it has none, or it holds what is not handed on.
-    """
-    conclusion, evidence = _proven_at(store, recorded), evidence_of(store, recorded)
-    assert conclusion.settings is not None
+def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
+    """The winner of one recorded conclusion, as it is exported."""
+    evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
     floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
     facts, spec = conclusion.provenance, store.spec
     report = floor.reference if floor is not None else None
     kinds = ConfirmRun | FinalistResult | SoakRecord
-    mine = [r for r in evidence if isinstance(r, kinds) and r.settings == conclusion.settings]
+    mine = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
     proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in LAST_PROOFS]
     work = next((r.work for r in proofs if r.work is not None), None)
-    soaks = [r for r in evidence if isinstance(r, SoakRecord) and r.settings == conclusion.settings]
+    soaks = [r for r in mine if isinstance(r, SoakRecord)]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
         ended=conclusion.ended,
-        settings=refuse_to_hand_on(spec.baseline.merge(conclusion.settings)),
+        settings=refuse_to_hand_on(spec.baseline.merge(settings)),
         baseline=spec.baseline,
         estimate=conclusion.estimate,
         step_s=statistics.median(steps) if steps else None,
@@ -280,7 +255,7 @@ def winner_at(store: Store, recorded: ConclusionRecord) -> Winner:
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
-        hosts=hosts_of(store),
+        hosts=_hosts_of(store),
         kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
@@ -290,7 +265,7 @@ def workload_name(spec: StudySpec) -> str:
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
-def hosts_of(store: Store) -> tuple[str, ...]:
+def _hosts_of(store: Store) -> tuple[str, ...]:
     """The machines on which a run was recorded, each once."""
     return tuple(dict.fromkeys(s.host for s in store.of(SessionRecord)))
 
@@ -345,10 +320,14 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     if conclusion is None or wrong:
         found = [Difference(field="records", proven="what was recorded", here=line) for line in wrong]
         return RecordCheck(differences=tuple(found))
-    ours, theirs = (w.model_dump(mode="json") for w in (winner_at(store, conclusion), winner))
-    names = [n for n in ours if n not in ("run", "hosts", "loads_kernels") and ours[n] != theirs[n]]
-    found = [Difference(field=n, proven=f"{ours[n]} in its records", here=f"{theirs[n]} in the file") for n in names]
-    return RecordCheck(differences=tuple(found))
+    ours, theirs = (dict(w) for w in (_winner_at(store, conclusion), winner))
+    return RecordCheck(
+        differences=tuple(
+            Difference(field=name, proven=f"{ours[name]} in its records", here=f"{theirs[name]} in the file")
+            for name in ours
+            if name not in ("run", "hosts", "loads_kernels") and ours[name] != theirs[name]
+        )
+    )
 
 
 def _unchecked(why: str) -> RecordCheck:
@@ -380,4 +359,4 @@ def origin_line(path: Path, hosts: Sequence[str]) -> str | None:
 
 def origin_of_run(store: Store) -> str | None:
     """Who recorded a run and where; see `origin_line`."""
-    return origin_line(store.path, hosts_of(store))
+    return origin_line(store.path, _hosts_of(store))

@@ -157,7 +157,7 @@ FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
     ("confirm_run", {"stage": "final"}, lambda r: r.pop("total"), "the record says None"),
     ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="../elsewhere"), "it has no raw pairs"),
     ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="confirm/final-c35704c3cbec-00"), "name the same"),
-    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* failed"),
+    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* says m"),
 ]
 
 
