@@ -41,7 +41,7 @@ from autotune.model import (
 )
 from autotune.results.words import format_estimate
 from autotune.rundir import Store
-from autotune.stats import CLAIM, HURDLE, Estimate, Verdict
+from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, gain_pairs
 
 LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
@@ -184,8 +184,10 @@ def _of_winner(
         yield f"no proof of {settings} is recorded"
     elif mine[-1].verdict is not Verdict.FASTER:
         yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
-    if (gain := proofs.get((GAIN, settings))) is None:
-        yield f"the gain of {settings} was never measured in pairs that decide nothing"
+    gain = proofs.get((GAIN, settings))
+    if gain is None or (mine and gain.process_count < gain_pairs(mine[-1].process_count) and gain.failure is None):
+        yield f"the gain of {settings} was never measured in as many pairs as follow a proof"
+    if gain is None:
         return
     after = once_more(gain, proofs.get((ALONE, settings)), runs)
     if after.objection is not None:

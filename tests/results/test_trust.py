@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
-from autotune.model.records import ConclusionRecord
+from autotune.model.proofs import gain_of
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
 from autotune.results import winner as module
 from autotune.results.carried import parse_winner, read_winner
 from autotune.results.export import ExportFormat, render_export, render_winner
@@ -169,6 +170,19 @@ def test_a_figure_edited_after_the_fact_is_refused(
     for use in (lambda: winner_of(Store.open(run)), lambda: read_winner(run)):
         with pytest.raises(AutotuneError, match=rf"must follow from the records(.|\n)*{words}"):
             use()
+
+
+def test_so_is_a_gain_without_its_unlucky_pairs(tmp_path: Path) -> None:
+    run = shutil.copytree(SMALL, tmp_path / "run")
+    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    kept = [r for r in records if not (r["kind"] == "confirm_run" and r["stage"] == "gain" and r["repeat"] > 2)]
+    runs = [ConfirmRun.model_validate(r) for r in kept if r["kind"] == "confirm_run"]
+    gain = next(r for r in kept if r["kind"] == "finalist" and r["stage"] == "gain")
+    made = gain_of(FinalistResult.model_validate(gain), runs, sesoi=0.005)
+    gain.update(made.model_dump(mode="json", exclude={"at_s", "by"}))
+    (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    with pytest.raises(AutotuneError, match="was never measured in as many pairs as follow a proof"):
+        read_winner(run)
 
 
 def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None:
