@@ -158,6 +158,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         conditions=Conditions(**proven),
         versions={"jax": "0.11.1", "jaxlib": "0.11.1"},
         machine="a CPU",
+        run="eight",
     )
 
 

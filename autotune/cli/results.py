@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
-    from autotune.results import Winner
+    from autotune.results import RecordCheck, Winner
 
 WATCH_S = 10
 """A page takes about a second of a processor that may be measuring."""
@@ -133,9 +133,11 @@ def verify(
     else:
         print_lines(f"differs  {difference}" for difference in found.differences)
         print_lines(f"note     {note}" for note in found.notes)
-        if found.holds:
+        if found.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
-    if not found.holds:
+        elif found.status == "unchecked":
+            print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
+    if found.status == "differs":
         raise typer.Exit(1)
 
 
@@ -164,7 +166,7 @@ def exec_(
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner = _read_checked(file)
+    winner, _ = _read_checked(file)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
@@ -207,28 +209,28 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     return [filled(part, winner.options) for part in command]
 
 
-def _read_checked(file: Path) -> Winner:
+def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
     """A winner that somebody is about to use: says whose it is, and refuses one that its records do not give.
 
     Raises:
         AutotuneError: If there is no winner in it, or its records give another; `exec --force` is not for that.
     """
     from autotune.model import AutotuneError
-    from autotune.results import check_records, origin_line, read_winner
+    from autotune.results import RecordCheck, check_records, origin_line, read_winner
 
-    winner = read_winner(file)
-    _say(origin_line(file, winner.proof.hosts if winner.proof else ()))
+    winner, found = read_winner(file), RecordCheck()
+    _say(origin_line(file, winner.hosts))
     if file.is_file():
         found = check_records(winner, file)
-        for note in found.notes:
-            _say(f"{file}: {note}")
+        if found.unchecked is not None:
+            _say(f"{file}: {found.unchecked}")
         if found.differences:
             raise AutotuneError(
                 f"{file} must hold what its run proved but differs in\n"
                 + "\n".join(f"  - {d}" for d in found.differences)
                 + "\n  export it again"
             )
-    return winner
+    return winner, found
 
 
 def _say(line: str | None) -> None:
@@ -251,24 +253,23 @@ def library_add(
     from autotune.results import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run), library, run))
+        print(add_to_library(_read_checked(run)[0], library, run))
 
 
 @library_app.command("list")
 def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
-    from autotune.results import format_estimate, library_entries
+    from autotune.results import check_records, format_estimate, library_entries
 
-    known = library_entries(library)
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
     if as_json:
-        print_json([plain(e.winner, file=str(e.path)) for e in known])
+        print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
-    for e in known:
+    for e, check in known:
         c, found = e.winner.conditions, e.winner.estimate
         ratio = format_estimate(found) if found else "-"
-        print_lines(
-            [f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"]
-        )
+        line = f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"
+        print_lines(["; ".join([line, *(str(told) for told in (check.unchecked, *check.differences) if told)])])
 
 
 def best(
@@ -284,10 +285,10 @@ def best(
     from autotune.results import best_known as nearest
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
-    _read_checked(match.entry.path)
+    status = _read_checked(match.entry.path)[1].status
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file))
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
         return
     print_lines(describe_entry(match))
 

@@ -10,7 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from autotune.compiler import Prediction, ScreenReport, Target
 from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
-from autotune.results import ToldPart, Winner
+from autotune.results import Status, ToldPart, Winner
 from autotune.rundir import RunCheck
 from autotune.settings import (
     Diagnosis,
@@ -105,7 +105,7 @@ _CANDIDATE: Any = {"settings": dict[str, str], "target": str, "topology": str}
 _Predicted = _with(Prediction, without="events", predicted=Literal[True], published=str, **_CANDIDATE)
 _Failed = _with(_Shape, failure=str, **_CANDIDATE)
 _Setting = _with(Setting, kind=str)
-_Winner = _with(Winner, file=str)
+_Winner = _with(Winner, file=str, status=Status)
 _Conclusion = _with(ConclusionRecord, run=str)
 
 SHAPES: dict[str, Any] = {

@@ -34,7 +34,7 @@ from autotune.model.options import (
 )  # fmt: skip
 from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
-    OnceMore, Standing, plain_estimate, ratios_of, reported_gain, runs_of, standing,
+    ALONE, GAIN, OnceMore, Standing, alone_of, gain_of, once_more, ratios_of, runs_after, runs_of, standing,
 )  # fmt: skip
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
@@ -50,7 +50,7 @@ from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ReadSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
-from autotune.model.totals import describe_stalls, format_growth, judge_soak, total_of, veto_of
+from autotune.model.totals import describe_stalls, figures_of, format_growth, judge_soak
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip

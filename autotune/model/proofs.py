@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.model.records import ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.records import ONCE_MORE, ConfirmRun, FinalistResult, ProofRecord
 from autotune.model.totals import training_total, veto_of
-from autotune.stats import Estimate, ProofPlan, Verdict, confirm, judge, look
+from autotune.model.units import format_change
+from autotune.stats import FIRST_LOOK, Estimate, ProofPlan, Verdict, confirm, judge, look, look_alone
+
+GAIN, ALONE = ONCE_MORE
 
 
 class Standing(NamedTuple):
@@ -103,6 +106,83 @@ def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
     return confirm(ratios).ordinary if len(ratios) >= 2 else None
+
+
+def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, sesoi: float) -> FinalistResult:
+    """The gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
+
+    Args:
+        proven: The proof.
+        runs: Pairs of processes, those of other stages and sets included.
+        sesoi: Smallest effect of interest.
+    """
+    mine = runs_after(proven, runs, GAIN)
+    estimate, veto = plain_estimate(mine), None
+    if estimate is not None and estimate.low > 1.0 - sesoi:
+        veto = f"{len(mine)} more fresh pairs of processes contradict that: {format_change(estimate.ratio)}"
+    return _after(proven, GAIN, mine, len(mine), sesoi=sesoi, veto=veto, reason="these pairs decide nothing")
+
+
+def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, sesoi: float) -> FinalistResult:
+    """What runs of each arm with nothing beside it say of a proven set; `most` of them, otherwise as `gain_of`."""
+    mine, beside, most = runs_after(proven, runs, ALONE), runs_after(proven, runs, GAIN), max(most, FIRST_LOOK)
+    found = look_alone(ratios_of(mine), ratios_of(beside), most=most)
+    alone, in_turns, veto = plain_estimate(mine), plain_estimate(beside), None
+    if found.is_apart and alone is not None and in_turns is not None:
+        veto = (
+            "what idles beside an arm, or ran before it, changes its time: alone the set is "
+            f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
+            '`measure.mode = "sandwich"` measures everything alone'
+        )
+    result = _after(proven, ALONE, mine, found.used, sesoi=sesoi, veto=veto, reason=found.reason)
+    return result.model_copy(update={"most": most})
+
+
+def runs_after(proven: FinalistResult, runs: Sequence[ConfirmRun], stage: str) -> list[ConfirmRun]:
+    """The pairs of processes that measured a proven set once more, in the order of their numbers."""
+    return sorted((r for r in runs if (r.stage, r.settings) == (stage, proven.settings)), key=lambda r: r.repeat)
+
+
+def _after(
+    proven: FinalistResult,
+    stage: str,
+    runs: Sequence[ConfirmRun],
+    used: int,
+    *,
+    sesoi: float,
+    veto: str | None,
+    reason: str,
+) -> FinalistResult:
+    """The figures of so many of the pairs; one that failed speaks against the set, whichever it is."""
+    failure = next((r.failure for r in runs if r.failure is not None), None)
+    counted = [r for r in runs if r.failure is None][:used]
+    estimate = plain_estimate(counted)
+    verdict = judge(estimate, sesoi=sesoi) if estimate is not None else Verdict.UNRESOLVED
+    return FinalistResult(
+        stage=stage, trial=proven.trial, settings=proven.settings, estimate=estimate, corrected=estimate,
+        verdict=verdict if failure is None else Verdict.UNRESOLVED, process_count=len(counted), failure=failure,
+        work=proven.work, goes_on=failure is None and veto is None, reason=reason, veto=veto,
+    )  # fmt: skip
+
+
+def once_more(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> OnceMore:
+    """What the pairs after a proof come to.
+
+    Args:
+        gain: See `gain_of`.
+        alone: See `alone_of`; None where nothing was run alone.
+        runs: Pairs of processes, those of other sets included.
+    """
+    every = [r for r in runs if r.settings == gain.settings and r.against is None]
+    estimate, last = reported_gain(gain, alone, every), alone or gain
+    if (failure := last.failure) is not None:
+        told = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"[:300]
+        return OnceMore(estimate=estimate, objection=told)
+    if last.veto is not None:
+        return OnceMore(estimate=estimate, objection=last.veto)
+    counts = alone is not None and estimate != reported_gain(gain, None, every)
+    count = alone.process_count if alone is not None and counts else 0
+    return OnceMore(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
 
 
 def reported_gain(

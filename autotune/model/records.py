@@ -195,8 +195,8 @@ class FinalistResult(Stamped):
     Attributes:
         estimate: Ratio with its ordinary 95 % interval over processes; what stopped the proof has chosen it, too.
         corrected: The same with the interval that holds over all looks and all sets of the stage; this one decides.
-        goes_on: Whether the set holds at the error of the plan's hurdle; None in older runs, where the verdict decided.
-        most: Pairs of processes after which the proof would have ended in any case; None in older runs.
+        goes_on: Whether the set holds at the error of the plan's hurdle.
+        most: Pairs of processes after which the proof would have ended in any case; None of what has no cap.
         reason: Why it ended, in plain words.
         veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
         work: As its processes told it, where it differs from the reference's.
@@ -212,7 +212,7 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
-    goes_on: bool | None = None
+    goes_on: bool = False
     most: Count | None = None
     reason: str = ""
     veto: str | None = None
@@ -225,9 +225,7 @@ class FinalistResult(Stamped):
     @property
     def is_passed(self) -> bool:
         """Whether it goes on to what comes next."""
-        if self.is_vetoed:
-            return False
-        return self.verdict is Verdict.FASTER if self.goes_on is None else self.goes_on
+        return self.goes_on and not self.is_vetoed
 
 
 class ProfileRecord(Stamped):
@@ -265,11 +263,7 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's one sentence, and the set that earned it if there is one.
-
-    Attributes:
-        digest: Of all that a winner rests on, see `autotune.results.audit`; older runs have none.
-    """
+    """The study's one sentence, and the set that earned it if there is one."""
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -281,7 +275,6 @@ class ConclusionRecord(Stamped):
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
-    digest: str | None = None
 
 
 class SoakRecord(Stamped):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from autotune.model.blocks import log_ratio
 from autotune.model.gpus import held_in_one_arm
 from autotune.model.long_run import SoakArms, SoakLook
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
@@ -18,6 +21,7 @@ from autotune.stats import (
     add_stalls,
     apart_total,
     compare_totals,
+    estimate_pairs,
     find_leak,
     growing_step,
     slower_run,
@@ -38,6 +42,17 @@ def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTim
         list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
         work_ratio=work.ratio if work is not None else 1.0,
     )
+
+
+def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> dict[str, Any]:
+    """The figures of a `ConfirmRun`, from its raw pairs."""
+    return {
+        "pair_count": len(pairs),
+        "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
+        "reference_step_s": statistics.median(t for p in pairs for t in p.reference_s),
+        "candidate_step_s": statistics.median(t for p in pairs for t in p.candidate_s),
+        "total": total_of(pairs, work),
+    }
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:

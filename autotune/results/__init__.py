@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 from autotune.results.artefacts import (
     artefact_differences, artefact_folder, keep_in_run, loading_kernels, settings_in_force,
 )  # fmt: skip
-from autotune.results.audit import doubts, proof_digest
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import USE, ExportFormat, is_unchanged, render_export
 from autotune.results.library import (
     Entry, LibraryQuery, Match, add_to_library, best_known, describe_entry, library_entries, nearest_known,
 )  # fmt: skip
-from autotune.results.trace import check_records, origin_line, origin_of_run
+from autotune.results.recompute import doubts
 from autotune.results.carried import read_winner
 from autotune.results.proof_words import describe_finalist
 from autotune.results.soak_words import describe_soak
 from autotune.results.losses import loss_addition, require_loss
-from autotune.results.winner import Winner
+from autotune.results.winner import RecordCheck, Status, Winner, check_records, origin_line, origin_of_run
 from autotune.results.words import (
     conclusion_style, describe_begin, describe_energy, describe_floor,
     describe_trial, format_estimate, shorten, time_of,

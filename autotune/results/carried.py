@@ -56,7 +56,7 @@ def parse_winner(text: str, *, source: str) -> Winner:
         first = error.errors()[0]
         where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
         raise AutotuneError(
-            f"{source} must hold a winner of form 1 to {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
+            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(

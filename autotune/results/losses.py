@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autotune.model import LOSS_NOT_CHECKED, AutotuneError, ConfirmRun, LossBasis, LossCheck, SoakRecord
-from autotune.results.audit_proofs import Evidence
+from autotune.model import LOSS_NOT_CHECKED, AnyRecord, AutotuneError, ConfirmRun, LossBasis, LossCheck, SoakRecord
 
 if TYPE_CHECKING:
     from autotune.results.winner import Winner
 
 
-def loss_of(evidence: Sequence[Evidence]) -> LossCheck | None:
+def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
     """The last word on the loss of a proven set; what only its first steps say of another batch is none."""
     soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
     proofs = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
@@ -24,7 +23,7 @@ def loss_of(evidence: Sequence[Evidence]) -> LossCheck | None:
     return found.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {found.words}"})
 
 
-def loss_addition(evidence: Sequence[Evidence]) -> str:
+def loss_addition(evidence: Sequence[AnyRecord]) -> str:
     """What a sentence on a proven set says of its loss: that it was not checked, or what a soak had to judge."""
     found = loss_of(evidence)
     if found is None or found.basis in (LossBasis.STEPS, LossBasis.ROUNDING):

@@ -25,8 +25,8 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import analysis, drawings, tables, taught, words
-from autotune.results.audit import doubts
 from autotune.results.pages import render
+from autotune.results.recompute import doubts
 from autotune.results.rows import TrialRow, effect_rows, finalists, trial_rows
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.soak_words import soak_lines

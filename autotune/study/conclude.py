@@ -21,7 +21,6 @@ from autotune.results import (
     format_estimate,
     keep_in_run,
     loss_addition,
-    proof_digest,
     time_of,
 )
 from autotune.stats import Outlook, Verdict
@@ -37,8 +36,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     results = run.store.of(TrialResult)
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
-    if conclusion.outcome is Outcome.WINNER:
-        conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
     run.store.append_news(conclusion)
     if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
         soaks = [s.kernels for s in run.store.of(SoakRecord) if s.settings == conclusion.settings]

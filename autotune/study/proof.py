@@ -66,7 +66,6 @@ def prove(run: StudyRun, sets: Sequence[Set], *, stage: str, against: FlagSet | 
         result = proof.standing().result
         store.append_news(result)
         run.view.finalist(result)
-    # Of a version that proved by a number of pairs settled before there is a verdict and no plan; it stands.
     return [[f for f in store.of(FinalistResult) if (f.stage, f.settings) == (stage, s)][-1] for _, s in sets]
 
 
@@ -141,7 +140,7 @@ def most_processes(run: StudyRun) -> int:
 
 
 def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: Sequence[float] | None = None) -> None:
-    """Writes down what each proof may err, unless that is written down, or a verdict of an older version is.
+    """Writes down what each proof may err, unless that is written down.
 
     Args:
         run: The study.
@@ -152,7 +151,7 @@ def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: S
     todo = [
         (proof, weight)
         for proof, weight in zip(proofs, weights or [1.0] * len(proofs), strict=True)
-        if proof_of(store, *proof) is None and not _is_judged(store, *proof)
+        if proof_of(store, *proof) is None
     ]
     if not todo:
         return
@@ -182,10 +181,6 @@ def pairs_run(run: StudyRun, stage: str, settings: FlagSet) -> int:
 
 def _family(stage: str) -> str:
     return FAMILIES.get(stage, stage)
-
-
-def _is_judged(store: Store, stage: str, settings: FlagSet) -> bool:
-    return any(f.stage == stage and f.settings == settings for f in store.of(FinalistResult))
 
 
 def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:

@@ -23,7 +23,7 @@ from autotune.model import (
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate, keep_in_run, proof_digest, time_of
+from autotune.results import Winner, describe_finalist, format_estimate, keep_in_run, time_of
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -89,8 +89,6 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
         if result.verdict is Verdict.FASTER:
             after = measure_once_more(run, result)
         conclusion = _conclusion(winner, result, after)
-        if conclusion.outcome is Outcome.WINNER:
-            conclusion = conclusion.model_copy(update={"digest": proof_digest(run.store, conclusion)})
         run.store.append(conclusion)
         keep_in_run(run.store, winner.settings, None)
     return conclusion

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from autotune.model import (
     LossCheck,
     StudySpec,
     WorkerReport,
+    figures_of,
     kernel_spread,
-    total_of,
 )
 from autotune.rundir import Folders
 from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
@@ -209,17 +208,13 @@ class Runner:
             return unit.failed(found.settled)
         return unit.base().model_copy(
             update={
-                "log_ratio": math.log(figures.estimate.ratio),
-                "pair_count": figures.pair_count,
-                "reference_step_s": figures.reference_step_s,
-                "candidate_step_s": figures.candidate_step_s,
+                **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
                 "energy_problem": figures.energy_problem,
                 "warnings": figures.warnings or None,
                 "during": figures.during,
                 "work": figures.work,
                 "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
-                "total": total_of(found.pairs, figures.work),
                 "reference_kernels": found.reference.kernels,
                 "candidate_kernels": found.candidate.kernels,
                 "is_alone": unit.is_alone or figures.mode != self.comparer.mode,

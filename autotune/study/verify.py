@@ -9,6 +9,8 @@ from pathlib import Path
 from autotune.model import load_study
 from autotune.results import (
     Difference,
+    RecordCheck,
+    Status,
     Winner,
     artefact_differences,
     check_records,
@@ -24,12 +26,12 @@ class Verification:
     """What a look at the machine says of a proof.
 
     Attributes:
-        holds: Whether nothing differs.
+        status: Whether nothing differs; a file is unchecked where nothing differs but its run is not here.
         differences: In what the machine, the workload or the file itself is not as it was.
         notes: What was not checked, and what should be done again.
     """
 
-    holds: bool
+    status: Status
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
 
@@ -49,7 +51,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
-    found, notes = differences(winner.conditions, here), list[str]()
+    found, notes, records = differences(winner.conditions, here), list[str](), RecordCheck()
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:
@@ -60,8 +62,9 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
             found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences
-        notes += records.notes
-    if (line := origin_line(file, winner.proof.hosts if winner.proof else ())) is not None:
+        if records.unchecked is not None:
+            notes.append(records.unchecked)
+    if (line := origin_line(file, winner.hosts)) is not None:
         notes.append(line)
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
@@ -69,4 +72,4 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
     if winner.soaked_s is None:
         notes.append("it was never soaked: watch the first long run for hangs")
-    return Verification(holds=not found, differences=tuple(found), notes=tuple(notes))
+    return Verification(status="differs" if found else records.status, differences=tuple(found), notes=tuple(notes))

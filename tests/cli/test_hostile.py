@@ -21,11 +21,10 @@ from autotune.model.clock import Stopwatch
 from autotune.model.escapes import visible, visible_line
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import RECORD, BlameRecord, ConclusionRecord, IncidentRecord, SoakRecord
+from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakRecord
 from autotune.model.spec import StudySpec
 from autotune.model.trial import Failed, TrialConfig, TrialResult
 from autotune.results.api import load
-from autotune.results.audit import proof_digest
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
 
@@ -43,7 +42,7 @@ def evil(data: Any, check: Any, place: tuple[Any, ...] = ()) -> Any:
     if isinstance(inner, dict | list):
         for key in list(inner) if isinstance(inner, dict) else range(len(inner)):
             data = evil(data, check, (*place, key))
-    elif isinstance(inner, str) and place[-1] not in ("kind", "status", "directory", "stage", "digest"):
+    elif isinstance(inner, str) and place[-1] not in ("kind", "status", "directory", "stage"):
         changed = json.loads(json.dumps(data))
         at = changed
         for key in place[:-1]:
@@ -79,25 +78,15 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines += [r.model_dump_json(exclude_none=True) for r in MORE]
     records = [evil(json.loads(line), RECORD.validate_python) for line in lines]
     for name in ("a", "b"):
-        # Whoever wants to be believed keeps the raw samples of the proof, and makes the digest anew.
+        # Whoever wants to be believed keeps the raw samples of the proof.
         shutil.copytree(finished.path, root / "runs" / name)
         study = json.loads((finished.path / "study.json").read_text())
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate)
         study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
         study["study_dir"] += EVIL
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
-        sign(root / "runs" / name, records)
+        (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return root
-
-
-def sign(run: Path, records: list[dict[str, Any]]) -> None:
-    """Writes records of which the conclusion has the digest that it should have."""
-    for digest in ("0" * 64, None):
-        for record in records:
-            if record["kind"] == "conclusion":
-                conclusion = ConclusionRecord.model_validate(record)
-                record["digest"] = digest or proof_digest(Store.open(run), conclusion)
-        (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def test_the_run_directory_is_full_of_it(runs: Path) -> None:
@@ -194,7 +183,6 @@ def but_in_settings(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         study = re.sub(rf'("{name}": "\w*)[^"\w](?:[^"\\]|\\.)*"', r'\1"', (copy / "study.json").read_text())
         (copy / "study.json").write_text(study)
     (copy / "records.jsonl").write_text(text)
-    sign(copy, [json.loads(line) for line in text.splitlines()])
     return copy
 
 

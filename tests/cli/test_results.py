@@ -20,9 +20,10 @@ from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import ExportFormat, render_export, render_winner
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
+from autotune.study import verify
 from tests.console import autotune
 from tests.runs import make_winner
 
@@ -112,12 +113,14 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
     library = tmp_path / "library"
     call("library", "add", finished.path, exported(tmp_path), "--library", library)
-    assert len(call("library", "list", "--library", library).stdout.splitlines()) == 2
-    assert len(json.loads(call("library", "list", "--library", library, "--json").stdout)) == 2
+    listed = call("library", "list", "--library", library).stdout.splitlines()
+    assert ["unchecked, so nothing here shows that it was proven" in line for line in listed] == [True, True]
+    told = json.loads(call("library", "list", "--library", library, "--json").stdout)
+    assert [winner["status"] for winner in told] == ["unchecked", "unchecked"]
     found = call("best", "--gpu", "NVIDIA H200", "--jaxlib", "0.11", "--workload", "llama3-8b", "--library", library)
     assert found.stdout.startswith("proven for just this: xla_gpu_a=1\n")
     data = json.loads(call("best", "--gpu", "H100", "--count", 8, "--library", library, "--json").stdout)
-    assert not data["tested"]
+    assert (data["tested"], data["status"]) == (False, "unchecked")
     assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
 
 
@@ -134,8 +137,22 @@ def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", list(ExportFormat))
-def test_verify_passes_where_it_was_proven(here: None, tmp_path: Path, form: ExportFormat) -> None:
-    assert "holds" in call("verify", exported(tmp_path, form)).stdout
+def test_verify_says_that_a_file_whose_run_is_not_here_is_unchecked(
+    here: None, tmp_path: Path, form: ExportFormat
+) -> None:
+    result = call("verify", exported(tmp_path, form))
+    assert result.exit_code == 0
+    assert "unchecked  eight: this machine is as the file says" in result.stdout
+    assert "holds" not in result.stdout
+    assert json.loads(call("verify", exported(tmp_path, form), "--json").stdout)["status"] == "unchecked"
+
+
+def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "differences", lambda proven, here: [])
+    file = tmp_path / "winner.env"
+    file.write_text(render_export(finished, ExportFormat.ENV))
+    assert f"holds    {finished.spec.name}" in call("verify", file, "--run", finished.path).stdout
+    assert json.loads(call("verify", finished.path, "--json").stdout)["status"] == "holds"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ STATE = GpuState(
 @pytest.fixture
 def floor() -> FloorResult:
     """A noise floor whose reference ran on one H200."""
-    found = Store.open(Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc").last(FloorResult)
+    found = Store.open(Path(__file__).parents[1] / "rundir" / "small").last(FloorResult)
     assert found is not None
     told = {"versions": MEASURED, "gpus": (STATE,), "device_kind": "NVIDIA H200"}
     return found.model_copy(update={"reference": found.reference.model_copy(update=told)})

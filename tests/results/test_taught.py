@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from autotune.results.tables import study_tables
 from autotune.results.taught import belief_rows, format_chance, left_to_gain, taught_lines
 from autotune.rundir.store import Store
 
-OLD = Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc"
+SMALL = Path(__file__).parents[1] / "rundir" / "small"
 
 
 def terminal(store: Store) -> str:
@@ -54,8 +56,11 @@ def test_a_frame_has_every_value_and_the_chart_what_may_act(finished: Store) -> 
     assert study.lessons == taught_lines(finished)
 
 
-def test_a_run_of_an_older_version_has_nothing_of_it_and_reads_as_before() -> None:
-    store, study = Store.open(OLD), load(OLD)
+def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> None:
+    run = shutil.copytree(SMALL, tmp_path / "run")
+    lines = (run / "records.jsonl").read_text().splitlines(keepends=True)
+    (run / "records.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] != "effects"))
+    store, study = Store.open(run), load(run)
     assert taught_lines(store) == []
     assert study.taught().empty
     assert "chance" in study.taught().columns

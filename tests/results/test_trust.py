@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
-from autotune.model.records import ConclusionRecord
-from autotune.results import trace
-from autotune.results.audit import disagreements, proof_digest
+from autotune.model.proofs import gain_of
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
+from autotune.results import winner as module
 from autotune.results.carried import parse_winner, read_winner
 from autotune.results.export import ExportFormat, render_export, render_winner
 from autotune.results.library import add_to_library, library_entries
+from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.trace import check_records, origin_line, origin_of_run
-from autotune.results.winner import winner_of
+from autotune.results.winner import RecordCheck, check_records, origin_line, origin_of_run, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
-OLD = Path(__file__).parents[1] / "rundir" / "made_by_2b61fbc"
+SMALL = Path(__file__).parents[1] / "rundir" / "small"
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -49,14 +49,14 @@ def figures(ratio: float) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "blame"])
 def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str) -> None:
     name = "LD_PRELOAD"
-    run = edited(OLD, tmp_path / "run", kind, lambda r: r["settings"].update({name: "/tmp/evil"}))
+    run = edited(SMALL, tmp_path / "run", kind, lambda r: r["settings"].update({name: "/tmp/evil"}))
     words = rf"records\.jsonl line \d+ must be a record .*settings`: a study may .*{name} changes which program runs"
     with pytest.raises(RunDirectoryError, match=words):
         winner_of(Store.open(run))
 
 
 def test_nor_can_the_study_of_a_run(tmp_path: Path) -> None:
-    run = shutil.copytree(OLD, tmp_path / "run")
+    run = shutil.copytree(SMALL, tmp_path / "run")
     data = json.loads((run / "study.json").read_text())
     data["study"]["baseline"] = {"LD_PRELOAD": "/tmp/evil.so"}
     (run / "study.json").write_text(json.dumps(data))
@@ -99,17 +99,8 @@ def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
     data["study"]["baseline"][name] = "1"
     (run / "study.json").write_text(json.dumps(data))
     assert Store.open(run).spec.baseline[name] == "1"  # legal in one's own study
-    (run / "records.jsonl").write_text(  # older runs have no digest
-        "".join(without_digest(line) for line in (finished.path / "records.jsonl").read_text().splitlines())
-    )
     with pytest.raises(SettingError, match=words):
         winner_of(Store.open(run))
-
-
-def without_digest(line: str) -> str:
-    record = json.loads(line)
-    record.pop("digest", None)
-    return json.dumps(record) + "\n"
 
 
 @pytest.mark.parametrize("study", ["x\nrm -rf /", "x #", "$(x)"])
@@ -135,46 +126,39 @@ def test_a_file_that_breaks_parsers_is_refused(text: str) -> None:
 # ---------------------------------------------------------------------- figures that do not follow from records
 
 
-def test_an_old_run_without_a_digest_is_as_good_as_ever() -> None:
-    store = Store.open(OLD)
-    conclusion = store.of(ConclusionRecord)[-1]
-    assert conclusion.digest is None
-    assert disagreements(store, conclusion) == []
-    winner = winner_of(store)
-    assert winner.proof is not None
-    assert winner.proof.digest == proof_digest(store, conclusion)
-
-
-def test_a_new_run_carries_a_digest(finished: Store) -> None:
-    conclusion = finished.of(ConclusionRecord)[-1]
-    again = Store.open(finished.path)
-    assert conclusion.digest == proof_digest(finished, conclusion) == proof_digest(again, conclusion)
-    assert disagreements(finished, conclusion) == []
+def test_a_run_gives_what_it_concludes(finished: Store) -> None:
+    assert disagreements(finished, finished.of(ConclusionRecord)[-1]) == []
     winner = winner_of(finished)
     for form in ExportFormat:
-        assert parse_winner(render_export(finished, form), source="x").proof == winner.proof
+        assert parse_winner(render_export(finished, form), source="x") == winner
 
 
 FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
-    ("conclusion", {}, lambda r: r["estimate"].update(figures(0.5)), "the conclusion says 0.500"),
+    ("conclusion", {}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("conclusion", {}, lambda r: r.update(sentence="twice as fast"), "the sentence of the conclusion does not"),
     ("conclusion", {}, lambda r: r.update(settings={"xla_cpu_max_isa": "AVX2"}), "no proof of xla_cpu_max_isa=AVX2"),
     ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
     ("finalist", {"stage": "final"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("finalist", {"stage": "final"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "final"}, lambda r: r.update(verdict="slower"), "its figures are faster, the record says"),
     (
         "finalist",
         {"stage": "final"},
-        lambda r: r.update(process_count=9),
-        "counts 9 pairs of processes, 3 are",
+        lambda r: r.update(verdict="slower"),
+        "give verdict faster, the record says",
     ),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(log_ratio=math.log(0.5)), "give the log ratio"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(pair_count=60), "has 6 raw pairs, the record says 60"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(candidate_step_s=0.001), "give the candidate's step"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="../elsewhere"), "it has 0 raw pairs"),
+    ("finalist", {"stage": "final"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
+    ("finalist", {"stage": "gain"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "alone"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "gain"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),
+    ("finalist", {"stage": "gain"}, lambda r: r.update(stage="confirm"), "was never measured"),
+    ("proof", {"stage": "final"}, lambda r: r.update(stage="other"), "has no plan"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(log_ratio=math.log(0.5)), "give log ratio"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(pair_count=60), "give pair count 6, the record says 60"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(candidate_step_s=0.001), "give candidate step s"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.pop("total"), "the record says None"),
+    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="../elsewhere"), "it has no raw pairs"),
     ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="confirm/final-c35704c3cbec-00"), "name the same"),
-    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* failed"),
+    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* says m"),
 ]
 
 
@@ -182,41 +166,36 @@ FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
 def test_a_figure_edited_after_the_fact_is_refused(
     tmp_path: Path, kind: str, which: dict[str, Any], change: Change, words: str
 ) -> None:
-    run = edited(OLD, tmp_path / "run", kind, change, **which)
+    run = edited(SMALL, tmp_path / "run", kind, change, **which)
     for use in (lambda: winner_of(Store.open(run)), lambda: read_winner(run)):
         with pytest.raises(AutotuneError, match=rf"must follow from the records(.|\n)*{words}"):
             use()
 
 
+def test_so_is_a_gain_without_its_unlucky_pairs(tmp_path: Path) -> None:
+    run = shutil.copytree(SMALL, tmp_path / "run")
+    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    kept = [r for r in records if not (r["kind"] == "confirm_run" and r["stage"] == "gain" and r["repeat"] > 2)]
+    runs = [ConfirmRun.model_validate(r) for r in kept if r["kind"] == "confirm_run"]
+    gain = next(r for r in kept if r["kind"] == "finalist" and r["stage"] == "gain")
+    made = gain_of(FinalistResult.model_validate(gain), runs, sesoi=0.005)
+    gain.update(made.model_dump(mode="json", exclude={"at_s", "by"}))
+    (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    with pytest.raises(AutotuneError, match="was never measured in as many pairs as follow a proof"):
+        read_winner(run)
+
+
 def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None:
-    run = shutil.copytree(OLD, tmp_path / "run")
+    run = shutil.copytree(SMALL, tmp_path / "run")
     file = next(run.glob("confirm/final-*-01")) / "pairs.jsonl"
     pairs = [json.loads(line) for line in file.read_text().splitlines()]
     for pair in pairs:
         pair["candidate_s"] = [s / 2 for s in pair["candidate_s"]]
     file.write_text("".join(json.dumps(p) + "\n" for p in pairs))
-    with pytest.raises(AutotuneError, match=r"its raw pairs give the log ratio -0\.79"):
+    with pytest.raises(AutotuneError, match=r"its raw pairs give log ratio -0\.79"):
         read_winner(run)
     file.unlink()
-    with pytest.raises(AutotuneError, match="it has 0 raw pairs"):
-        read_winner(run)
-
-
-BY_DIGEST: list[tuple[str, Change]] = [
-    ("floor", lambda r: r["reference"].update(device_kind="NVIDIA B200")),
-    ("conclusion", lambda r: r["provenance"]["versions"].update(jaxlib="0.99")),
-    ("conclusion", lambda r: r.update(sentence=r["sentence"] + " and is blessed")),
-    ("conclusion", lambda r: r.update(ended="2099-01-01T00:00:00+00:00")),
-    ("confirm_run", lambda r: r.update(at_s=r["at_s"] / 2)),
-]
-
-
-@pytest.mark.parametrize(("kind", "change"), BY_DIGEST)
-def test_what_no_figure_follows_from_is_held_by_the_digest(
-    finished: Store, tmp_path: Path, kind: str, change: Change
-) -> None:
-    run = edited(finished.path, tmp_path / "run", kind, change)
-    with pytest.raises(AutotuneError, match="the records have the digest"):
+    with pytest.raises(AutotuneError, match="it has no raw pairs"):
         read_winner(run)
 
 
@@ -227,14 +206,17 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     run = shutil.copytree(finished.path, tmp_path / "runs" / "mine")
     file = tmp_path / "winner.env"
     file.write_text(render_export(Store.open(run), ExportFormat.ENV))
-    assert check_records(read_winner(file), file) == trace.RecordCheck()
+    assert check_records(read_winner(file), file) == RecordCheck()
     away = tmp_path / "away" / "winner.env"
     away.parent.mkdir()
     file.rename(away)
     found = check_records(read_winner(away), away)
-    assert found.differences == ()
-    assert found.notes[0].startswith("it cannot be checked against its records: its run 'mine' is not here; name it (")
-    assert check_records(read_winner(away), away, run=run) == trace.RecordCheck()
+    assert found.status == "unchecked"
+    assert found.unchecked == (
+        "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; "
+        "name it (autotune verify FILE --run RUN)"
+    )
+    assert check_records(read_winner(away), away, run=run) == RecordCheck()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +226,8 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
         (lambda w: w["settings"].update(NCCL_ALGO="Ring"), "settings"),
         (lambda w: w.update(sentence="twice as fast"), "sentence"),
         (lambda w: w["conditions"].update(cpu="any"), "conditions"),
-        (lambda w: w["proof"].update(digest="0" * 64), "records"),
+        (lambda w: w.update(machine="another"), "machine"),
+        (lambda w: w.update(loss=None), "loss"),
     ],
 )
 def test_a_file_that_says_something_else_than_its_run_differs(
@@ -271,25 +254,16 @@ def test_a_file_whose_run_was_edited_differs(finished: Store, tmp_path: Path) ->
 def test_another_run_of_that_name_is_not_its_run(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.json"
     file.write_text(render_export(finished, ExportFormat.JSON))
-    shutil.copytree(OLD, tmp_path / finished.path.name)
-    found = check_records(read_winner(file), file)
-    assert found.differences == ()
-    assert "is of another proof" in found.notes[0]
+    shutil.copytree(SMALL, tmp_path / finished.path.name)
+    assert "is of another proof" in (check_records(read_winner(file), file).unchecked or "")
 
 
 @pytest.mark.parametrize("name", ["../run", "/etc", "a/b", ".."])
 def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, name: str) -> None:
     data = json.loads(winner_of(finished).model_dump_json())
-    data["proof"]["run"] = name
+    data["run"] = name
     winner = type(winner_of(finished)).model_validate(data)
-    assert "is not here" in check_records(winner, tmp_path / "below" / "winner.json").notes[0]
-
-
-def test_a_file_of_an_older_version_says_that_it_cannot_be_checked(tmp_path: Path) -> None:
-    winner = make_winner({"NCCL_X": "1"})
-    data = {**json.loads(winner.model_dump_json(exclude_none=True)), "winner_version": 1}
-    old = parse_winner(json.dumps({"winner": data}), source="x")
-    assert "carries no digest" in check_records(old, tmp_path / "f").notes[0]
+    assert "is not here" in (check_records(winner, tmp_path / "below" / "winner.json").unchecked or "")
 
 
 def test_a_library_file_with_a_forbidden_setting_is_named(tmp_path: Path) -> None:
@@ -309,12 +283,15 @@ def test_records_of_another_machine_or_user_are_named(
     run = edited(finished.path, tmp_path / "run", "session", lambda r: r.update(host="far\x1b[2Jaway"))
     line = origin_of_run(Store.open(run))
     assert line == f"{run} was recorded on host far [2Jaway"
-    monkeypatch.setattr(trace, "foreign_owner", lambda path: "mallory")
+    monkeypatch.setattr(module, "foreign_owner", lambda path: "mallory")
     assert origin_line(run, ()) == f"{run} was recorded by user mallory"
     assert origin_line(run, ("far",)) == f"{run} was recorded by user mallory on host far"
 
 
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
-    run = edited(OLD, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
-    assert "DO NOT BELIEVE the conclusion: the proof gives 0.900" in render_markdown(Store.open(run))
-    assert "DO NOT BELIEVE" not in render_markdown(Store.open(OLD))
+    run = edited(SMALL, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
+    assert (
+        "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.900"
+        in render_markdown(Store.open(run))
+    )
+    assert "DO NOT BELIEVE" not in render_markdown(Store.open(SMALL))

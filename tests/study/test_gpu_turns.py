@@ -14,7 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
-from autotune.results.audit import disagreements
+from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.workers.base import Progress, WorkerFailed

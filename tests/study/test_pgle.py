@@ -15,7 +15,7 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
-from autotune.results.audit import disagreements
+from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store

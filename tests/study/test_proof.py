@@ -12,7 +12,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
 from autotune.model.trial import TrialResult
-from autotune.results.audit import disagreements
+from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.parameters import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
@@ -127,9 +127,6 @@ def forge(store: Store, change: Any) -> list[str]:
     file = store.path / RECORDS
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines = change(lines) or lines
-    for line in lines:
-        if line["kind"] == "conclusion":
-            line.pop("digest", None)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = Store.open(store.path)
     conclusion = again.last(ConclusionRecord)

@@ -14,8 +14,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import IncidentRecord, Outcome, SoakRecord
-from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, render_export
+from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.soak_words import describe_soak
 from autotune.rundir.store import Store

@@ -15,8 +15,8 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.model.spec import parse_study
 from autotune.model.totals import describe_stalls
-from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, render_export
+from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study

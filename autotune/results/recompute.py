@@ -1,0 +1,233 @@
+"""Recomputes what the records of a run say, with the code that drew its conclusion, and compares.
+
+What nothing follows from (machine, versions, dates) is taken as recorded: who forges raw pairs and records together is
+not found out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, is_dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from autotune.model import (
+    ALONE,
+    GAIN,
+    AnyRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FlagSet,
+    FloorResult,
+    Outcome,
+    Pair,
+    ProfileRecord,
+    ProofRecord,
+    RunDirectoryError,
+    SoakRecord,
+    StudySpec,
+    TrialResult,
+    alone_of,
+    artefacts_of,
+    figures_of,
+    gain_of,
+    is_divided_as_told,
+    judge_soak,
+    once_more,
+    standing,
+)
+from autotune.results.words import format_estimate
+from autotune.rundir import Store
+from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, gain_pairs
+
+LAST_PROOFS = ("final", "full", "recheck")
+"""Stages of a `FinalistResult` that prove a winner."""
+
+ROUNDING = 1e-6
+"""Relative difference that another version of NumPy or SciPy may make of the same samples."""
+
+
+def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
+    """The records on which a conclusion rests: those before it, or all if it is not recorded yet."""
+    records = store.records()
+    return records[: records.index(conclusion)] if conclusion in records else records
+
+
+def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
+    """In what a winner does not follow from the records and raw pairs of its run, one sentence each.
+
+    Raises:
+        RunDirectoryError: If a file of raw pairs holds something else.
+    """
+    records = evidence_of(store, conclusion)
+    runs = [r for r in records if isinstance(r, ConfirmRun)]
+    proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
+    plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
+    found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
+    for key, proof in proofs.items():
+        found += _of_proof(store.spec, proof, plans.get(key), runs)
+    found += _of_winner(conclusion, proofs, runs)
+    found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
+    found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
+    return found
+
+
+def doubts(store: Store) -> list[str]:
+    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner."""
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None or conclusion.outcome is not Outcome.WINNER:
+        return []
+    try:
+        wrong = disagreements(store, conclusion)
+    except RunDirectoryError as error:
+        wrong = [str(error)]
+    return [f"DO NOT BELIEVE the conclusion: {line}" for line in wrong]
+
+
+def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """Pairs of processes whose figures do not follow from their raw pairs, or that count twice."""
+    for directory, count in Counter(r.directory for r in runs if r.log_ratio is not None).items():
+        if count > 1:
+            yield f"{count} pairs of processes name the same raw pairs ({directory})"
+    for run in (r for r in runs if r.log_ratio is not None):
+        name = run.directory or run.stage
+        if not (pairs := _pairs(store, run.directory)):
+            yield f"{name}: it has no raw pairs"
+            continue
+        if any(not is_divided_as_told(p, store.spec.turns, is_alone=run.is_alone) for p in pairs):
+            yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
+        yield from _differing(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
+
+
+def _pairs(store: Store, directory: str | None) -> list[Pair]:
+    """Raw pairs of one measurement of this run; none of any other place."""
+    path = PurePosixPath(directory or "/")
+    return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(str(path)))
+
+
+def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
+    """Claims about what a step does that no report bears out: whoever may choose them chooses the ratio."""
+    floor = store.last(FloorResult)
+    base = floor.reference.tokens_per_step if floor is not None else None
+    told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
+    for trial in store.of(TrialResult):
+        if trial.worker is not None:
+            told.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
+    for run in (r for r in runs if r.log_ratio is not None):
+        said = (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
+        known = told.setdefault(run.settings.of_kind("option"), {said[1]})  # of options that no trial had runs agree
+        declared = _declared(store.spec, run.settings)
+        if said[0] != base or known != {said[1]} or declared not in (None, said[1]):
+            reports = declared or " or ".join(str(n) for n in sorted(known, key=str))
+            yield (
+                f"{run.directory or run.stage}: it takes the work of a step as {said[1]} over {said[0]}, its reports "
+                f"and options say {reports} over {base}"
+            )
+
+
+def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
+    """What the study file says of a step; 0, which no step does, where that comes to nothing."""
+    try:
+        return spec.work_under(settings)
+    except ValueError:
+        return 0
+
+
+def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
+    """What in the plans of the proofs would let them err more than a study may."""
+    plans = [r for r in records if isinstance(r, ProofRecord)]
+    for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
+        mine = [p for p in plans if p.stage in family]
+        claim, hurdle = sum(p.claim for p in mine), sum(p.hurdle for p in mine)
+        most = HURDLE if family == {"confirm"} else CLAIM
+        if claim > CLAIM * (1 + ROUNDING) or hurdle > most * (1 + ROUNDING):
+            names = " and ".join(sorted(family))
+            yield f"the proofs of {names} may err in {claim:.3g} of cases, {CLAIM:.3g} are allowed"
+    for plan in plans:
+        before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun) and r.repeat >= plan.first]
+        if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in before):
+            yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
+
+
+def _of_proof(
+    spec: StudySpec, proof: FinalistResult, plan: ProofRecord | None, runs: Sequence[ConfirmRun]
+) -> Iterator[str]:
+    """What in a verdict does not follow from its pairs of processes."""
+    name, sesoi, most = f"{proof.settings} ({proof.stage})", spec.measure.smallest_effect, proof.most or 0
+    try:
+        if proof.stage == GAIN:
+            here = gain_of(proof, runs, sesoi=sesoi)
+        elif proof.stage == ALONE:
+            here = alone_of(proof, runs, most=most, sesoi=sesoi)
+        elif plan is None:
+            yield f"the proof of {name} has no plan"
+            return
+        else:
+            here = standing(plan, runs, trial=proof.trial, most=most, sesoi=sesoi).result
+    except ValueError:
+        yield f"{name}: its pairs of processes give no figures"
+        return
+    fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
+    yield from _differing(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
+
+
+def _of_winner(
+    conclusion: ConclusionRecord, proofs: Mapping[tuple[str, FlagSet], FinalistResult], runs: Sequence[ConfirmRun]
+) -> Iterator[str]:
+    """What in a winner does not follow from its last proof and what was measured after it."""
+    settings = conclusion.settings or FlagSet()
+    mine = [p for (stage, s), p in proofs.items() if stage in LAST_PROOFS and s == settings]
+    if not mine:
+        yield f"no proof of {settings} is recorded"
+    elif mine[-1].verdict is not Verdict.FASTER:
+        yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
+    gain = proofs.get((GAIN, settings))
+    if gain is None or (mine and gain.process_count < gain_pairs(mine[-1].process_count) and gain.failure is None):
+        yield f"the gain of {settings} was never measured in as many pairs as follow a proof"
+    if gain is None:
+        return
+    after = once_more(gain, proofs.get((ALONE, settings)), runs)
+    if after.objection is not None:
+        yield f"{settings}: {after.objection}; the conclusion has it as the winner"
+    yield from _differing(f"{settings}: its proof gives", conclusion, {"estimate": after.estimate})
+    if after.estimate is not None and format_estimate(after.estimate) not in conclusion.sentence:
+        yield f"{settings}: its proof gives {format_estimate(after.estimate)}, the sentence of the conclusion does not"
+
+
+def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
+    """What the long run of a winner says against it."""
+    mine = next((s for s in reversed(soaks) if s.settings == conclusion.settings), None)
+    against = mine and (mine.failure or (mine.arms and judge_soak(mine.arms)))
+    if against:
+        yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
+    if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
+        yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
+
+
+def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord]) -> Iterator[str]:
+    """Whether the profile of a winner was taken in its run, of the winner without it."""
+    taken = {(p.profile.setting, p.profile.digest, p.settings) for p in profiles if p.profile is not None}
+    for name, digest in artefacts_of(conclusion.settings or {}).items():
+        if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
+            yield f"{conclusion.settings} has a profile ({digest[:12]}) that no record of this run holds"
+
+
+def _differing(source: str, record: object, here: Mapping[str, Any]) -> Iterator[str]:
+    """Fields of a record that are not what was recomputed, but for rounding."""
+    for field, made in here.items():
+        if not _alike(said := getattr(record, field), made):
+            shown = [format_estimate(v) if isinstance(v, Estimate) else str(v) for v in (made, said)]
+            yield f"{source} {field.removeprefix('is_').replace('_', ' ')} {shown[0]}, the record says {shown[1]}"
+
+
+def _alike(said: Any, here: Any) -> bool:
+    if is_dataclass(said) and type(said) is type(here):
+        return _alike(astuple(said), astuple(here))  # type: ignore[arg-type]
+    if isinstance(said, tuple) and isinstance(here, tuple):
+        return len(said) == len(here) and all(map(_alike, said, here))
+    if isinstance(said, float) and isinstance(here, float):
+        return math.isclose(said, here, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
+    return bool(said == here)
