@@ -281,7 +281,7 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
 
 
 @pytest.mark.slow
-def test_a_mirror_in_sqlite_holds_every_trial_once(run_replay: Run, tmp_path: Path) -> None:
+def test_a_study_in_sqlite_holds_every_trial_once(run_replay: Run, tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 'o.db'}"
