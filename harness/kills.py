@@ -2,7 +2,7 @@
 
 Each study is started by the real command on lanes of one kind. Something of it is killed or stopped, again and again,
 the driver is started again where it died, and at last the study is left to finish. Then every trial must be there
-exactly once, in the run directory and in the Optuna storage that mirrors it, every raw sample must be whole, and no
+exactly once, in the run directory and in its Optuna storage, every raw sample must be whole, and no
 process may live on.
 """
 
@@ -108,7 +108,7 @@ class Killing:
         place: Where its lanes are.
         rng: Chooses when and whom.
         delay_s: Of a replayed block.
-        database: That mirrors the study.
+        database: Holds the Optuna study.
 
     Attributes:
         strikes: One entry for each: whom it struck, at which stage, and whether real workers were measuring.

@@ -1,4 +1,4 @@
-"""What a study has come to: is every trial there once and whole, in the run directory and in what mirrors it?"""
+"""What a study has come to: is every trial there once and whole, in the run directory and in its Optuna storage?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.model.records import (
     SoakRecord,
 )
 from autotune.model.trial import TrialResult, TrialStatus
-from autotune.rundir.mirror import NUMBER_KEY
+from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
 from harness.sandbox import Postgres
 
@@ -96,10 +96,12 @@ def _is_whole(store: Store, result: TrialResult) -> bool:
 def tally_in(database: Postgres, asked: int) -> dict[str, int]:
     """What the one study of a database holds."""
     import optuna
+    from optuna.trial import TrialState
 
     storage = optuna.storages.RDBStorage(database.url)
     (study,) = optuna.get_all_study_names(storage)
-    numbers = [t.user_attrs[NUMBER_KEY] for t in optuna.load_study(study_name=study, storage=storage).trials]
+    found = optuna.load_study(study_name=study, storage=storage).get_trials(states=(TrialState.COMPLETE,))
+    numbers = [t.user_attrs[NUMBER_KEY] for t in found]
     storage.engine.dispose()
     return {
         "trials": len(numbers),

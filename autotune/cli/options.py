@@ -40,7 +40,7 @@ Storage = Annotated[
     str | None,
     typer.Option(
         envvar="AUTOTUNE_STORAGE",
-        help="Optuna storage that mirrors the study: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
+        help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]

@@ -161,7 +161,7 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
         request: What is asked of the cluster.
         program: Says where the script lies.
         script: See `render_script`.
-        storage: URL of an Optuna storage that mirrors the study; it goes through the environment.
+        storage: URL of the Optuna storage to keep the study in; it goes through the environment.
 
     Raises:
         LaunchError: If SLURM refuses it, or would never start it; then no script is left behind.

@@ -36,7 +36,7 @@ _NOT_FOR_TRIALS = re.compile(
     r"|PMI_.*|PMIX_.*"
 )
 """What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;
-and where results are mirrored, perhaps with a password, which is no trial's business."""
+and where its Optuna study lies, perhaps with a password, which is no trial's business."""
 
 _STORED = re.compile(
     STEERING.pattern

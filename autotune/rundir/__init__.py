@@ -12,7 +12,7 @@ from autotune.rundir.files import cannot_write, is_fault_of_disk, write_atomical
 from autotune.rundir.folders import Folders
 from autotune.rundir.fsck import RunCheck, check_run, mend_run
 from autotune.rundir.lock import is_held, read_stage, unlock
-from autotune.rundir.mirror import NUMBER_KEY, Mirror
 from autotune.rundir.nodes import node_effects, refuse_strangers, refuse_upgraded
+from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from autotune.rundir.session import driver_session
 from autotune.rundir.store import Store

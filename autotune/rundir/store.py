@@ -4,6 +4,7 @@ Layout::
 
     study.json          the checked study, its identity, the schema version
     records.jsonl       one record a line (see `autotune.model.records`), in the order in which things happened
+    optuna.log          the trials as an Optuna study, for others to look at
     lock                held by the one driver that writes
     trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise

@@ -32,7 +32,7 @@ from autotune.settings import (
 )
 from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import Lessons, entries_for, lessons_of
-from autotune.study.proposer import open_mirror
+from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers import (
     GANG_VARIABLE,
@@ -102,7 +102,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     Args:
         spec: The study.
         study_dir: Folder of the study file.
-        storage: URL of an Optuna storage, or None.
+        storage: URL of the user's Optuna storage, or None.
         note: Told what happens and what was left out.
 
     Raises:
@@ -122,7 +122,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     build_space(spec, known, None)  # an unknown group must not wait for the reference to run
     if storage is not None:
-        open_mirror(spec, storage)  # a mistyped URL must not wait for it either
+        open_study(spec, storage)  # a mistyped URL must not wait for it either
     return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults, library=library)
 
 

@@ -1,8 +1,8 @@
 """Who proposes: Optuna, asked and told one trial at a time; recipes and the caller's own settings go first.
 
-The run directory is the truth, the Optuna study its shadow: it is filled from the records at every start, so a
-study whose driver was killed proposes exactly what it would have proposed. Every proposal draws from a sampler seeded
-by the study's seed and the trial's number, not by what happened before in this process.
+Samplers learn from what is recorded, so a study whose driver was killed, or whose database is gone, proposes exactly
+what it would have proposed. Every proposal draws from a sampler seeded by the study's seed and the trial's number, not
+by what happened before in this process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model import (
     EffectsRecord,
@@ -26,7 +27,7 @@ from autotune.model import (
     TrialConfig,
     TrialResult,
 )
-from autotune.rundir import NUMBER_KEY, Mirror
+from autotune.rundir import NUMBER_KEY, OptunaStudy
 from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.study.culprit import walks_into
@@ -38,7 +39,7 @@ from autotune.study.samplers import (
     TPE,
     Opened,
     Questions,
-    ShortMemory,
+    best_and_newest,
     certainty_of,
     distribution_of,
     flag_of,
@@ -75,15 +76,12 @@ class Proposer:
         spec: The study.
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
-        storage: URL of an Optuna storage that mirrors the study, or None to keep it in memory.
+        stored: Where trials are opened and told for others to look at; None if nobody is to.
         doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
         looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
             proposed without that one's result then, and stays the same when there is one.
         priors: What is thought of settings before anything is measured.
-
-    Raises:
-        StudyFileError: If the storage cannot be opened.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class Proposer:
         space: SearchSpace,
         *,
         first: Sequence[tuple[str, FlagSet]],
-        storage: str | None,
+        stored: OptunaStudy | None = None,
         doubt: Doubt | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
         looks_ahead: bool = False,
@@ -115,14 +113,22 @@ class Proposer:
         self._size = space.size()
         self._see(FlagSet())
         self._worst = 0.0
-        self._history: list[optuna.trial.FrozenTrial] = []
+        self._history: list[FrozenTrial] = []
         self._lag = int(looks_ahead)
         self._priors = priors
-        self._waiting: list[tuple[int, optuna.trial.FrozenTrial]] = []  # what the sampler is to be told later
-        self._memory = ShortMemory() if spec.search.sampler == TPE else optuna.storages.InMemoryStorage()
-        self._study = optuna.create_study(study_name=spec.name, storage=self._memory)
         self._opened = Opened(self._sampler(spec.seed)) if opens_trials(spec.search) else None
-        self._mirror = open_mirror(spec, storage) if storage else None
+        self._stored = stored
+
+    def begin(self, config: TrialConfig) -> None:
+        """Opens a trial in the study's storage."""
+        if self._stored is not None:
+            params, distributions = self._as_optuna(config.params)
+            attributes = _attributes(config)
+            self._stored.put(
+                optuna.trial.create_trial(
+                    state=TrialState.RUNNING, params=params, distributions=distributions, user_attrs=attributes
+                )
+            )
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
@@ -142,31 +148,29 @@ class Proposer:
             params=params,
             distributions=distributions,
             user_attrs={
-                NUMBER_KEY: result.number,
-                "settings": dict(result.settings),
+                **_attributes(result),
                 "status": str(result.status),
-                "origin": result.origin,
                 **({"failure": str(result.failure.kind)} if result.failure else {}),
                 **certainty_of(result),
             },
             constraints={"failure": -1.0 if feasible else 1.0},
         )
-        self._waiting.append((result.number, trial))
+        trial.number = len(self._history)
         self._history.append(trial)
         if self._opened is not None:
             self._opened.tell(result.settings, trial)
-        if self._mirror is not None:
-            self._mirror.add(result.number, trial)
+        if self._stored is not None:
+            self._stored.put(trial)
 
     def finish(self) -> None:
-        """Brings the mirror up to date, if it can be."""
-        if self._mirror is not None:
-            self._mirror.finish()
+        """Brings the study's storage up to date, if it can be."""
+        if self._stored is not None:
+            self._stored.finish()
 
     def news(self) -> list[str]:
-        """What the user should know of the mirror since the last call."""
+        """What the user should know since the last call."""
         notes, self._notes = self._notes, []
-        return notes + (self._mirror.news() if self._mirror is not None else [])
+        return notes + (self._stored.news() if self._stored is not None else [])
 
     def _widen(self, whole: SearchSpace) -> None:
         """From now on proposes points of a larger space."""
@@ -254,11 +258,9 @@ class Proposer:
     def _questions(self, number: int) -> Questions:
         """The sampler as the trials told so far have taught it."""
         newest = number - 1 - self._lag
-        self._study.add_trials([trial for told, trial in self._waiting if told <= newest])
-        self._waiting = [(told, trial) for told, trial in self._waiting if told > newest]
-        # A study keeps what it has read for its samplers: a new one sees what was told since.
-        study = optuna.load_study(study_name=self._spec.name, storage=self._memory)
-        return Questions(study, self._sampler(_seed(f"{self._spec.seed}/{number}")))
+        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
+        shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
+        return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
         sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
@@ -329,13 +331,18 @@ class Proposer:
         return values, distributions
 
 
-def open_mirror(spec: StudySpec, storage: str) -> Mirror:
-    """The copy of a study in an Optuna storage.
+def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
+    """The study as Optuna stores it.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
     """
-    return Mirror(storage, f"{spec.name}-{spec.identity}")
+    return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
+
+
+def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
+    """What is known of a trial when it begins."""
+    return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 
 def _seed(text: str) -> int:

@@ -84,7 +84,7 @@ class StudyRun:
         view: Told what happens.
         open_store: Opens the run directory; called once the study is known to be fit to start.
         prepare: Probes the build and checks the study; given where notes go.
-        storage: URL of an Optuna storage that mirrors the study.
+        storage: URL of the Optuna storage to keep the study in; None for a journal in the run directory.
         devices: What this driver was given of the machine: one group for each lane; empty for all in one.
         make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.

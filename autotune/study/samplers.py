@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import importlib
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult, Twin
 from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
@@ -35,18 +34,18 @@ It fits all that it is shown anew at each question; whole, that was four fifths 
 class Questions:
     """A sampler at one trial: as many points as are asked for, drawn from one seed.
 
-    It is asked as `Study.ask` does it, but no trial is opened: a study that holds thousands of questions beside its
-    trials is slow to look through.
+    It is asked through `optuna.samplers.BaseSampler`, as Optuna's own samplers of samplers do it, and opens no trial: a
+    point that is known is passed over, and a study's storage is no place for those.
 
     Args:
-        study: Opened since it was last told, for a study keeps what it has read for its samplers.
+        trials: Finished ones, from which it learns.
         sampler: Fresh, with a seed of its own.
     """
 
-    def __init__(self, study: optuna.Study, sampler: BaseSampler) -> None:
-        self._study, self._sampler = study, sampler
+    def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
+        self._study, self._sampler = optuna.create_study(storage=Shown(trials)), sampler
         self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
-        self._space = sampler.infer_relative_search_space(study, self._trial)
+        self._space = sampler.infer_relative_search_space(self._study, self._trial)
 
     def point(self) -> Callable[[Parameter], str]:
         """The next point, as what is chosen for each parameter."""
@@ -81,20 +80,30 @@ class Opened:
     def point(self, space: SearchSpace) -> FlagSet:
         """The next point; its trial stays open until its result is told."""
         trial = self._study.ask()
-        settings = space.suggest(lambda p: to_text(p, trial._suggest(p.name, distribution_of(p))))
+        settings = space.suggest(lambda p: to_text(p, _suggest(trial, p)))
         if settings in self._open:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._open[settings] = trial
         return settings
 
-    def tell(self, settings: FlagSet, found: optuna.trial.FrozenTrial) -> None:
+    def tell(self, settings: FlagSet, found: FrozenTrial) -> None:
         """Adds a result."""
         trial = self._open.pop(settings, None)
         if trial is None:
             self._study.add_trial(found)
         else:
             self._study.tell(trial, values=found.values)
+
+
+def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
+    """The value that an open trial gets for a parameter."""
+    distribution = distribution_of(parameter)
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(parameter.name, distribution.choices)
+    assert isinstance(distribution, IntDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return trial.suggest_int(parameter.name, low, high, step=step, log=distribution.log)
 
 
 def check_sampler(search: SearchSpec) -> None:
@@ -199,32 +208,36 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
     )
 
 
-class ShortMemory(optuna.storages.InMemoryStorage):
-    """Shows of a long study the `BEST` trials and the `NEWEST` of the rest."""
+class Shown(optuna.storages.InMemoryStorage):
+    """The storage of a study that has given trials, as they are.
 
-    def __init__(self) -> None:
+    Args:
+        trials: Each with a number of its own.
+    """
+
+    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
         super().__init__()
-        self._ranked: list[tuple[bool, float, int]] = []
-
-    def create_new_trial(self, study_id: int, template_trial: optuna.trial.FrozenTrial | None = None) -> int:
-        """See `optuna.storages.BaseStorage`; only finished trials are added."""
-        assert template_trial is not None
-        assert template_trial.value is not None
-        rank = (template_trial.constraints["failure"] > 0, template_trial.value, len(self._ranked))
-        bisect.insort(self._ranked, rank)
-        return super().create_new_trial(study_id, template_trial)
+        self._shown = trials
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[optuna.trial.FrozenTrial]:
+    ) -> list[FrozenTrial]:
         """See `optuna.storages.BaseStorage`."""
-        trials = super().get_all_trials(study_id, deepcopy, states)
-        if len(trials) <= BEST + NEWEST:
-            return trials
-        best = {number for _, _, number in self._ranked[:BEST]}
-        # Of the newest BEST + NEWEST at most BEST are among the best.
-        rest = [number for number in range(len(trials) - BEST - NEWEST, len(trials)) if number not in best]
-        return [trials[number] for number in sorted(best.union(rest[-NEWEST:]))]
+        return [t for t in self._shown if states is None or t.state in states]
+
+
+def best_and_newest(trials: Sequence[FrozenTrial]) -> Sequence[FrozenTrial]:
+    """Of many trials the `BEST`, and the `NEWEST` of the rest."""
+    if len(trials) <= BEST + NEWEST:
+        return trials
+
+    def rank(i: int) -> tuple[bool, float, int]:
+        return trials[i].constraints["failure"] > 0, trials[i].value or 0.0, i
+
+    best = set(sorted(range(len(trials)), key=rank)[:BEST])
+    # Of the newest BEST + NEWEST at most BEST are among the best.
+    rest = [i for i in range(len(trials) - BEST - NEWEST, len(trials)) if i not in best]
+    return [trials[i] for i in sorted(best.union(rest[-NEWEST:]))]
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:

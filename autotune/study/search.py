@@ -189,6 +189,7 @@ class Search:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
+        self._proposer.begin(config)
         if run.screener is not None:
             run.screener.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")

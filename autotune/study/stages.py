@@ -35,6 +35,7 @@ from autotune.model import (
     format_seconds,
 )
 from autotune.results import describe_soak
+from autotune.rundir import JOURNAL
 from autotune.stats import Verdict, candidate_weights
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
@@ -46,7 +47,7 @@ from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
 from autotune.study.priors import priors_of, screened_by
 from autotune.study.proof import most_processes, pairs_run, plan_proofs, prove
-from autotune.study.proposer import Proposer
+from autotune.study.proposer import Proposer, open_study
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
 from autotune.study.units import Job, SoakUnit
@@ -101,8 +102,9 @@ def screen(run: StudyRun) -> None:
     report = screened_by(run.store)
     priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
     priors = by_library(priors, lessons.winners)
+    stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, storage=run.storage, doubt=run.doubt,
+        run.spec, space, first=run.first, stored=stored, doubt=run.doubt,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
         priors=priors,
     )  # fmt: skip

@@ -35,7 +35,7 @@ def new_run(
         study_dir: Folder of the study file.
         view: Told what happens.
         watch: Counts the study's time; the view may show it.
-        storage: URL of an Optuna storage that mirrors the study.
+        storage: URL of the Optuna storage to keep the study in; None for a journal in the run directory.
         devices: What this driver was given of the machine: one group for each lane; empty for all in one.
         make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.

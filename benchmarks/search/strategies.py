@@ -102,7 +102,7 @@ class Product(Remembers):
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
         held = Counter(name for _, settings in first for name in settings)
         priors = priors_of(problem.space, None, held) if has_priors else NO_PRIORS
-        self._proposer = Proposer(parse_study(study), problem.space, first=first, storage=None, priors=priors)
+        self._proposer = Proposer(parse_study(study), problem.space, first=first, priors=priors)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0
@@ -150,8 +150,8 @@ class Product(Remembers):
         sampler = self._proposer._sampler(self.seed) if self._is_additive else None
         if not isinstance(sampler, AdditiveFlagSampler):
             return super().chosen()
-        study = optuna.load_study(study_name="search", storage=self._proposer._memory)
-        coded, model, hazards = sampler.learn(study)
+        space = {p.name: distribution_of(p) for p in self.problem.space.parameters}
+        coded, model, hazards = sampler.learn_from(self._proposer._history, space)
         penalties = _penalties(hazards, model.design)
         best = model.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
         for i in range(len(best)):  # what is not expected to pay is left alone

@@ -1,4 +1,4 @@
-"""The study's Optuna storage opens in optuna-dashboard."""
+"""A study opens in optuna-dashboard: by the journal in its run directory, or by the storage that it was given."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def get(url: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["sqlite:///{}", "journal:{}"])
-def test_the_dashboard_shows_every_trial(run_replay: Run, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
+def test_the_dashboard_shows_every_trial(run_replay: Run, tmp_path: Path, url: str | None) -> None:
     pytest.importorskip("optuna_dashboard", reason="needs optuna-dashboard")
-    file = tmp_path / "study.db"
-    run_replay(replay_study(effects=EFFECTS), trials=7, storage=form.format(file))
+    url = url.format(tmp_path) if url is not None else None
+    _, store, _ = run_replay(replay_study(effects=EFFECTS), trials=7, storage=url)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    storage = form.format(file) if form.startswith("sqlite") else str(file)
+    storage = url or str(store.path / "optuna.log")
     command = [sys.executable, "-c", "from optuna_dashboard._cli import main; main()", storage]
     server = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

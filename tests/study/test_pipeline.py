@@ -280,22 +280,6 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
     assert all(f.verdict is Verdict.UNRESOLVED for f in failed)
 
 
-@pytest.mark.slow
-def test_a_mirror_in_sqlite_holds_every_trial_once(run_replay: Run, tmp_path: Path) -> None:
-    import optuna
-
-    url = f"sqlite:///{tmp_path / 'o.db'}"
-    spec = replay_study(failures={"xla_a=1": "crash"})
-    run_replay(spec, trials=6, storage=url)
-    run_replay(spec, trials=9, storage=url)
-    study = optuna.load_study(study_name=f"{spec.name}-{spec.identity}", storage=url)
-    assert sorted(t.user_attrs["autotune:number"] for t in study.trials) == list(range(1, 10))
-    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in study.trials)
-    infeasible = [t for t in study.trials if t.user_attrs["status"] == "failed"]
-    assert infeasible
-    assert all(t.constraints == {"failure": 1.0} for t in infeasible)
-
-
 def test_values_listed_without_the_default_are_all_tried(run_replay: Run) -> None:
     space = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))
     _, store, _ = run_replay(replay_study(), trials=9, space=space)

@@ -1,9 +1,12 @@
-"""The copy of a study in an Optuna storage: complete while it answers, no trouble while it does not."""
+"""The study as Optuna stores it: complete while the storage answers, no trouble while it does not."""
 
 from __future__ import annotations
 
 import socket
 import sqlite3
+import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +16,8 @@ from typing import Any
 import optuna
 import pytest
 from optuna.exceptions import StorageInternalError
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import OperationalError
 
@@ -20,21 +25,36 @@ from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.replay import ReplaySpec
 from autotune.model.trial import TrialResult
-from autotune.rundir import mirror
-from autotune.rundir.mirror import NUMBER_KEY, Mirror
+from autotune.rundir import optuna_study
+from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
 
+ROOT = Path(__file__).parents[2]
+
 
 def trial(number: int) -> FrozenTrial:
-    return create_trial(state=TrialState.COMPLETE, value=float(number), user_attrs={NUMBER_KEY: number})
+    return create_trial(
+        value=float(number), user_attrs={NUMBER_KEY: number, "status": "measured"}, constraints={"failure": -1.0}
+    )
 
 
-def numbers(url: str) -> list[int]:
-    """Numbers of the trials in a storage, in the order in which they came."""
-    (summary,) = optuna.get_all_study_summaries(url)
-    study = optuna.load_study(study_name=summary.study_name, storage=url)
-    return [t.user_attrs[NUMBER_KEY] for t in study.trials]
+def begun(number: int) -> FrozenTrial:
+    return create_trial(state=TrialState.RUNNING, user_attrs={NUMBER_KEY: number})
+
+
+def trials_in(storage: str | Path) -> list[FrozenTrial]:
+    """The trials of a storage's one study, as anybody reads them."""
+    opened: Any = storage
+    if isinstance(storage, Path):
+        opened = JournalStorage(JournalFileBackend(str(storage)))
+    (summary,) = optuna.get_all_study_summaries(opened)
+    return optuna.load_study(study_name=summary.study_name, storage=opened).trials
+
+
+def numbers(storage: str | Path) -> list[int]:
+    """Numbers of the trials in a storage that have a result, in the order in which they came."""
+    return [t.user_attrs[NUMBER_KEY] for t in trials_in(storage) if t.state is TrialState.COMPLETE]
 
 
 class Database:
@@ -58,61 +78,126 @@ def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "o.db")
 
 
+@pytest.fixture(params=["journal", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    return tmp_path / JOURNAL if request.param == "journal" else f"sqlite:///{tmp_path / 'o.db'}"
+
+
+def test_a_trial_runs_then_has_its_result(place: str | Path) -> None:
+    stored = OptunaStudy(place, "s")
+    stored.put(begun(1))
+    assert [t.state for t in trials_in(place)] == [TrialState.RUNNING]
+    stored.put(begun(2))
+    stored.put(trial(2))
+    stored.put(trial(1))
+    stored.put(trial(1))
+    stored.finish()
+    assert stored.news() == []
+    found = trials_in(place)
+    assert [(t.state, t.value, t.user_attrs, t.constraints) for t in found] == [
+        (t.state, t.value, t.user_attrs, t.constraints) for t in map(trial, (1, 2))
+    ]
+
+
+def test_what_a_driver_left_open_is_told_by_the_records_or_failed(place: str | Path) -> None:
+    first = OptunaStudy(place, "s")
+    for number in (1, 2, 3):
+        first.put(begun(number))
+    again = OptunaStudy(place, "s")
+    again.put(trial(1))  # recorded before the driver died
+    again.put(begun(2))  # begun anew
+    again.put(trial(2))
+    again.finish()  # number 3 is never tried again
+    states = [(t.user_attrs[NUMBER_KEY], t.state.name) for t in trials_in(place)]
+    assert states == [(1, "COMPLETE"), (2, "FAIL"), (3, "FAIL"), (2, "COMPLETE")]
+
+
+@pytest.mark.parametrize("harm", ["missing", "torn", "spoilt"])
+def test_a_journal_that_lost_trials_is_filled_from_the_records(run_replay: Run, tmp_path: Path, harm: str) -> None:
+    _, store, _ = run_replay(replay_study(failures={"xla_a=1": "crash"}), trials=6)
+    journal = store.path / JOURNAL
+    assert sorted(numbers(journal)) == list(range(1, 7))
+    if harm == "missing":
+        journal.unlink()
+    else:
+        journal.write_bytes(journal.read_bytes()[:-200] if harm == "torn" else b"no journal\n" * 9)
+    _, store, diary = run_replay(replay_study(failures={"xla_a=1": "crash"}), trials=8)
+    assert diary.notes == []
+    assert sorted(numbers(journal)) == list(range(1, 9))
+    failed = {r.number for r in store.of(TrialResult) if r.failure is not None}
+    assert failed
+    assert failed == {t.user_attrs[NUMBER_KEY] for t in trials_in(journal) if t.constraints["failure"] > 0}
+
+
+def test_a_journal_is_as_private_as_its_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    OptunaStudy(tmp_path / JOURNAL, "s")
+    assert stat.S_IMODE((tmp_path / JOURNAL).stat().st_mode) == 0o600
+
+
+def test_a_journal_writes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).symlink_to(tmp_path / "precious")
+    stored = OptunaStudy(tmp_path / JOURNAL, "s")
+    stored.put(trial(1))
+    assert len(stored.news()) == 1
+    assert not (tmp_path / "precious").exists()
+
+
+def test_a_study_without_a_database_imports_no_driver_of_databases(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib
+import autotune.study
+from autotune.rundir import OptunaStudy
+OptunaStudy(pathlib.Path({str(tmp_path / JOURNAL)!r}), "s").finish()
+assert "sqlalchemy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 @pytest.mark.slow
-def test_what_a_lost_storage_misses_is_copied_once_when_it_is_back(
+def test_a_lost_storage_is_asked_again_after_a_while_and_gets_what_it_misses_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
-    monkeypatch.setattr(mirror, "RETRY_S", 0.0)
-    copy = Mirror(database.url, "s")
-    copy.add(1, trial(1))
-    assert copy.news() == []
+    monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
+    stored = OptunaStudy(database.url, "s")
+    stored.put(trial(1))
+    stored.put(begun(2))
+    assert stored.news() == []
     database.spoil()
-    copy.add(2, trial(2))
-    (told,) = copy.news()
+    stored.put(trial(2))
+    (told,) = stored.news()
     assert "does not answer (file is not a database)" in told or "malformed" in told
-    copy.add(3, trial(3))
-    assert copy.news() == []  # said once
     database.mend()
-    copy.add(4, trial(4))
-    assert copy.news() == ["the Optuna storage is back; 3 trials copied"]
-    copy.add(4, trial(4))
-    copy.finish()
-    assert copy.news() == []
+    stored.put(trial(3))
+    assert stored.news() == []
+    assert numbers(database.url) == [1]
+    stored._next_s = 0.0
+    stored.put(trial(4))
+    assert stored.news() == ["the Optuna storage is back; 3 trials written"]
+    stored.put(trial(4))
+    stored.finish()
+    assert stored.news() == []
     assert numbers(database.url) == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
-def test_a_lost_storage_is_not_asked_again_at_every_trial(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
-    copy = Mirror(database.url, "s")
-    database.spoil()
-    copy.add(1, trial(1))
-    database.mend()
-    copy.add(2, trial(2))
-    assert numbers(database.url) == []
-    copy.finish()
-    assert numbers(database.url) == [1, 2]
-
-
 def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Mirror(database.url, "s")
-    monkeypatch.setattr(mirror, "LIMIT_S", 0.2)
+    stored = OptunaStudy(database.url, "s")
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 0.2)
     holder = sqlite3.connect(database.url.removeprefix("sqlite:///"), isolation_level=None)
     try:
         holder.execute("BEGIN EXCLUSIVE")
-        copy.add(1, trial(1))
-        (told,) = copy.news()
+        stored.put(trial(1))
+        (told,) = stored.news()
         assert "does not answer (no answer within" in told
-        copy.finish()
-        assert copy.news() == ["the Optuna storage lacks 1 trial; once it answers, the same command copies them"]
+        stored.finish()
+        assert stored.news() == ["the Optuna storage lacks 1 trial; once it answers, the same command writes them"]
         holder.execute("ROLLBACK")
     finally:
         holder.close()
-    monkeypatch.setattr(mirror, "LIMIT_S", 30.0)
-    for _ in range(100):  # the hanging call comes to its end by itself, then all is copied, once
-        copy.finish()
-        if not copy._waiting:
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 30.0)
+    for _ in range(100):  # the hanging call comes to its end by itself, then all is written, once
+        stored.finish()
+        if not stored._waiting:
             break
         time.sleep(0.1)
     assert numbers(database.url) == [1]
@@ -121,7 +206,7 @@ def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, mon
 def test_a_storage_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "o.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StudyFileError, match="must be reachable"):
-        Mirror(f"sqlite:///{tmp_path / 'o.db'}", "s")
+        OptunaStudy(f"sqlite:///{tmp_path / 'o.db'}", "s")
 
 
 def free_port() -> int:
@@ -139,7 +224,7 @@ def free_port() -> int:
 )  # fmt: skip
 def test_a_url_that_will_never_do_is_refused_at_once(url: str, tmp_path: Path) -> None:
     with pytest.raises(StudyFileError, match="must be reachable") as error:
-        Mirror(url, "s")
+        OptunaStudy(url, "s")
     assert "hunter2" not in str(error.value)
 
 
@@ -151,48 +236,23 @@ def test_a_host_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(StudyFileError, match="Name or service not known"):
-        Mirror("postgresql+psycopg://me:hunter2@mistyped/x", "s")
+        OptunaStudy("postgresql+psycopg://me:hunter2@mistyped/x", "s")
 
 
 def test_a_database_that_is_down_at_the_start_costs_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
-    copy = Mirror(f"postgresql+psycopg://me:hunter2@127.0.0.1:{free_port()}/x", "s")
-    (told,) = copy.news()
+    monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
+    stored = OptunaStudy(f"postgresql+psycopg://me:hunter2@127.0.0.1:{free_port()}/x", "s")
+    (told,) = stored.news()
     assert "does not answer" in told
     assert "refused" in told
     assert "hunter2" not in told
-    copy.finish()
-    assert copy.news() == []  # nothing to copy, nothing is lacking
-    copy.add(1, trial(1))
-    assert copy.news() == []
-    copy.finish()
-    assert copy.news() == ["the Optuna storage lacks 1 trial; once it answers, the same command copies them"]
-
-
-@pytest.mark.slow
-def test_one_that_hangs_at_the_start_costs_a_note_and_is_filled_when_it_is_back(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Mirror(database.url, "s")
-    monkeypatch.setattr(mirror, "LIMIT_S", 0.2)
-    holder = sqlite3.connect(database.url.removeprefix("sqlite:///"), isolation_level=None)
-    try:
-        holder.execute("BEGIN EXCLUSIVE")
-        copy = Mirror(database.url, "s")
-        (told,) = copy.news()
-        assert "does not answer (no answer within" in told
-        holder.execute("ROLLBACK")
-    finally:
-        holder.close()
-    monkeypatch.setattr(mirror, "LIMIT_S", 30.0)
-    monkeypatch.setattr(mirror, "RETRY_S", 0.0)
-    copy._next_s = 0.0
-    assert copy._call is not None
-    copy._call.join(30)
-    copy.add(1, trial(1))
-    assert copy.news() == ["the Optuna storage is back; 1 trial copied"]
-    assert numbers(database.url) == [1]
+    stored.finish()
+    assert stored.news() == []  # nothing waits, nothing is lacking
+    stored.put(trial(1))
+    assert stored.news() == []
+    stored.finish()
+    assert stored.news() == ["the Optuna storage lacks 1 trial; once it answers, the same command writes them"]
 
 
 def raised(kind: type[Exception], text: str, module: str = "psycopg") -> Exception:
@@ -228,14 +288,14 @@ def raised(kind: type[Exception], text: str, module: str = "psycopg") -> Excepti
     ],
 )
 def test_what_servers_say_is_told_apart(text: str, passes: bool) -> None:
-    assert mirror.may_pass(raised(StorageInternalError, text)) is passes
+    assert optuna_study.may_pass(raised(StorageInternalError, text)) is passes
 
 
 def test_of_a_file_only_a_lock_passes() -> None:
-    assert mirror.may_pass(raised(StorageInternalError, "database is locked", "sqlite3"))
-    assert not mirror.may_pass(raised(StorageInternalError, "unable to open database file", "sqlite3"))
-    assert not mirror.may_pass(ValueError("rubbish"))
-    assert mirror.may_pass(TimeoutError("no answer within 15 s"))
+    assert optuna_study.may_pass(raised(StorageInternalError, "database is locked", "sqlite3"))
+    assert not optuna_study.may_pass(raised(StorageInternalError, "unable to open database file", "sqlite3"))
+    assert not optuna_study.may_pass(ValueError("rubbish"))
+    assert optuna_study.may_pass(TimeoutError("no answer within 15 s"))
 
 
 class Interrupting(ReplayLauncher):
@@ -255,7 +315,7 @@ class Interrupting(ReplayLauncher):
 def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
     run_replay: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.01)
+    monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
     spec = replay_study()
     assert spec.replay is not None
     launcher = Interrupting(spec.replay, {10: database.spoil})
@@ -274,8 +334,8 @@ def test_a_study_whose_database_is_down_at_the_start_runs_and_the_next_session_f
     run_replay: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replay_study()
-    Mirror(database.url, "other")
-    monkeypatch.setattr(mirror, "LIMIT_S", 0.2)
+    OptunaStudy(database.url, "other")
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 0.2)
     holder = sqlite3.connect(database.url.removeprefix("sqlite:///"), isolation_level=None)
     try:
         holder.execute("BEGIN EXCLUSIVE")
@@ -288,8 +348,8 @@ def test_a_study_whose_database_is_down_at_the_start_runs_and_the_next_session_f
             call.join(30)
     assert len(store.of(TrialResult)) == 5
     assert sum("does not answer" in n for n in diary.notes) == 1
-    monkeypatch.setattr(mirror, "LIMIT_S", 30.0)
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 30.0)
     _, _, diary = run_replay(spec, trials=6, storage=database.url)
     name = f"{spec.name}-{spec.identity}"
-    found = optuna.load_study(study_name=name, storage=database.url).trials
-    assert sorted(t.user_attrs[NUMBER_KEY] for t in found) == list(range(1, 7))
+    study = optuna.load_study(study_name=name, storage=database.url)
+    assert sorted(t.user_attrs[NUMBER_KEY] for t in study.trials) == list(range(1, 7))

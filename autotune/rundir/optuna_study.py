@@ -1,0 +1,279 @@
+"""The study as Optuna stores it: a journal in the run directory, or a storage that the user names.
+
+Each trial is opened when it begins and told when it is recorded, so `optuna-dashboard` shows a study that runs. The
+records are the truth: what the storage lacks is written into it from them. A storage that dies in mid-study, or does
+not answer at its start, costs a note, not the study: trials wait here until it is back, or for the next session. One
+that will never answer (a mistyped URL) is refused at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.model import StudyFileError, strike_text
+from autotune.rundir.files import append_synced
+
+T = TypeVar("T")
+
+NUMBER_KEY = "autotune:number"
+"""User attribute of a trial that holds its number in the run directory."""
+
+JOURNAL = "optuna.log"
+"""The journal's name in the run directory."""
+
+ATTEMPTS = 3
+PAUSE_S = 0.3
+"""Between two attempts: a storage that restarts or is locked for a moment is no news."""
+
+LIMIT_S = 15.0
+"""Longest time that the study waits for the storage at once; a database may hang instead of failing."""
+
+RETRY_S = 30.0
+"""Time between two tries of a storage that was lost."""
+
+
+class OptunaStudy:
+    """A study in an Optuna storage, written by one driver.
+
+    Args:
+        storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
+        name: Of the study in the storage.
+
+    Raises:
+        StudyFileError: If the storage can never be opened: a mistyped URL must not show after hours.
+    """
+
+    def __init__(self, storage: Path | str, name: str) -> None:
+        self._where, self._name = storage, name
+        self._opened: tuple[BaseStorage, optuna.Study] | None = None
+        self._told: set[Any] = set()
+        self._waiting: dict[int, FrozenTrial] = {}
+        self._is_lost = False
+        self._next_s = 0.0
+        self._call: threading.Thread | None = None
+        self._news: list[str] = []
+        try:
+            self._within_limit(self._write)  # nothing yet, but a few attempts to open it
+        except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
+            if isinstance(storage, str) and not may_pass(error):
+                raise StudyFileError(
+                    "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
+                    f"but {strike_text(f'{storage}: {error}')}"
+                ) from error
+            self._lose(error)
+
+    def put(self, trial: FrozenTrial) -> None:
+        """Opens a running trial, or tells a finished one, each once; what cannot be written waits. Never raises.
+
+        Args:
+            trial: With its number as the user attribute `NUMBER_KEY`.
+        """
+        number = trial.user_attrs[NUMBER_KEY]
+        if number not in self._told:
+            self._waiting[number] = trial
+        if not self._is_lost or time.monotonic() >= self._next_s:
+            self._flush()
+
+    def finish(self) -> None:
+        """Tries a last time to write what waits; trials that are still open have no result and are told as failed."""
+        self._waiting = {n: t for n, t in self._waiting.items() if t.state.is_finished()}
+        self._flush(is_last=True)
+        if self._is_lost and (count := len(self._waiting)):
+            self._news.append(
+                f"the Optuna storage lacks {count} trial{'s' if count > 1 else ''}; "
+                "once it answers, the same command writes them"
+            )
+
+    def news(self) -> list[str]:
+        """What the user should know since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        if not (self._waiting or (is_last and not self._is_lost)):
+            return
+        if self._call is not None and self._call.is_alive():
+            return  # the last try hangs still: two at once would write a trial twice
+        count = len(self._waiting)
+        try:
+            self._within_limit(lambda: self._write(is_last=is_last))
+        except Exception as error:
+            self._lose(error)
+        else:
+            if self._is_lost:
+                self._news.append(f"the Optuna storage is back; {count} trial{'s' if count > 1 else ''} written")
+            self._is_lost = False
+
+    def _lose(self, error: Exception) -> None:
+        """Notes, once, that the storage does not answer."""
+        self._opened = None  # its connections are worth nothing now
+        self._next_s = time.monotonic() + RETRY_S
+        if not self._is_lost:
+            self._news.append(
+                f"the Optuna storage does not answer ({_root(error)}); the study goes on, for the run directory "
+                "holds everything; what the storage lacks is written when it is back"
+            )
+        self._is_lost = True
+
+    def _write(self, *, is_last: bool = False) -> None:
+        """Writes all that waits; a few attempts.
+
+        Args:
+            is_last: Whether what is open still is told as failed.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                storage, study = self._opened or self._open()
+                for number, trial in sorted(self._waiting.items()):
+                    if number not in self._told:
+                        self._write_one(storage, study, trial)
+                    if self._waiting.get(number) is trial:
+                        del self._waiting[number]
+                if is_last:
+                    for left in _open_trials(study):
+                        study.tell(left.number, state=TrialState.FAIL)
+                return
+            except Exception:  # as above
+                self._opened = None
+                if attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _open(self) -> tuple[BaseStorage, optuna.Study]:
+        """Opens the storage, and sees which results it holds: an attempt that failed may have arrived all the same."""
+        storage = _storage_of(self._where)
+        study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
+        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        self._told = {t.user_attrs.get(NUMBER_KEY) for t in found}
+        self._opened = storage, study
+        return self._opened
+
+    def _write_one(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
+        number = trial.user_attrs[NUMBER_KEY]
+        begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
+        is_result = trial.state.is_finished()
+        if begun is not None and is_result:
+            for key, value in trial.user_attrs.items():
+                if key not in begun.user_attrs:
+                    storage.set_trial_user_attr(begun._trial_id, key, value)
+            for key, value in trial.system_attrs.items():
+                storage.set_trial_system_attr(begun._trial_id, key, value)
+            study.tell(begun.number, trial.value)
+        else:
+            if begun is not None:  # its driver died, and nothing was recorded of it
+                study.tell(begun.number, state=TrialState.FAIL)
+            study.add_trial(trial)
+        if is_result:
+            self._told.add(number)
+
+    def _within_limit(self, work: Callable[[], T]) -> T:
+        """Does something that may hang, in a thread that may be left behind.
+
+        Raises:
+            TimeoutError: If it takes longer than `LIMIT_S`.
+        """
+        done: list[T] = []
+        failed: list[Exception] = []
+
+        def call() -> None:
+            try:
+                done.append(work())
+            except Exception as error:  # to be raised where it is waited for
+                failed.append(error)
+
+        self._call = threading.Thread(target=call, daemon=True, name="optuna storage")
+        self._call.start()
+        self._call.join(LIMIT_S)
+        if failed:
+            raise failed[0]
+        if not done:
+            raise TimeoutError(f"no answer within {LIMIT_S:.0f} s")
+        return done[0]
+
+
+class RunJournal(JournalFileBackend):
+    """A journal in the run directory: a view of the records, so it is not synced, and only the run's driver writes it.
+
+    Args:
+        path: The file; made, as private as its folder, if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        append_synced(path, "", sync=False)
+        super().__init__(str(path))
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See `optuna.storages.journal.BaseJournalBackend`."""
+        lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
+        append_synced(self._path, "".join(lines), sync=False)
+
+
+def _storage_of(where: Path | str) -> BaseStorage:
+    """A storage by its journal's path or its URL."""
+    if isinstance(where, Path):
+        try:
+            return JournalStorage(RunJournal(where))
+        except (ValueError, KeyError, TypeError):  # not a journal any more; the records hold what it held
+            where.unlink()
+            return JournalStorage(RunJournal(where))
+    if where.startswith("journal:"):
+        # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
+        path = str(Path(where.removeprefix("journal:")).absolute())
+        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+    return optuna.storages.get_storage(where)
+
+
+def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+_FOR_GOOD = re.compile(
+    "authentication failed|no password|access denied|permission denied|pg_hba|does not exist|unknown database"
+    "|name or service not known|nodename nor servname|no address associated|unknown .*server host",
+    re.IGNORECASE,
+)
+"""What servers and their drivers say of a URL that will never do: who asks, for what, of whom."""
+
+_SQLITE_FOR_NOW = re.compile("locked|busy")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a storage that could not be opened may answer later: it is down, starting, busy, or the network is.
+
+    Any other error is for good: a URL that is malformed or names an unknown dialect, a package that is not installed, a
+    host, database or user that does not exist, a file that is no database.
+    """
+    from sqlalchemy.exc import InterfaceError, OperationalError  # a fifth of each start, and few studies have a storage
+
+    chain = list(_chain(error))
+    said = " ".join(map(str, chain))
+    if any(isinstance(e, OperationalError | InterfaceError) and "sqlite3" in str(type(e.orig)) for e in chain):
+        return _SQLITE_FOR_NOW.search(said) is not None
+    kinds = (OperationalError, InterfaceError, TimeoutError, ConnectionError)
+    return any(isinstance(e, kinds) for e in chain) and _FOR_GOOD.search(said) is None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _root(error: BaseException) -> str:
+    """The first line of what began a chain of errors: Optuna's own text hides the database's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return strike_text((str(error).strip() or type(error).__name__).splitlines()[0])
