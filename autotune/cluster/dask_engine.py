@@ -42,6 +42,7 @@ class _Lane:
 
     name: str
     address: str
+    host: str
     devices: int | None
     tasks: list[Future[None]] = field(default_factory=list)
     is_at_work: bool = False
@@ -99,7 +100,7 @@ class DaskEngine:
     @property
     def words(self) -> str:
         """Where the lanes are, for people."""
-        return f"{len(self._lanes)} lanes of the Dask cluster at {self._address}"
+        return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
         """Gives a free lane a unit; see `engine.Engine`."""
@@ -140,7 +141,7 @@ class DaskEngine:
             self._useless.add(found.address)
         self._drop(found, why)
         if not for_good and not found.tasks:  # nothing is there to clean up
-            self._welcome(found.address, found.name, "", found.devices)
+            self._welcome(found.address, found.name, found.host, found.devices)
 
     def close(self) -> None:
         """Ends every lane; see `engine.Engine`."""
@@ -198,7 +199,7 @@ class DaskEngine:
         """Makes a lane of a free worker; its name is for people and in paths."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", called)).lstrip("._-")[:80] or "lane"
         names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
-        lane = _Lane(next(n for n in names if n not in self._lanes), address, devices)
+        lane = _Lane(next(n for n in names if n not in self._lanes), address, host, devices)
         self._lanes[lane.name] = lane
         self._told.append(Told(lane.name, {"type": JOINED, "name": lane.name, "host": host, "devices": devices}))
 

@@ -142,7 +142,9 @@ def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) 
     """A lane on each worker of the cluster; nothing of the run directory is seen there."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
     holds_gpus = run.spec.replay is None and run.spec.device.platform == "cuda"
-    return open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
+    engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
+    run.view.note(f"lanes are {engine.words}")
+    return engine
 
 
 def _on_devices(run: StudyRun, groups: Sequence[Sequence[str]]) -> Engine:

@@ -20,7 +20,7 @@ from autotune.cluster.dask_engine import DaskEngine
 from autotune.model import LaunchError, NodeLostError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
-from tests.cluster.pools import (
+from tests.cluster.dask_cluster import (
     LANE,
     STUDY,
     Cluster,
@@ -60,7 +60,7 @@ def test_a_worker_joins_and_does_units_in_one_process(engine: DaskEngine, cluste
     assert [unit[-1].message["value"] for unit in units] == list(range(10))
     assert {unit[0].message["token"] for unit in units} == {STUDY["token"]}
     assert len({unit[0].message["pid"] for unit in units}) == 1
-    assert engine.words == f"1 lanes of the Dask cluster at {cluster.address}"
+    assert engine.words == f"the workers of the Dask cluster at {cluster.address}"
     lies = do(engine, told.lane, 5, do="lie")  # what only an engine may say
     assert {"left", "joined"}.isdisjoint(kinds(lies))
     [process] = [psutil.Process(lies[0].message["pid"])]
@@ -137,7 +137,7 @@ def test_a_driver_that_is_killed_takes_lanes_along_and_the_next_one_has_them_aga
 ) -> None:
     code = f"""
 from pathlib import Path
-from tests.cluster.pools import LANE, STUDY, DaskEngine, do, joined, wait_in_unit
+from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined, wait_in_unit
 engine = DaskEngine(STUDY, address={cluster.address!r}, command=LANE)
 [lane] = joined(engine)
 if {is_idle}:
@@ -224,7 +224,7 @@ def test_tls_is_that_of_dask_s_own_configuration(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, env=tls, options=["--protocol", "tls"])
     code = """
 import sys
-from tests.cluster.pools import LANE, STUDY, DaskEngine, do, joined
+from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined
 engine = DaskEngine(STUDY, address=sys.argv[1], command=LANE)
 print(do(engine, joined(engine)[0], 6)[-1].message["value"])
 engine.close()
@@ -260,6 +260,22 @@ def test_a_worker_hardly_wakes_beside_what_is_measured(tmp_path: Path) -> None:
         assert engine.news(4) == []
         per_s = (process.num_ctx_switches().voluntary - wakes) / (time.monotonic() - begun)
         assert per_s < 20  # Dask's defaults come to a hundred; docs/cluster.md names these three
+        engine.close()
+    finally:
+        cluster.end()
+
+
+def test_a_worker_whose_gpus_another_has_reserved_is_left_out(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, env={"CUDA_VISIBLE_DEVICES": "0"})
+    try:
+        engine = DaskEngine(STUDY, scheduler_file=cluster.file, command=LANE, holds_gpus=True)
+        for name in ("a", "b"):
+            cluster.join(name)
+        joined(engine, 2)
+        assert do(engine, "a", 1)[-1].message["value"] == 1
+        engine.begin("b", {"type": "unit", "do": "answer", "value": 2})
+        assert "cuda device 0 is in use by another" in first(engine, "left").message["why"]
+        assert do(engine, "a", 3)[-1].message["value"] == 3
         engine.close()
     finally:
         cluster.end()

@@ -20,7 +20,7 @@ from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
-from tests.cluster.pools import Cluster
+from tests.cluster.dask_cluster import Cluster
 from tests.runs import SPACE, Diary, asking, replay_study
 
 pytestmark = pytest.mark.cluster
