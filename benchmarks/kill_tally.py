@@ -7,7 +7,7 @@ Each number is that of strikes; one study takes about eight of them, then it is 
 counted. Replayed studies on several lanes of this machine are mirrored in PostgreSQL where that is installed; a part
 on SLURM is left out where that is not. The tally is written after each study, so that one that is stopped is of use.
 Struck are, as chance has it: the driver (SIGKILL, SIGTERM, SIGUSR1), a lane (killed, or frozen for some seconds),
-a worker of a pool, a process that measures, and the database.
+a Dask worker, a process that measures, and the database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from autotune.machine import describe_machine
 from harness.kills import REAL, REPLAYED, kill_study
-from harness.places import Here, InPool, InSlurmJob, Place
+from harness.places import Here, InSlurmJob, OnDask, Place
 from harness.sandbox import Postgres, Slurm, missing_slurm
 from harness.tally import STAGES
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     """Studies of one kind on lanes of one kind.
 
     Attributes:
-        lanes: Of this machine, nodes of a SLURM job, or workers of a pool.
+        lanes: Of this machine, nodes of a SLURM job, or Dask workers.
         where: ``here``, ``slurm`` or ``dask``.
         strikes: In all, unless the command line says otherwise.
     """
@@ -67,7 +67,7 @@ def studies(name: str, part: Part, strikes: int, seed: int) -> Iterator[dict[str
         cluster = stack.enter_context(_cluster()) if part.where == "slurm" else None
         while strikes > 0:
             with tempfile.TemporaryDirectory() as folder, _database(part) as database:
-                place: Place = InPool(part.lanes) if part.where == "dask" else Here(part.lanes)
+                place: Place = OnDask(part.lanes) if part.where == "dask" else Here(part.lanes)
                 if cluster is not None:
                     place = InSlurmJob(cluster, part.lanes)
                 found = kill_study(

@@ -29,7 +29,7 @@ class Driven:
         arguments: More of the command line.
         env: In place of this process's environment.
         program: What runs ``autotune``, in place of ``-m autotune``.
-        outlive: Processes that may outlive the driver, such as members of its pool; not so what is below them.
+        outlive: Processes that may outlive the driver, such as workers of its Dask cluster; not so what is below them.
     """
 
     def __init__(

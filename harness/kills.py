@@ -93,7 +93,7 @@ class Victim(NamedTuple):
 
 
 ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1))
-LANES = (*ALONE, Victim("lane", 4), Victim("pool worker", 3), Victim("frozen lane", 2))
+LANES = (*ALONE, Victim("lane", 4), Victim("dask worker", 3), Victim("frozen lane", 2))
 MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
 
 
@@ -232,7 +232,7 @@ class Killing:
             "SIGTERM": lambda: self._end_driver(signal.SIGTERM),
             "SIGUSR1": lambda: self._end_driver(signal.SIGUSR1),
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
-            "pool worker": self._kill_member,
+            "dask worker": self._kill_member,
             "frozen lane": self._freeze_lane,
             "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
             "database": self._kill_database,
@@ -286,7 +286,7 @@ class Killing:
 
     def _kill_member(self) -> bool:
         at = len(self.strikes)
-        self._note("pool worker")
+        self._note("dask worker")
         if not self.place.kill_member(self.rng):
             del self.strikes[at:]
             return False

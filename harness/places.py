@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
@@ -106,8 +105,8 @@ class InSlurmJob(_WithoutMembers):
         return Driven(folder, arguments, env={**self._slurm.env, **job})
 
 
-class InPool:
-    """A pool on loopback that the driver opens, and workers that join it; they wait for a driver that is gone."""
+class OnDask:
+    """A Dask cluster on loopback, whose scheduler and workers outlive the driver."""
 
     name = "dask"
     has_lanes = True
@@ -123,28 +122,33 @@ class InPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the workers."""
+        """Ends workers and scheduler."""
         for member in self._members.values():
             member.kill()
             member.wait()
 
     def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
-        """See `Place`: workers that are gone are started again, too."""
+        """See `Place`: what is gone of the cluster is started again, too."""
         self._folder = folder
-        driver = Driven(
-            folder, ["--listen", "tls://127.0.0.1:0", *arguments],
-            outlive=lambda: [m.pid for m in self._members.values()],
-        )  # fmt: skip
-        end = time.monotonic() + 60
-        while not (folder / "run.tls" / "address").exists() and driver.is_running and time.monotonic() < end:
-            time.sleep(0.05)  # the pool's certificate is made by its first driver
+        if "scheduler" not in self._members:
+            self._begin("scheduler", "scheduler", "--port", "0", "--host", "127.0.0.1")
         for name in self._names:
             if name not in self._members or self._members[name].poll() is not None:
                 self._join(name)
-        return driver
+        return Driven(
+            folder, ["--scheduler-file", str(self._file), *arguments],
+            outlive=lambda: [m.pid for m in self._members.values()],
+        )  # fmt: skip
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "scheduler.json"
 
     def _join(self, name: str) -> None:
-        command = [sys.executable, "-m", "autotune", "worker", "--join", str(self._folder / "run.tls"), "--name", name]
+        self._begin(name, "worker", "--no-nanny", "--nthreads", "1", "--name", name)
+
+    def _begin(self, name: str, what: str, *options: str) -> None:
+        command = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), "--no-dashboard", *options]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._members[name] = subprocess.Popen(
                 command, cwd=self._folder, env=marking(self._folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import atlas, atlas_build, cluster, compile, flags, fsck, pool, read, results, run, show, tune
+from autotune.cli import atlas, atlas_build, cluster, compile, flags, fsck, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -29,7 +29,7 @@ app.add_typer(atlas.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (
-    run.run, pool.worker, show.status, show.show, show.repro,
+    run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
     cluster.submit, fsck.fsck, show.schema,

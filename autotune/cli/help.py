@@ -64,7 +64,6 @@ EXAMPLES: Mapping[str, str] = {
     "targets list": "autotune targets list",
     "schema": "autotune schema > schema.json",
     "submit": "autotune submit STUDY.toml --nodes 4 --gpus-per-node 8",
-    "worker": "autotune worker --join tls://head:8786 --tls runs/NAME.tls",
 }
 """Command to a call of it that a person may type; short enough to stay on one line."""
 

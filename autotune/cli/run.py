@@ -27,10 +27,12 @@ def run(
     time_budget: options.TimeBudget = None,
     gpu_hours: options.GpuHours = None,
     devices: options.Devices = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Lanes are whoever joins a pool here: tls://HOST:PORT.")
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Lanes are a Dask cluster's workers: tcp://HOST:8786.")
     ] = None,
-    tls: Annotated[Path | None, typer.Option(help="Folder of the pool's certificate, default RUN_DIR.tls.")] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(help="The same by the file that `dask scheduler --scheduler-file` writes.")
+    ] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
     seed: options.Seed = None,
@@ -56,7 +58,7 @@ def run(
     groups = parse_groups(devices)
     run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
-        make_engine=choose_engine(spec, groups, listen=listen, tls=tls),
+        make_engine=choose_engine(spec, groups, scheduler=scheduler, scheduler_file=scheduler_file),
     )  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""Lanes that anyone with the pool's certificate may bring and take away at any time: an engine on Dask.
+"""Lanes that are the workers of a Dask cluster, which its user runs: they may come and go at any time.
 
-Each worker of the pool is a lane, or each gang of workers where a trial spans several. Dask carries messages and finds
-the dead; which lane does what is decided here, so none of its scheduling is used: a task names its worker, is never
-tried again and never moves.
+Dask carries messages and finds the dead; which lane does what is decided here, so none of its scheduling is used: a
+task names its worker, is never tried again and never moves.
 
 References:
     https://distributed.dask.org/en/stable/worker-state.html
@@ -10,99 +9,98 @@ References:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import logging
 import queue
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+from distributed import Client, Future
+from distributed.comm import connect
+from distributed.security import Security
 
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Message, Told
-from autotune.cluster.holder import CLOSED, ENDED, HELLO, SAID, LaneHolder, do_unit, end_lane
-from autotune.cluster.scheduler import ERRED, GONE, Heard, Pool
-from autotune.model import NodeLostError
+from autotune.cluster.holder import FREE, GPU, PLUGIN, SAID, TOPIC, LaneHolder, do_unit
+from autotune.model import LaunchError, NodeLostError
 
-if TYPE_CHECKING:
-    from distributed import Future
-
-WORKER_TTL_S = 60.0
 PATIENCE_S = 3600.0
-CLOSE_PATIENCE_S = 10.0
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One worker of the pool that is not, or not alone, a lane."""
-
-    address: str
-    name: str
-    host: str
-    devices: int | None
+CONNECT_LIMIT_S = 60.0
+CLOSE_PATIENCE_S = 20.0
+EVERYTHING = "all"
+"""Dask's own topic: of workers and clients that come and go."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane: its workers, the leader first, and the task that it does."""
+    """One worker, and the tasks that it has: the unit in hand, after the last one that it has done."""
 
     name: str
-    workers: list[_Worker]
-    key: str = ""
-    future: Future[None] | None = None
-
-    @property
-    def leader(self) -> str:
-        return self.workers[0].address
+    address: str
+    host: str
+    devices: int | None
+    tasks: list[Future[None]] = field(default_factory=list)
+    is_at_work: bool = False
 
 
 class DaskEngine:
-    """Lanes of a pool; see `engine.Engine`.
+    """Lanes of a Dask cluster; see `engine.Engine`.
 
     Args:
         study: The first message to every lane.
-        tls: Folder of the pool's certificate.
-        listen: Where workers join, ``tls://HOST:PORT``.
-        gang_size: Workers that a trial spans.
+        address: The scheduler's; None if it is in a file.
+        scheduler_file: What ``dask scheduler --scheduler-file`` writes.
+        holds_gpus: Whether workers reserve their GPUs against other studies.
         command: The lane program; default: that of the study.
-        worker_ttl_s: After so many seconds of silence, or up to twice as many, a worker counts as gone; Dask takes
-            5 s at least. One whose connection breaks is gone at once.
         patience_s: How long the driver waits for a first worker, or for another when all are gone, seconds.
 
-    Attributes:
-        address: Where workers join, as they are told it.
-
     Raises:
-        LaunchError: If it cannot listen there, or has no certificate.
+        LaunchError: If there is no such scheduler, it has another driver, or a worker has no autotune.
     """
 
     def __init__(
         self,
         study: Message,
         *,
-        tls: Path,
-        listen: str,
-        gang_size: int = 1,
+        address: str | None = None,
+        scheduler_file: Path | None = None,
+        holds_gpus: bool = False,
         command: Sequence[str] | None = None,
-        worker_ttl_s: float = WORKER_TTL_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._gang_size = gang_size
         self._patience_s = patience_s
-        self._pool = Pool(listen, tls, LaneHolder(study, command), worker_ttl_s=worker_ttl_s)
-        self.address = self._pool.address
+        self._heard: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._lanes: dict[str, _Lane] = {}
-        self._free: list[_Worker] = []
-        self._cleaning: dict[str, tuple[_Worker, Future[None]]] = {}
+        self._useless: set[str] = set()
         self._told: list[Told] = []
         self._count = 0
+        self._is_closed = False
         self._lonely_since = time.monotonic()
+        self._client = _connect(address, scheduler_file)
+        try:
+            self._address = str(self._client.scheduler_info()["address"])
+            _refuse_another_driver(self._client)
+            self._listen()
+            holder = LaneHolder(self._client.id, study, command, holds_gpus=holds_gpus)
+            self._client.register_plugin(holder)
+        except Exception as error:
+            self._client.close()
+            if isinstance(error, LaunchError):
+                raise
+            raise LaunchError(
+                f"every worker at {self._address} must have this autotune but one says {type(error).__name__}: {error}"
+                "; install it in the environment of the scheduler and of all workers"
+            ) from error
 
     @property
     def words(self) -> str:
         """Where the lanes are, for people."""
-        each = "" if self._gang_size == 1 else f" of {self._gang_size} workers each"
-        return f"{len(self._lanes)} lanes{each} of the pool at {self.address}"
+        return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
         """Gives a free lane a unit; see `engine.Engine`."""
@@ -110,17 +108,26 @@ class DaskEngine:
         if found is None:
             self._told.append(Told(lane, {"type": LEFT, "why": "there is no such lane any more"}))
             return
-        found.key = self._new_key("unit")
-        gang = json.dumps([w.address for w in found.workers]) if self._gang_size > 1 else ""
-        found.future = self._pool.submit(found.leader, found.key, do_unit, json.dumps(message), gang)
+        self._count += 1
+        found.is_at_work = True
+        found.tasks.append(
+            self._client.submit(
+                do_unit, json.dumps(message), key=f"{self._client.id}-{self._count}", workers=[found.address],
+                allow_other_workers=False, retries=0, pure=False,
+                resources={GPU: found.devices} if found.devices else None,
+            )
+        )  # fmt: skip
 
     def news(self, wait_s: float) -> list[Told]:
         """What lanes have said; see `engine.Engine`."""
-        deadline = time.monotonic() + wait_s
-        while not self._told and (heard := self._next(deadline - time.monotonic())) is not None:
-            self._take(heard)
-        while (heard := self._next(0)) is not None:
-            self._take(heard)
+        with contextlib.suppress(queue.Empty):
+            if not self._told:
+                self._take(self._heard.get(timeout=wait_s))
+            while True:
+                self._take(self._heard.get_nowait())
+        for lane in [x for x in self._lanes.values() if x.tasks and x.tasks[-1].status == "error"]:
+            self._useless.add(lane.address)  # it cannot do tasks of ours at all
+            self._drop(lane, str(lane.tasks[-1].exception()))
         told, self._told = self._told, []
         self._refuse_to_wait_for_nobody(told)
         return told
@@ -128,101 +135,79 @@ class DaskEngine:
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends a lane; unless it is for good it joins again when its worker has cleaned up. See `engine.Engine`."""
         found = self._lanes.get(lane)
-        if found is not None:
-            self._drop(found, why, gone="")
-            if for_good:  # its workers stay in the pool, but nobody waits until they are clean
-                for key in [k for k, (w, _) in self._cleaning.items() if w in found.workers]:
-                    self._pool.release(self._cleaning.pop(key)[1], cancel=False)
-
-    def close(self, *, is_over: bool = False) -> None:
-        """Ends every lane; see `engine.Engine`.
-
-        Args:
-            is_over: Whether the study has ended, so that workers need not wait for another driver.
-        """
-        self._lanes.clear()
-        self._pool.close(is_over=is_over, patience_s=CLOSE_PATIENCE_S)
-
-    def _next(self, wait_s: float) -> Heard | None:
-        try:
-            return self._pool.heard.get(timeout=wait_s) if wait_s > 0 else self._pool.heard.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _take(self, heard: Heard) -> None:
-        """Makes news of what was heard; what nobody waits for any more has no reader."""
-        lane = next((x for x in self._lanes.values() if any(w.address == heard.worker for w in x.workers)), None)
-        if heard.kind == HELLO:
-            fields = {name: heard.fields[name] for name in ("name", "host", "devices")}
-            self._welcome(_Worker(heard.worker, **fields))
-        elif heard.kind == GONE:
-            self._forget(heard.worker)
-            if lane is not None:
-                self._drop(lane, heard.fields["why"], gone=heard.worker)
-        elif heard.kind == CLOSED and heard.key in self._cleaning:
-            worker, future = self._cleaning.pop(heard.key)
-            self._pool.release(future, cancel=False)
-            self._welcome(worker)
-        elif lane is not None and heard.key and heard.key == lane.key:
-            self._hear(lane, heard)
-
-    def _hear(self, lane: _Lane, heard: Heard) -> None:
-        """Takes what is told of the unit that a lane has."""
-        if heard.kind == ENDED:
-            self._drop(lane, heard.fields["why"], gone="")
-        elif heard.kind == ERRED:  # it cannot do tasks of ours at all, so it is not asked again
-            self._drop(lane, heard.fields["why"], gone=heard.worker)
-        elif heard.kind == SAID:
-            message = json.loads(heard.fields["message"])
-            if message["type"] in ANSWERS:
-                self._finish(lane, cancel=False)
-            if message["type"] not in (JOINED, LEFT):  # those are the engine's to say
-                self._told.append(Told(lane.name, message))
-
-    def _welcome(self, worker: _Worker) -> None:
-        """Makes a lane of free workers as soon as there are enough."""
-        self._free.append(worker)
-        if len(self._free) < self._gang_size:
+        if found is None:
             return
-        members, self._free = self._free[: self._gang_size], self._free[self._gang_size :]
-        lane = _Lane(self._name(members), members)
+        if for_good:
+            self._useless.add(found.address)
+        self._drop(found, why)
+        if not for_good and not found.tasks:  # nothing is there to clean up
+            self._welcome(found.address, found.name, found.host, found.devices)
+
+    def close(self) -> None:
+        """Ends every lane; see `engine.Engine`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._lanes.clear()
+        with contextlib.suppress(Exception):  # a worker that does not answer ends its lane when it sees the client gone
+            self._client.sync(self._client._unregister_worker_plugin, name=PLUGIN, callback_timeout=CLOSE_PATIENCE_S)
+        self._client.close()
+
+    def _listen(self) -> None:
+        """Hears what workers say, from now on: waits until the scheduler has taken it to heart."""
+        mine = self._client.id
+
+        def hear(event: tuple[float, Any]) -> None:
+            told = event[1]
+            if isinstance(told, dict) and (told.get("driver") == mine or told.get("action") == "remove-worker"):
+                self._heard.put(told)
+
+        for topic in (EVERYTHING, TOPIC):
+            self._client.subscribe_topic(topic, hear)
+        while self._heard.empty():
+            self._client.log_event(TOPIC, {"driver": mine, "kind": "probe"})
+            time.sleep(0.05)
+
+    def _take(self, told: Mapping[str, Any]) -> None:
+        """Makes news of what was heard; what nobody waits for any more has no reader."""
+        address = str(told.get("worker"))
+        lane = next((x for x in self._lanes.values() if x.address == address), None)
+        if told.get("action") == "remove-worker":
+            self._useless.discard(address)
+            if lane is not None:
+                self._drop(lane, "it was stopped, killed or silent, or its machine or network is gone")
+        elif told.get("kind") == FREE:
+            if lane is not None:
+                self._drop(lane, told.get("why", "its task was taken back"))
+            if address not in self._useless:
+                self._welcome(address, told["name"], told["host"], told["devices"])
+        elif told.get("kind") == SAID and lane is not None and lane.tasks and told["key"] == lane.tasks[-1].key:
+            self._hear(lane, json.loads(told["message"]))
+
+    def _hear(self, lane: _Lane, message: Message) -> None:
+        """Takes what a lane says of its unit."""
+        if not lane.is_at_work:
+            return
+        if message["type"] in ANSWERS:
+            lane.is_at_work = False
+            while len(lane.tasks) > 1:  # the last one stays: the lane process ends with it
+                lane.tasks.pop(0).release()
+        if message["type"] not in (JOINED, LEFT):  # those are the engine's to say
+            self._told.append(Told(lane.name, message))
+
+    def _welcome(self, address: str, called: str, host: str, devices: int | None) -> None:
+        """Makes a lane of a free worker; its name is for people and in paths."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", called)).lstrip("._-")[:80] or "lane"
+        names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
+        lane = _Lane(next(n for n in names if n not in self._lanes), address, host, devices)
         self._lanes[lane.name] = lane
-        counts = [w.devices for w in members]
-        devices = None if None in counts else sum(c or 0 for c in counts)
-        host = "+".join(dict.fromkeys(w.host for w in members))
         self._told.append(Told(lane.name, {"type": JOINED, "name": lane.name, "host": host, "devices": devices}))
 
-    def _name(self, members: list[_Worker]) -> str:
-        """What a lane is called, for people and in paths: after its leader."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", members[0].name.removeprefix("tls://")).lstrip("._-")[:80] or "lane"
-        if len(members) > 1:
-            name += f"_and_{len(members) - 1}_more"
-        names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
-        return next(n for n in names if n not in self._lanes)
-
-    def _drop(self, lane: _Lane, why: str, *, gone: str) -> None:
-        """Takes a lane out; its workers, but for one that is gone, are free again when they have no lane process."""
-        self._finish(lane, cancel=True)
+    def _drop(self, lane: _Lane, why: str) -> None:
         del self._lanes[lane.name]
+        for task in lane.tasks:
+            task.release()
         self._told.append(Told(lane.name, {"type": LEFT, "why": why}))
-        for worker in lane.workers:
-            if worker.address != gone:
-                key = self._new_key("end")
-                self._cleaning[key] = worker, self._pool.submit(worker.address, key, end_lane)
-
-    def _forget(self, address: str) -> None:
-        self._free = [w for w in self._free if w.address != address]
-        for key in [k for k, (w, _) in self._cleaning.items() if w.address == address]:
-            self._pool.release(self._cleaning.pop(key)[1], cancel=True)
-
-    def _finish(self, lane: _Lane, *, cancel: bool) -> None:
-        if lane.future is not None:
-            self._pool.release(lane.future, cancel=cancel)
-        lane.key, lane.future = "", None
-
-    def _new_key(self, kind: str) -> str:
-        self._count += 1
-        return f"{kind}-{self._count}"
 
     def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
         """Ends the driver's wait for workers when its patience ends.
@@ -231,11 +216,64 @@ class DaskEngine:
             NodeLostError: With what to do.
         """
         now = time.monotonic()
+        if self._client.status != "running":
+            raise NodeLostError(
+                f"the scheduler at {self._address} must be there but the connection to it has ended; start it and its "
+                "workers again, then the study: it goes on"
+            )
         if self._lanes or told:
             self._lonely_since = now
         elif now - self._lonely_since > self._patience_s:
             raise NodeLostError(
-                f"a worker must join the pool at {self.address} within {self._patience_s:.0f} s but none is there "
-                f"(free: {len(self._free)}, a trial needs {self._gang_size}); start some with `autotune worker --join "
-                f"{self.address} --tls FOLDER`, then run the study again: it goes on"
+                f"a worker must be at {self._address} within {self._patience_s:.0f} s but none is there; start some "
+                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it goes on"
             )
+
+
+def _connect(address: str | None, scheduler_file: Path | None) -> Client:
+    """A client of the cluster, under the TLS of Dask's own configuration.
+
+    Raises:
+        LaunchError: If there is no scheduler.
+    """
+    where = address or str(scheduler_file)
+    end = time.monotonic() + CONNECT_LIMIT_S
+    while scheduler_file is not None and not scheduler_file.exists() and time.monotonic() < end:
+        time.sleep(0.1)  # the scheduler may be about to write it
+    for name in [n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what Dask says of workers is told by autotune, once
+    try:
+        if scheduler_file is not None:
+            address = json.loads(scheduler_file.read_text(encoding="utf-8"))["address"]
+        asyncio.run(_reach(address))  # a client that cannot connect leaves a thread behind
+        return Client(address, name=PLUGIN, set_as_default=False, timeout=CONNECT_LIMIT_S)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise LaunchError(
+            f"a Dask scheduler must be at {where} but {type(error).__name__}: {error}; start it with `dask scheduler`, "
+            "or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same on all sides"
+        ) from error
+
+
+async def _reach(address: str | None) -> None:
+    comm = await connect(address, timeout=CONNECT_LIMIT_S, **Security().get_connection_args("client"))
+    await comm.close()
+
+
+def _refuse_another_driver(client: Client) -> None:
+    """Refuses a cluster whose workers another study has: both would disturb each other's times.
+
+    Raises:
+        LaunchError: If there is one.
+    """
+    alive: dict[str, None] = {}
+    for _, event in client.get_events(EVERYTHING):
+        if isinstance(event, dict) and str(event.get("client", "")).startswith(f"Client-{PLUGIN}-"):
+            if event["action"] == "add-client":
+                alive[event["client"]] = None
+            else:
+                alive.pop(event["client"], None)
+    if others := [x for x in alive if x != client.id]:
+        raise LaunchError(
+            f"a Dask cluster must have one study at a time but another driver is there ({others[0]}); wait "
+            "until it has ended, or start another cluster"
+        )

@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
 
 class Engine(Protocol):
-    """Lanes of one kind: of this machine, of a SLURM job's nodes, or of a pool that anyone with the key may join.
+    """Lanes of one kind: of this machine, of a SLURM job's nodes, or of a Dask cluster.
 
     Not thread-safe: one driver calls it from one thread.
     """
@@ -62,9 +62,12 @@ class Engine(Protocol):
             for_good: Whether it is of no use: the engine does not offer it again.
         """
 
-    def close(self, *, is_over: bool = False) -> None:
-        """Ends every lane and everything below it, within seconds; safe to call twice.
+    def close(self) -> None:
+        """Ends every lane and everything below it, within seconds; safe to call twice."""
 
-        Args:
-            is_over: The study needs no lanes any more: members of a pool need not wait for another driver.
-        """
+
+def open_dask(study: Message, **options: Any) -> Engine:
+    """The workers of a Dask cluster; see `dask_engine.DaskEngine`. No other study needs Dask to be installed."""
+    from autotune.cluster.dask_engine import DaskEngine
+
+    return DaskEngine(study, **options)

@@ -12,14 +12,19 @@ from autotune.model import StudyFileError, StudySpec, format_seconds
 LONGEST_GRACE_S = 65_535
 
 
-def check_request(spec: StudySpec, request: JobRequest) -> int:
-    """How many drivers the job has: one for each group of nodes that a trial spans.
+def check_request(spec: StudySpec, request: JobRequest) -> None:
+    """Refuses a job in which the study cannot run.
 
     Raises:
-        StudyFileError: If the nodes do not divide into such groups, their GPUs do not suffice, or the job would end
-            before the study's time budget.
+        StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not suffice, the job
+            would end before the study's time budget, or is of a kind that has no such groups.
     """
     device = spec.device
+    if request.is_dask and device.node_count > 1:
+        raise StudyFileError(
+            f"lanes of an array or in containers are single nodes but a trial of this study spans {device.node_count}; "
+            "leave out --array and --container-image"
+        )
     if request.nodes % device.node_count:
         raise StudyFileError(
             f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
@@ -39,7 +44,6 @@ def check_request(spec: StudySpec, request: JobRequest) -> int:
         )
     if not request.requeue:
         refuse_longer(spec, request.time_s, request.grace_s, more=", or let it go on in the next job with --requeue")
-    return request.nodes // device.node_count
 
 
 def refuse_longer(spec: StudySpec, time_s: float, grace_s: float, *, more: str = "") -> None:

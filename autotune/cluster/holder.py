@@ -1,193 +1,174 @@
-"""A worker's side of a pool: it holds one lane process and carries messages between that and the driver.
+"""A Dask worker's side of a lane: it holds one lane process and carries messages between that and the driver.
 
-It comes to every worker that joins, `autotune worker` or plain `dask worker`, as a plugin. The lane process stands
-behind a guard, so it ends with the worker, however that ends; and with the driver, for a Dask worker that has lost its
-scheduler closes, and takes its plugins down first.
+It comes to every worker of the cluster as a plugin. The lane process stands behind a guard, so it ends with the worker,
+however that ends. It ends with the driver, too: the driver keeps the lane's last task, at work or done, so a client
+that is gone takes that task from the worker, and the plugin sees it go.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
 import socket
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.worker import get_worker
 
-from autotune.cluster.carry import RANK_OPERATION, serve_rank
 from autotune.cluster.engine import ANSWERS, Message
-from autotune.machine import LANE, Scratch, caller_environment, driver_python, let_import_packages
-from autotune.workers import GANG_VARIABLE, GuardedProcess
+from autotune.machine import (
+    LANE,
+    Scratch,
+    caller_environment,
+    driver_python,
+    let_import_packages,
+    parse_devices,
+    reserve_devices,
+    visible_gpu_ids,
+)  # fmt: skip
+from autotune.workers import GuardedProcess
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-TOPIC = "autotune"
-HELLO, SAID, ENDED, CLOSED = "hello", "said", "ended", "closed"
-"""What a holder tells: that it is there, what its lane says, that its lane ended by itself, that it was ended."""
+TOPIC = PLUGIN = "autotune"
+FREE, SAID = "free", "said"
+"""What a holder tells: that it has no lane process and can take a unit, what its lane says."""
 
-LANE_LOG_BYTES = 1_000_000
-KILL_PATIENCE_S = 15.0
-DEVICES = "devices"
+GPU = "GPU"
 """Under this name a worker says as a resource of Dask's how many devices it has."""
 
+LANE_COMMAND = ("-m", "autotune.study.lane")
+LOG_BYTES = 1_000_000
+KILL_PATIENCE_S = 15.0
 
-def lane_command() -> list[str]:
-    """What runs as a lane."""
-    return [driver_python(), "-m", "autotune.study.lane"]
 
-
-def do_unit(unit: str, gang: str) -> None:
-    """Runs on a worker: gives its lane one unit, and sees it through.
-
-    Args:
-        unit: The message, as JSON.
-        gang: Addresses of all workers of the lane, as a list in JSON; empty if it is this one alone.
-    """
+def do_unit(unit: str) -> None:
+    """Runs on a worker: gives its lane one unit, as JSON, and sees it through."""
     worker = get_worker()
-    _holder(worker).do(str(worker.get_current_task()), json.loads(unit), gang)
-
-
-def end_lane() -> None:
-    """Runs on a worker: ends its lane process, and says so."""
-    worker = get_worker()
-    _holder(worker).end(str(worker.get_current_task()))
-
-
-def _holder(worker: Worker) -> LaneHolder:
-    found = worker.plugins[LaneHolder.name]
-    assert isinstance(found, LaneHolder)
-    return found
+    holder = worker.plugins[PLUGIN]
+    assert isinstance(holder, LaneHolder)
+    holder.do(str(worker.get_current_task()), json.loads(unit))
 
 
 class LaneHolder(WorkerPlugin):
     """Holds the lane process of one worker, from its first unit on.
 
     Args:
+        driver: Whose tasks it does: their keys begin with this, and all it tells is marked with it.
         study: The first message to each lane process.
-        command: The lane program; default: that of `lane_command`, asked on the worker's machine.
+        command: The lane program; default: that of a study, with the worker's own interpreter.
+        holds_gpus: Whether the worker's GPUs are reserved against other studies while there is a lane process.
     """
 
-    name = "autotune-lane"
+    name = PLUGIN
 
-    def __init__(self, study: Message, command: Sequence[str] | None = None) -> None:
+    def __init__(self, driver: str, study: Message, command: Sequence[str] | None, *, holds_gpus: bool) -> None:
+        self._driver = driver
         self._study = dict(study)
         self._command = command
+        self._holds_gpus = holds_gpus
 
     def setup(self, worker: Worker) -> None:
         """Runs in the worker's loop when it has joined."""
         self._worker = worker
-        self._turn = threading.Lock()  # a plain worker may have several threads
+        self._turn = threading.Lock()  # a worker may have several threads
         self._lane: GuardedProcess | None = None
-        self._gang = ""
-        self._in_hand = ""
+        self._held = contextlib.ExitStack()
+        self._key = ""  # of the task whose end is the lane's
         self._leaves = False
-        self._unwanted: set[str] = set()
         self._scratch = Scratch(LANE)
-        self._folder = self._scratch.path
-        for page in worker.services.values():
-            page.stop()  # a plain worker's, over plain HTTP
-        worker.handlers[RANK_OPERATION] = serve_rank
-        devices = worker.state.total_resources.get(DEVICES)
-        self._tell(
-            HELLO, name=str(worker.name), host=socket.gethostname(), devices=None if devices is None else int(devices)
-        )
+        self._tell(FREE)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        """Runs in the worker's loop: a task that is taken back while it runs takes its lane process with it."""
-        if start in ("executing", "long-running") and finish in ("released", "cancelled", "forgotten"):
-            self._unwanted.add(str(key))
-            if self._in_hand == key and self._lane is not None:
-                self._lane.abort()
+        """Runs in the worker's loop: a task that is taken back, at work or done, takes the lane process with it."""
+        if not str(key).startswith(self._driver):
+            return
+        if finish == "executing":
+            self._key = str(key)
+        elif finish in ("released", "cancelled", "forgotten"):
+            if key == self._key:
+                self._key = ""
+                if self._lane is not None:
+                    self._lane.abort()
+                threading.Thread(target=self._end, name="ending", daemon=True).start()
+            elif start in ("ready", "constrained") and not self._key:  # it was never begun
+                self._tell(FREE)
 
     async def teardown(self, worker: Worker) -> None:
-        """Runs in the worker's loop when it closes."""
+        """Runs in the worker's loop when it closes, or when the driver needs no lanes any more."""
         self._leaves = True
         if self._lane is not None:
             self._lane.abort()
-        await asyncio.to_thread(self._end_for_good)
+        await asyncio.to_thread(self._end)
+        self._scratch.close()
 
-    def _end_for_good(self) -> None:
-        with self._turn:
-            self._close()
-            self._scratch.close()
-
-    def do(self, key: str, unit: Message, gang: str) -> None:
+    def do(self, key: str, unit: Message) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
         with self._turn:
-            lane = self._open(gang)
-            self._in_hand = key
-            if key in self._unwanted:
+            if not key.startswith(self._driver) or self._leaves:  # a task of a driver that is gone
+                return
+            lane = self._open()
+            if self._key != key:  # taken back meanwhile
                 lane.abort()
             lane.send(unit)
-            if not self._carry(key, lane):
-                self._in_hand = ""
+            if not self._carry(key, lane) and self._key == key:
+                self._key = ""
                 self._close()
-                if not self._leaves:  # else that the worker has left says all
-                    self._tell(ENDED, key, why=_describe(lane))
+                self._tell(FREE, why=_describe(lane))
 
     def _carry(self, key: str, lane: GuardedProcess) -> bool:
         while lane.end is None:
             for message in lane.messages(60):
-                if message["type"] in ANSWERS:
-                    self._in_hand = ""  # from here on a task that is taken back is one that is done
                 if message["type"] != "exit":
-                    self._tell(SAID, key, message=json.dumps(message))
-                if not self._in_hand:
+                    self._tell(SAID, key=key, message=json.dumps(message))
+                if message["type"] in ANSWERS:
                     return True
         return False
 
-    def end(self, key: str) -> None:
-        """Ends the lane process, if there is one."""
+    def _end(self) -> None:
+        """Ends the lane process after its task was taken back."""
         with self._turn:
             self._close()
-            self._tell(CLOSED, key)
+            self._tell(FREE)
 
-    def _open(self, gang: str) -> GuardedProcess:
+    def _open(self) -> GuardedProcess:
         if self._lane is not None:
             self._lane.receive()  # it may have ended since
-            if self._lane.end is None and self._gang == gang:
+            if self._lane.end is None:
                 return self._lane
             self._close()
-        self._gang = gang
         env = caller_environment()
-        if gang:
-            env[GANG_VARIABLE] = json.dumps([self._member(address) for address in json.loads(gang)])
+        if self._holds_gpus and "SLURM_JOB_ID" not in env:  # a job's devices are its own already
+            visible = visible_gpu_ids(env)
+            self._held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
         let_import_packages(env)
-        command = list(self._command or lane_command())
-        self._lane = GuardedProcess(command, env, self._folder / "lane.log", LANE_LOG_BYTES, cwd=str(self._folder))
+        command = list(self._command or (driver_python(), *LANE_COMMAND))
+        folder = self._scratch.path
+        self._lane = GuardedProcess(command, env, folder / "lane.log", LOG_BYTES, cwd=str(folder))
         self._lane.send(self._study)
         return self._lane
-
-    def _member(self, address: str) -> dict[str, Any]:
-        """One worker of the gang, as `autotune.workers.gang` takes it."""
-        pair = self._worker.security.get_tls_config_for_role("worker")
-        files = [pair["ca_file"], pair["cert"], pair["key"]]
-        through = [driver_python(), "-m", "autotune.cluster.carry", address, *files]
-        return {"host": get_address_host(address), "through": through}
 
     def _close(self) -> None:
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.close(KILL_PATIENCE_S)
             self._scratch.clear()
+        self._held.close()
 
-    def _tell(self, kind: str, key: str = "", **fields: Any) -> None:
-        self._worker.log_event(TOPIC, {"kind": kind, "key": key, **fields})  # Dask adds which worker it is
+    def _tell(self, kind: str, **fields: Any) -> None:
+        """Tells the driver, unless there is nothing to tell it but that the worker leaves; Dask adds which worker."""
+        if self._leaves:
+            return
+        devices = self._worker.state.total_resources.get(GPU)
+        own = {"name": str(self._worker.name), "host": socket.gethostname(), "devices": devices and int(devices)}
+        self._worker.log_event(TOPIC, {"driver": self._driver, "kind": kind, **(own if kind == FREE else {}), **fields})
 
 
 def _describe(lane: GuardedProcess) -> str:
     end = lane.end or {}
     said = " ".join(end.get("last_lines", [])[-3:])
     return f"its lane process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]
-
-
-def hush_dask() -> None:
-    """Keeps Dask's own log lines from the screen: what they say of workers is told by autotune, once."""
-    for name in [n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.cluster.certificates import tls_folder
 from autotune.model import StudyFileError, parse_duration
 
 Runtime = Literal["pyxis", "apptainer"]
@@ -53,8 +52,8 @@ class JobRequest:
     container_runtime: Runtime = "pyxis"
 
     @property
-    def is_pool(self) -> bool:
-        """Whether lanes join a pool, instead of being steps that the driver starts.
+    def is_dask(self) -> bool:
+        """Whether lanes are workers of a Dask cluster, instead of being steps that the driver starts.
 
         Jobs of an array start apart; and SLURM's commands, with which a driver starts steps, are not in a container.
         """
@@ -98,10 +97,20 @@ class Program:
         run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
         return [*run, *self.options, *more]
 
+    def dask_command(self, what: str, *more: str) -> list[str]:
+        """The command of a part of the Dask cluster, whose parts find each other by its scheduler's file."""
+        file = ["--scheduler-file", str(self.scheduler_file)]
+        return [self.python, "-m", "dask", what, *file, "--protocol", "tls", "--no-dashboard", *more]
+
     @property
-    def join_command(self) -> list[str]:
-        """A worker's command, but for its name: it finds the driver by the folder with the pool's certificate."""
-        return [self.python, "-m", "autotune", "worker", "--join", str(tls_folder(self.run_dir))]
+    def scheduler_file(self) -> Path:
+        """Where the scheduler of a Dask cluster says its address: beside the run directory."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.scheduler.json")
+
+    @property
+    def tls(self) -> Path:
+        """Where the certificate of a Dask cluster lies: beside the run directory, which may be shown around."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.tls")
 
     @property
     def script(self) -> Path:

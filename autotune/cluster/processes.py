@@ -122,7 +122,7 @@ class Processes:
         if for_good:  # else it would pass for a lane that is there when all others are gone
             self._lanes[lane].is_given_up = True
 
-    def close(self, *, is_over: bool = False) -> None:
+    def close(self) -> None:
         """See `autotune.cluster.Engine`."""
         for lane in self._lanes.values():
             lane.is_given_up = True

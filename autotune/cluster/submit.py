@@ -1,7 +1,7 @@
 """A study as a SLURM job: the batch script, what the cluster says to it, and its submission.
 
 The script is plain bash that a person can read, change and submit by hand. It calls one driver, which
-places its lanes on the job's nodes (of an array or in containers: a driver and workers that join it), passes the
+places its lanes on the job's nodes (of an array or in containers: starts a Dask cluster for them), passes the
 warning of the time limit on, and puts the job back into the queue if that was asked for.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 import jinja2
 
-from autotune.cluster.certificates import make_certificates, tls_folder
 from autotune.cluster.fit import check_request
 from autotune.cluster.job_request import JobRequest, Program, format_time
 from autotune.machine import (
@@ -39,7 +38,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         StudyFileError: If the study does not fit the job, or a path, option or set-up line holds what a batch script
             cannot.
     """
-    drivers = check_request(spec, request)
+    check_request(spec, request)
     _check_setup(request.setup)
     template = _templates().get_template("submit.sbatch.j2")
     return template.render(
@@ -47,8 +46,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         nodes_per_trial=spec.device.node_count,
         request=request,
         program=program,
-        drivers=drivers,
-        pool=_pool_steps(spec, request, program) if request.is_pool else None,
+        dask=_dask_steps(spec, request, program) if request.is_dask else None,
         time=format_time(request.time_s),
         with_storage=with_storage,
         stopped=STOPPED,
@@ -103,20 +101,28 @@ def _directive(option: str) -> str:
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
 
 
-def _pool_steps(spec: StudySpec, request: JobRequest, program: Program) -> tuple[list[str], list[str]]:
-    """What starts the driver of a pool, and a worker on each node of the job, called after its node."""
+def _dask_steps(spec: StudySpec, request: JobRequest, program: Program) -> dict[str, list[str]]:
+    """What starts scheduler, driver, and a worker on each node of the job, called after its node."""
     with_gpus = spec.replay is None and spec.device.platform == "cuda"
-    driver = request.inside(program.run_command("--listen", "tls://0.0.0.0:0"), with_gpus=with_gpus)
-    worker = request.inside(program.join_command, with_gpus=with_gpus)
-    nodes = spec.device.node_count if request.array else request.nodes
     shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
-    if request.container_image is not None:
-        driver = ["srun", "--nodes=1", "--ntasks=1", *shared, *driver]
+    once = ["srun", "--nodes=1", "--ntasks=1", *shared] if request.container_image is not None else []
+    scheduler = request.inside(program.dask_command("scheduler", "--port", "0"), with_gpus=False)
+    driver = request.inside(program.run_command("--scheduler-file", str(program.scheduler_file)), with_gpus=with_gpus)
+    more = ["--resources", f"GPU={request.gpus_per_node}"] if with_gpus and request.gpus_per_node else []
+    worker = request.inside(
+        program.dask_command("worker", "--nthreads", "1", "--no-nanny", "--death-timeout", "60", *more),
+        with_gpus=with_gpus,
+    )
+    nodes = 1 if request.array else request.nodes
     spread = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     survive = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
     named = 'exec "$@" --name "${SLURMD_NODENAME:-node}"'
-    return driver, ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *worker]
+    return {
+        "scheduler": [*once, *scheduler],
+        "driver": [*once, *driver],
+        "worker": ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *worker],
+    }
 
 
 # ---------------------------------------------------------------------- the cluster
@@ -168,8 +174,6 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
     """
     env = _with_storage(caller_environment(), storage)
     _refuse_hopeless(request, env)
-    if request.is_pool:  # workers may come before the driver
-        make_certificates(tls_folder(program.run_dir))
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:

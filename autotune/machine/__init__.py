@@ -2,7 +2,7 @@
 
 from autotune.child import CUDA_PLUGINS, installed_versions
 from autotune.machine.child_process import ChildProcess
-from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices, worker_name
+from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices
 from autotune.machine.energy import NO_METER, EnergyMeter, open_meter
 from autotune.machine.environment import (
     caller_environment, child_environment, default_cache_dir, driver_python, let_import_packages,

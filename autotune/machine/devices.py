@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.child import VISIBLE
@@ -127,15 +127,3 @@ def _cannot_reserve(why: str) -> LaunchError:
         f"{_slots()} must be a folder of this user alone, to reserve devices against other studies, but {why}; "
         "remove it if it is yours, or name another temporary folder with TMPDIR"
     )
-
-
-def worker_name(environment: Mapping[str, str], host: str, devices: Sequence[str]) -> str:
-    """What a worker is called unless told: its machine and devices, or its place in a SLURM job.
-
-    The name lasts over a restart, so that the worker's noise floor is not measured again.
-    """
-    parts = [host.split(".")[0]]
-    if (job := environment.get("SLURM_JOB_ID")) is not None:
-        parts += [job, environment.get("SLURM_LOCALID", "0")]
-    parts += devices
-    return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)).lstrip("._-")[:100]

@@ -32,7 +32,7 @@ PLATFORMS = {"cuda": "cuda,cpu"}
 """JAX_PLATFORMS where that is more than the platform itself: host callbacks of a program on GPUs need the CPU, too."""
 
 _NOT_FOR_TRIALS = re.compile(
-    r"AUTOTUNE_STORAGE|AUTOTUNE_GANG|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
+    r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
 )
 """What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;

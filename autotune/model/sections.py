@@ -231,7 +231,7 @@ class DeviceSpec(Section):
             Of several nodes: all of them together.
         process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all. Of several
             nodes: all of them together, the same number on each; 1 is one for each node.
-        node_count: Machines that one trial spans; more than one needs SLURM or a pool, see docs/cluster.md.
+        node_count: Machines that one trial spans; more than one needs SLURM, see docs/cluster.md.
     """
 
     platform: Literal["cpu", "cuda"] = "cpu"

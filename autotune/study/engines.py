@@ -1,7 +1,8 @@
-"""Which lanes a study gets: this process, groups of this machine's devices, or nodes of its SLURM job."""
+"""Which lanes a study gets: this process, groups of this machine's devices, nodes of its SLURM job, Dask workers."""
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,7 @@ from autotune.cluster import (
     lanes_here,
     lanes_of_groups,
     lanes_on_nodes,
-    open_pool,
-    pool_address,
-    tls_folder,
+    open_dask,
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
 from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
@@ -50,28 +49,28 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
 
 
 def choose_engine(
-    spec: StudySpec, groups: Sequence[Sequence[str]], *, listen: str | None = None, tls: Path | None = None
+    spec: StudySpec,
+    groups: Sequence[Sequence[str]],
+    *,
+    scheduler: str | None = None,
+    scheduler_file: Path | None = None,
 ) -> MakeEngine | None:
     """The lanes of a study as it is called here; None is this process alone.
 
     Args:
         spec: The study.
         groups: Devices of this machine that were named, one group for each lane.
-        listen: Where a pool is joined; None for no pool.
-        tls: Folder of the pool's certificate; default: beside the run directory.
+        scheduler: Address of a Dask cluster's scheduler.
+        scheduler_file: The file that has it.
 
     Raises:
-        StudyFileError: If trials of several nodes are given devices of one machine.
+        StudyFileError: If trials of several nodes are given devices of one machine, or lanes are named twice.
         LaunchError: If this machine does not have those devices.
     """
-    if listen is not None:
-        if groups:
-            raise StudyFileError(
-                "lanes must be of a pool or of this machine but both --listen and --devices are given; leave one out, "
-                "and give --devices to `autotune worker --join` instead"
-            )
-        pool_address(listen)  # a mistyped one must not leave a run directory behind
-        return lambda run: _pool(run, listen, tls)
+    named = {"--scheduler": scheduler, "--scheduler-file": scheduler_file, "--devices": groups or None}
+    if scheduler is not None or scheduler_file is not None:
+        _refuse_for_dask(spec, [name for name, value in named.items() if value is not None])
+        return lambda run: _on_dask(run, scheduler, scheduler_file)
     if groups:
         if spec.device.node_count > 1:
             raise StudyFileError(
@@ -118,14 +117,33 @@ def _nodes_of_job() -> tuple[str, ...]:
     return slurm_hosts(listed, own)
 
 
-def _pool(run: StudyRun, listen: str, tls: Path | None) -> Engine:
-    """Whoever joins; nothing of the run directory is seen there."""
+def _refuse_for_dask(spec: StudySpec, named: Sequence[str]) -> None:
+    """Refuses what a Dask cluster cannot do, before there is a run directory.
+
+    Raises:
+        StudyFileError: If lanes are named in two ways, or a trial spans several nodes.
+        LaunchError: If Dask is not installed.
+    """
+    if len(named) > 1:
+        raise StudyFileError(f"lanes must be named in one way but got {' and '.join(named)}; leave one out")
+    if spec.device.node_count > 1:
+        raise StudyFileError(
+            f"a lane of a Dask cluster is one worker but a trial of this study spans {spec.device.node_count} nodes; "
+            "several nodes are SLURM's: `autotune submit`, or `autotune run` inside `salloc`"
+        )
+    if importlib.util.find_spec("distributed") is None:
+        raise LaunchError(
+            f"{named[0]} needs Dask but it is not installed here; run `pip install -e '.[dask]'` in autotune's folder, "
+            "in the environment of the scheduler and of all workers, too"
+        )
+
+
+def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
+    """A lane on each worker of the cluster; nothing of the run directory is seen there."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
-    folder = tls or tls_folder(run.store.path)
-    engine = open_pool(study, tls=folder, listen=listen, gang_size=run.spec.device.node_count)
-    run.view.note(
-        f"a pool is at {engine.address}; join it with: autotune worker --join {engine.address} --tls {folder}"
-    )
+    holds_gpus = run.spec.replay is None and run.spec.device.platform == "cuda"
+    engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
+    run.view.note(f"lanes are {engine.words}")
     return engine
 
 

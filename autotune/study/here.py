@@ -44,6 +44,6 @@ class Here:
         """Ends what runs."""
         self.runner.close()
 
-    def close(self, *, is_over: bool = False) -> None:
+    def close(self) -> None:
         """Ends every process that was started."""
         self.runner.close()

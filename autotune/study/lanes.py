@@ -135,11 +135,11 @@ class Lanes:
         jobs = [job]
         self.work(lambda: jobs.pop() if jobs else None)
 
-    def close(self, *, is_over: bool) -> None:
-        """Ends every lane, for good if the study is over, and writes down what was used up."""
+    def close(self) -> None:
+        """Ends every lane and writes down what was used up."""
         self.ledger.count(self.device_count)
         self.ledger.write(self.names)
-        self.engine.close(is_over=is_over)
+        self.engine.close()
         self._lanes.clear()
 
     @property

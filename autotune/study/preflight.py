@@ -35,9 +35,7 @@ from autotune.study.library_priors import Lessons, entries_for, lessons_of
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers import (
-    GANG_VARIABLE,
     CommandLauncher,
-    GangLauncher,
     Launcher,
     LocalLauncher,
     ReplayLauncher,
@@ -146,7 +144,7 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
         return ReplayLauncher(spec.replay, seed=spec.seed, platform=device.platform, device_count=device.count or 1)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
-        kind = GangLauncher if GANG_VARIABLE in caller_environment() else SrunLauncher
+        kind = SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 

@@ -103,7 +103,6 @@ class StudyRun:
         once_more: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
         objections: Set by `final_proof`: what speaks against sets that held in their final proof.
         conclusion: Set by `conclude`.
-        is_over: Whether no other session can be of use: the study is concluded, or nothing but a person can mend it.
     """
 
     spec: StudySpec
@@ -132,7 +131,6 @@ class StudyRun:
     once_more: OnceMore = field(default_factory=OnceMore, init=False)
     objections: dict[FlagSet, str] = field(default_factory=dict, init=False)
     conclusion: ConclusionRecord = field(init=False)
-    is_over: bool = field(default=False, init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     @property
@@ -152,7 +150,7 @@ class StudyRun:
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.time = TimeLeft(self.store, self.lanes)
         self.lanes.engine = (self.make_engine or _this_process)(self)
-        self._resources.callback(lambda: self.lanes.close(is_over=self.is_over))
+        self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
 
     def _to_hold(self) -> Sequence[str]:

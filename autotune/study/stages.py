@@ -14,7 +14,6 @@ from typing import NamedTuple
 from autotune.model import (
     PROFILE,
     AblationResult,
-    AutotuneError,
     BlameRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -24,7 +23,6 @@ from autotune.model import (
     FloorResult,
     LedgerRecord,
     LossBasis,
-    NodeLostError,
     ProfileRecord,
     ProofRecord,
     ScreenRecord,
@@ -68,13 +66,8 @@ def run_study(run: StudyRun) -> ConclusionRecord:
         AutotuneError: If the study cannot start or go on; what was recorded stays.
     """
     with contextlib.closing(run):
-        try:
-            for stage in STAGES:
-                stage.do(run)
-        except AutotuneError as error:
-            run.is_over = not isinstance(error, NodeLostError)
-            raise
-        run.is_over = True
+        for stage in STAGES:
+            stage.do(run)
     return run.conclusion
 
 

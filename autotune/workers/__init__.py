@@ -5,7 +5,6 @@ from autotune.workers.command import CommandLauncher
 from autotune.workers.describe import describe_workload
 from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.first_look import FirstLook, look_at
-from autotune.workers.gang import GANG_VARIABLE, GangLauncher
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, first_step
 from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch

@@ -177,19 +177,26 @@ def test_apptainer_starts_driver_and_workers_inside_the_image(tmp_path: Path) ->
     """A run of the script itself, with an srun and an apptainer that do what theirs do with their arguments."""
     srun = 'while [[ $1 == --* ]]; do case $1 in --container*) exit 9;; esac; shift; done; exec "$@"'
     apptainer = 'shift; while [[ $1 == --* ]]; do options+=" $1"; shift; done; echo "in $1:$options: ${*:2}"'
+    apptainer += '; case "$*" in *" autotune run "*) sleep 1;; esac'  # else it ends before a worker has begun
     request = request_of(
         container_image="/images/a b.sif", container_mounts="/data:/data", container_runtime="apptainer"
     )
-    text = script_of(spec_of(count=8), request)
-    done = run_script(text, tmp_path, programs={"srun": srun, "apptainer": apptainer})
+    program = Program(python="python3", study=tmp_path / "study.toml", run_dir=tmp_path / "run")
+    done = run_script(
+        script_of(spec_of(count=8), request, program), tmp_path, programs={"srun": srun, "apptainer": apptainer}
+    )
     assert done.returncode == 0, done.stderr
-    driver, worker = sorted(done.stdout.splitlines())
-    inside = "in /images/a b.sif: --nv --bind=/data:/data: python3 -m autotune "
-    assert driver.startswith(f"{inside}run {FOLDER}/study.toml --run-dir {FOLDER}/runs/s")
-    assert worker == f"{inside}worker --join {FOLDER}/runs/s.tls --name n1"
+    scheduler, driver, worker = sorted(done.stdout.splitlines())
+    inside, file = "--bind=/data:/data: python3 -m", f"--scheduler-file {tmp_path}/run.scheduler.json"
+    assert scheduler.startswith(f"in /images/a b.sif: {inside} dask scheduler {file} --protocol tls")
+    inside = f"in /images/a b.sif: --nv {inside}"
+    assert driver == f"{inside} autotune run {tmp_path}/study.toml --run-dir {tmp_path}/run {file}"
+    assert worker.startswith(f"{inside} dask worker {file} --protocol tls")
+    assert worker.endswith("--resources GPU=8 --name n1")
+    assert not (tmp_path / "run.tls").exists()
 
 
 def test_pyxis_gets_its_image_through_srun() -> None:
     text = script_of(spec_of(count=8), request_of(container_image="image", container_mounts="/a:/a"))
-    assert text.count("--container-image=image --container-mounts=/a:/a") == 2
+    assert text.count("--container-image=image --container-mounts=/a:/a") == 3
     assert "apptainer" not in text

@@ -21,16 +21,20 @@ def script(node_count: int = 1, sbatch: tuple[str, ...] = (), *, array: bool = F
     return render_script(spec, request, program, with_storage=True)
 
 
-@pytest.mark.parametrize("node_count", [1, 2, 4])
-@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize(("node_count", "array"), [(1, False), (2, False), (4, False), (1, True)])
 def test_the_script_is_bash(node_count: int, array: bool) -> None:
     text = script(node_count, ("--comment=two words",), array=array)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert directives[-1] == '#SBATCH --comment="two words"'
-    assert f"#SBATCH --nodes={node_count if array else 4}" in directives
+    assert f"#SBATCH --nodes={1 if array else 4}" in directives
     assert "{{" not in text
     assert "'/it'\"'\"'s/study.toml'" in text
+
+
+def test_an_array_has_no_trials_over_several_nodes() -> None:
+    with pytest.raises(StudyFileError, match="leave out --array"):
+        script(2, array=True)
 
 
 def test_what_sbatch_cannot_read_is_refused() -> None:

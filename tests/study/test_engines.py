@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model import parse_study
+from autotune.model.errors import StudyFileError
 from autotune.study.engines import choose_engine, parse_groups
 from tests.runs import replay_study
 
@@ -22,12 +25,14 @@ def test_what_is_no_group_of_devices_is_refused(text: str) -> None:
         parse_groups(text)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "nonsense", "tls://:1", "tls://host", "tls://host:99999"])
-def test_an_address_that_is_none_is_refused_before_there_is_a_run_directory(address: str) -> None:
-    with pytest.raises(LaunchError, match="must look like tls://HOST:PORT"):
-        choose_engine(replay_study(), (), listen=address)
+def test_a_dask_cluster_and_other_lanes_exclude_each_other() -> None:
+    with pytest.raises(StudyFileError, match="--scheduler and --devices; leave one out"):
+        choose_engine(replay_study(), (("0",), ("1",)), scheduler="tcp://127.0.0.1:1")
+    with pytest.raises(StudyFileError, match="--scheduler and --scheduler-file; leave one out"):
+        choose_engine(replay_study(), (), scheduler="tcp://127.0.0.1:1", scheduler_file=Path("scheduler.json"))
 
 
-def test_a_pool_and_devices_of_this_machine_exclude_each_other() -> None:
-    with pytest.raises(StudyFileError, match="leave one out"):
-        choose_engine(replay_study(), (("0",), ("1",)), listen="tls://127.0.0.1:0")
+def test_trials_over_several_nodes_are_no_lanes_of_a_dask_cluster() -> None:
+    spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
+    with pytest.raises(StudyFileError, match="several nodes are SLURM's"):
+        choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")

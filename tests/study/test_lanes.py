@@ -98,8 +98,8 @@ class Scripted:
         self.given_up.append(f"{lane} for good" if for_good else lane)
         self._units = deque(u for u in self._units if u[0] != lane)
 
-    def close(self, *, is_over: bool = False) -> None:
-        self.is_over = is_over
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 def study(
@@ -319,4 +319,3 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
     with pytest.raises(NodeLostError, match="all lanes are gone"):
         run_study(run)
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
-    assert not run.is_over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -13,8 +12,7 @@ from autotune.child.channel import Channel
 channel = Channel()
 study = channel.receive()
 while (unit := channel.receive())["type"] == "unit":
-    gang = [member["host"] for member in json.loads(os.environ.get("AUTOTUNE_GANG", "[]"))]
-    channel.send("begun", pid=os.getpid(), token=study["token"], gang=gang, cores=[*os.sched_getaffinity(0)])
+    channel.send("begun", pid=os.getpid(), token=study["token"], cores=[*os.sched_getaffinity(0)])
     if unit["do"] == "die":
         print("about to die")
         os._exit(3)

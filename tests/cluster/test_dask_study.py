@@ -1,4 +1,4 @@
-"""A whole study on a pool: the real lane program on real workers, which come and go."""
+"""A whole study on a Dask cluster: the real lane program on real workers, which come and go."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed")
 
-from autotune.cluster import open_pool
-from autotune.cluster.certificates import make_certificates
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.records import FloorResult, IncidentRecord, Outcome
@@ -21,7 +20,7 @@ from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
-from tests.cluster.pools import LOOPBACK, Workers
+from tests.cluster.dask_cluster import Cluster
 from tests.runs import SPACE, Diary, asking, replay_study
 
 pytestmark = pytest.mark.cluster
@@ -30,8 +29,8 @@ TRIALS = 16
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    started = Workers(tmp_path)
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path)
     yield started
     started.end()
 
@@ -76,27 +75,25 @@ class Watched:
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         self._engine.give_up(lane, why, for_good=for_good)
 
-    def close(self, *, is_over: bool = False) -> None:
-        self._engine.close(is_over=is_over)
+    def close(self) -> None:
+        self._engine.close()
 
 
 @pytest.mark.gate
-def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joins(
-    tmp_path: Path, workers: Workers
+def test_a_study_on_two_workers_loses_nothing_when_one_is_killed_and_another_joins(
+    tmp_path: Path, cluster: Cluster
 ) -> None:
-    tls = make_certificates(tmp_path / "run.tls")
     study = asking(replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}), TRIALS)
-    stays = []
+    victim = cluster.join("victim")
+    stays = [cluster.join("stays")]
 
     def make_engine(run: StudyRun) -> Watched:
         first = study_message(run.spec, study_dir=str(tmp_path), run=None, devices=[])
-        engine = open_pool(first, tls=tls, listen=LOOPBACK)
-        victim = workers.join(engine.address, tls, name="victim")
-        stays.append(workers.join(engine.address, tls, name="stays"))
+        engine = DaskEngine(first, scheduler_file=cluster.file)
 
         def act() -> None:
             victim.kill()
-            stays.append(workers.join(engine.address, tls, name="comes-later"))
+            stays.append(cluster.join("comes-later"))
 
         return Watched(engine, 6, act, newcomer="comes-later")
 
@@ -110,4 +107,5 @@ def test_a_study_on_a_pool_loses_nothing_when_a_worker_is_killed_and_another_joi
     assert {r.by for r in run.store.of(TrialResult)} <= {"victim", "stays", "comes-later"}
     assert len({r.by for r in run.store.of(TrialResult)}) >= 2
     assert [i for i in run.store.of(IncidentRecord) if i.by not in ("victim", None)] == []
-    assert [worker.wait(30) for worker in stays] == [0, 0]  # the study is over, and they know
+    assert [worker.poll() for worker in stays] == [None, None]  # they are the user's: another study may follow
+    assert [p for worker in stays for p in psutil.Process(worker.pid).children(recursive=True)] == []

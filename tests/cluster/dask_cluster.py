@@ -1,69 +1,66 @@
-"""What the tests of pools share: a driver's engine, workers as real processes, and what they say."""
+"""What the tests of Dask clusters share: scheduler and workers as real processes, a driver's engine, what lanes say."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autotune.cluster import open_pool
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import ANSWERS, Told
+from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
 
 LANE = [sys.executable, str(Path(__file__).parent / "programs" / "lane.py")]
 STUDY = {"type": "study", "token": "of this study"}
-LOOPBACK = "tls://127.0.0.1:0"
-AUTOTUNE = [sys.executable, "-m", "autotune", "worker"]
+DASK = [sys.executable, "-m", "dask"]
 
 
-def open_engine(tls: Path, **options: Any) -> DaskEngine:
-    return open_pool(STUDY, tls=tls, **{"listen": LOOPBACK, "command": LANE, **options})
+class Cluster:
+    """A scheduler and workers that a test starts by Dask's own commands; none outlives it."""
 
-
-class Workers:
-    """Workers that a test starts; none outlives it."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, options: Sequence[str] = ()) -> None:
         self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._env = env or {}
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.file = folder / "scheduler.json"
+        self.scheduler = self._start(
+            [*DASK, "scheduler", "--scheduler-file", str(self.file), "--port", "0", "--host", "127.0.0.1",
+             "--no-dashboard", *options]
+        )  # fmt: skip
+        wait_for(lambda: self.file.exists() and self.file.stat().st_size > 0, "the scheduler listens", limit_s=60)
+        self.address = str(json.loads(self.file.read_text())["address"])
 
-    def join(self, address: str, tls: Path, *options: str, name: str = "w") -> subprocess.Popen[str]:
-        return self._start([*AUTOTUNE, "--join", address, "--tls", str(tls), "--name", name, *options])
+    def join(self, name: str = "w", *options: str) -> subprocess.Popen[bytes]:
+        """Starts a worker, without a nanny unless told."""
+        own = ["--nthreads", "1", "--no-dashboard", "--name", name, *(options or ("--no-nanny",))]
+        return self._start([*DASK, "worker", "--scheduler-file", str(self.file), *own])
 
-    def join_by_folder(self, tls: Path, *, name: str = "w") -> subprocess.Popen[str]:
-        return self._start([*AUTOTUNE, "--join", str(tls), "--name", name])
-
-    def join_plainly(self, address: str, tls: Path, *options: str) -> subprocess.Popen[str]:
-        pair = ["--tls-ca-file", str(tls / "cert.pem"), "--tls-cert", str(tls / "cert.pem")]
-        pair += ["--tls-key", str(tls / "key.pem")]
-        dask = [sys.executable, "-m", "distributed.cli.dask_worker", address, *pair]
-        return self._start([*dask, "--nthreads", "1", "--no-dashboard", *options])
-
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._folder)}
-        env = {**os.environ, **own}  # devices are reserved in TMPDIR: tests at the same time have theirs
-        process = subprocess.Popen(
-            command, env=env, cwd=self._folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self._folder)}
+        with (self._folder / "dask.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, env={**os.environ, **own, **self._env}, cwd=self._folder, stdout=log, stderr=log
+            )
         self._started.append(process)
         return process
 
     def end(self) -> None:
+        """Kills all of them and what is below them."""
         for process in self._started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for below in psutil.Process(process.pid).children(recursive=True):
                     below.kill()
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def hear(engine: DaskEngine, enough: Callable[[list[Told]], bool], limit_s: float = 60) -> list[Told]:
@@ -106,12 +103,3 @@ def wait_in_unit(engine: DaskEngine, lane: str, until: Path) -> list[psutil.Proc
 
 def are_gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
