@@ -19,6 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.worker import get_worker
 
 from autotune.cluster.engine import ANSWERS, Message
+from autotune.cluster.processes import LANE_COMMAND, LOG_BYTES
 from autotune.machine import (
     LANE,
     Scratch,
@@ -41,8 +42,6 @@ FREE, SAID = "free", "said"
 GPU = "GPU"
 """Under this name a worker says as a resource of Dask's how many devices it has."""
 
-LANE_COMMAND = ("-m", "autotune.study.lane")
-LOG_BYTES = 1_000_000
 KILL_PATIENCE_S = 15.0
 
 
