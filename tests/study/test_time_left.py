@@ -244,7 +244,7 @@ def test_the_split_is_told_before_the_search_and_comes_to_the_budget() -> None:
     table = ended.table
     assert table is not None
     assert sum(seconds for _, seconds in table.parts) == pytest.approx(table.budget_s, abs=1.0)
-    assert ended.diary.notes[0] == describe_timetable(table, asked=30)
+    assert describe_timetable(table, asked=30) in ended.diary.notes[:2]
     assert {name for name, _ in table.parts} >= {"noise floor", "screen and search", "proofs", "gain", "alone", "soak"}
     assert table.trials[0] <= len(ended.of(TrialResult)) <= table.trials[1]
 
@@ -255,7 +255,7 @@ def test_gpu_hours_are_split_alike() -> None:
     assert ended.timed.clock.now_s <= 66 * MINUTE
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.WINNER
-    assert ended.diary.notes[0].startswith("the budget of GPU hours")
+    assert any(n.startswith("the budget of GPU hours") for n in ended.diary.notes[:2])
 
 
 def test_without_a_budget_nothing_is_split_or_left_out() -> None:
