@@ -12,6 +12,7 @@ import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
+from scipy.stats import multivariate_normal
 
 from autotune.search import SD_KEY, AdditiveFlagSampler, joint
 from autotune.search.additive import AdditiveModel, Observations
@@ -147,6 +148,30 @@ def test_intervals_of_what_it_expects_hold_what_is_true() -> None:
         mean, sd = JointModel(design, tried, range(len(design.factors))).expect(np.array([c for c, _ in rest]))
         inside.append(float(np.mean(np.abs(mean - np.array([v for _, v in rest])) < 2 * sd)))
     assert 0.8 < np.mean(inside) <= 1.0
+
+
+@pytest.mark.parametrize("has_origin", [True, False])
+def test_how_likely_a_sum_makes_the_trials_is_what_the_formula_gives(has_origin: bool) -> None:
+    """The density of a normal distribution, less what choosing the effects and fitting spread and scale costs."""
+    design, tried = made_up(3, 30)
+    sums = AdditiveModel(
+        design, Observations(tried.codes, tried.values, tried.sds), seed=0, has_origin=has_origin
+    )  # fmt: skip
+    state, chances = sums.likeliest, joint.chances_before(design)
+    widths = np.concatenate([
+        np.full(sums.design.starts[b + 1] - sums.design.starts[b], joint.SIZES[size]) for b, size in state.sizes.items()
+    ] or [np.zeros(0)])  # fmt: skip
+    rows = sums.scale * design.features(tried.codes)[:, state.columns] * widths
+    far = 0.0 if has_origin else (joint.FAR_ORIGIN * sums.scale) ** 2
+    cov = rows @ rows.T + far + np.diag(tried.sds**2 + sums.spread**2)
+    values = tried.values - (0.0 if has_origin else np.median(tried.values))
+    density = multivariate_normal(np.zeros(30), cov).logpdf(values)
+    chosen = sum(
+        math.log(chances[b] * joint.SHARES[state.sizes[b]] if b in state.sizes else 1 - chances[b])
+        for b in range(len(chances))
+    )
+    expected = density + chosen - math.log(30)
+    assert joint._log_evidence(sums, tried, has_origin=has_origin) == pytest.approx(expected, rel=1e-6)
 
 
 def test_histories_that_are_equal_are_told_alike_after_a_restart() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from autotune.model import parse_study
 from autotune.model.errors import StudyFileError
-from autotune.study.engines import choose_engine, parse_groups
+from autotune.study import engines
+from autotune.study.engines import HIGHEST_STEP, choose_engine, parse_groups
 from tests.runs import replay_study
 
 
@@ -36,3 +37,16 @@ def test_trials_over_several_nodes_are_no_lanes_of_a_dask_cluster() -> None:
     spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
     with pytest.raises(StudyFileError, match="several nodes are SLURM's"):
         choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("step", "nodes"), [(None, ("n1", "n2")), ("0", ()), ("17", ()), (str(HIGHEST_STEP), ("n1", "n2"))]
+)
+def test_nodes_of_a_job_are_lanes_but_not_within_one_of_its_steps(
+    step: str | None, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **({"SLURM_STEP_ID": step} if step else {})}
+    monkeypatch.setattr(engines, "caller_environment", lambda: env)
+    monkeypatch.setattr(engines, "inside_slurm_job", lambda: True)
+    monkeypatch.setattr(engines, "slurm_hosts", lambda listed, own: ("n1", "n2") if listed == "n[1-2]" else ())
+    assert engines._nodes_of_job() == nodes

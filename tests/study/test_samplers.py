@@ -60,6 +60,9 @@ def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) ->
     results = store.of(TrialResult)
     assert len({r.settings for r in results}) == 12
     assert sampler in {r.origin for r in results}
+    origins = [r.origin for r in results]
+    assert origins[:4] == ["random"] * 4  # `search.startup_trials`
+    assert set(origins[4:]) == {sampler}
 
 
 def test_options_reach_the_sampler(run_replay: Run) -> None:
