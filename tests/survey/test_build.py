@@ -13,6 +13,7 @@ from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.settings.atlas import AtlasRow, AtlasVerdict, atlas_text, load_kinds, read_rows
+from autotune.settings.catalog import Tier
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
@@ -262,3 +263,19 @@ def test_every_kind_fits_every_count_of_gpus() -> None:
     with pytest.raises(SettingError, match="--gpus must be a count"):
         planned_cells(["dense-one-gpu"], gpus=[7])
     assert set(load_kinds()) >= {"dense-fsdp", "dense-one-gpu", "tensor-parallel", "pipeline", "moe", "recurrent"}
+
+
+def test_what_is_said_of_a_setting_that_is_not_compiled_follows_from_its_entry() -> None:
+    known = KnownSettings(probe_build(driver_python(), platform="cpu"))
+    said = {name: module._of_release(name, known, is_compiled=False)[0] for name in known.catalog}
+    for name, verdict in said.items():
+        setting = known[name]
+        assert setting.entry is not None
+        does_nothing = setting.entry.tier is Tier.NOOP or (setting.flag is not None and not setting.flag.sets)
+        if verdict is AtlasVerdict.SAME:
+            assert does_nothing, name
+        elif does_nothing:
+            assert verdict in (AtlasVerdict.ELSEWHERE, AtlasVerdict.REJECTED), name
+    assert {AtlasVerdict.SAME, AtlasVerdict.UNSETTLED, AtlasVerdict.UNSEEN, AtlasVerdict.ELSEWHERE} <= set(
+        said.values()
+    )
