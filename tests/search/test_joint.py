@@ -15,10 +15,11 @@ from optuna.trial import TrialState
 from scipy.stats import multivariate_normal
 
 from autotune.search import SD_KEY, AdditiveFlagSampler, joint
-from autotune.search.additive import AdditiveModel, Observations
+from autotune.search.additive import AdditiveModel, Observations, chances_before
 from autotune.search.coded import CodedSpace
 from autotune.search.factors import Codes, Design, Floats
 from autotune.search.joint import FARTHEST, JointModel, Tried, joint_model
+from autotune.search.posterior import SHARES, SIZES
 from tests.search.test_sampler import effect, sampler, search
 
 BLOCKS: dict[str, BaseDistribution] = {
@@ -157,17 +158,17 @@ def test_how_likely_a_sum_makes_the_trials_is_what_the_formula_gives(has_origin:
     sums = AdditiveModel(
         design, Observations(tried.codes, tried.values, tried.sds), seed=0, has_origin=has_origin
     )  # fmt: skip
-    state, chances = sums.likeliest, joint.chances_before(design)
+    state, chances = sums.likeliest, chances_before(design)
     widths = np.concatenate([
-        np.full(sums.design.starts[b + 1] - sums.design.starts[b], joint.SIZES[size]) for b, size in state.sizes.items()
+        np.full(sums.design.starts[b + 1] - sums.design.starts[b], SIZES[size]) for b, size in state.sizes.items()
     ] or [np.zeros(0)])  # fmt: skip
     rows = sums.scale * design.features(tried.codes)[:, state.columns] * widths
     far = 0.0 if has_origin else (joint.FAR_ORIGIN * sums.scale) ** 2
     cov = rows @ rows.T + far + np.diag(tried.sds**2 + sums.spread**2)
     values = tried.values - (0.0 if has_origin else np.median(tried.values))
     density = multivariate_normal(np.zeros(30), cov).logpdf(values)
-    chosen = sum(
-        math.log(chances[b] * joint.SHARES[state.sizes[b]] if b in state.sizes else 1 - chances[b])
+    chosen: float = sum(
+        math.log(chances[b] * SHARES[state.sizes[b]] if b in state.sizes else 1 - chances[b])
         for b in range(len(chances))
     )
     expected = density + chosen - math.log(30)
