@@ -27,7 +27,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.png"
 STAMP = PICTURE.with_suffix(".json")
-WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 1240, 104, 360, 72, 70
+WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, TOP = 1560, 104, 360, 72, 70
 STYLE = """
 text { font-family: "DejaVu Sans", Helvetica, sans-serif; fill: #1c2733; }
 .name { font-size: 17px; font-weight: bold; } .duty { font-size: 12px; fill: #48586a; }
