@@ -18,6 +18,7 @@ from autotune.settings.parameters import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
 from autotune.stats.proof_design import CLAIM, HURDLE
 from autotune.study.proof import unsettled
+from autotune.study.time_left import TimeLeft
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import EFFECTS, Diary, Run, replay_study
@@ -41,7 +42,15 @@ def stages(store: Store) -> dict[str, int]:
     return found
 
 
-def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run) -> None:
+def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    allows = TimeLeft.allows_pair
+
+    def ask(self: TimeLeft, stage: str, pairs: int, *, is_needed: bool) -> bool:
+        asked.append((stage, pairs))
+        return allows(self, stage, pairs, is_needed=is_needed)
+
+    monkeypatch.setattr(TimeLeft, "allows_pair", ask)
     conclusion, store, diary = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
     ran = stages(store)
@@ -51,6 +60,8 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run) -> Non
     assert ran["alone"] == 4
     assert diary.stages.count("final proof") == 3
     assert disagreements(store, conclusion) == []
+    # Each pair is held against the time that is left before it begins, the first one, too.
+    assert [n for stage, n in asked if stage == "confirm"] == list(range(1, ran["confirm"] + 1))
 
 
 def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> None:
