@@ -76,9 +76,6 @@ def build(
     ] = False,
     recipes: Annotated[bool, typer.Option(help="Judge the published sets, too.")] = True,
     again: Annotated[bool, typer.Option(help="Judge cells anew that are in the table.")] = False,
-    only_predict: Annotated[
-        bool, typer.Option(help="Judge nothing: predict anew, by the present model, what the table predicts.")
-    ] = False,
 ) -> None:
     """Compiles every setting for every kind of model and GPU, by the jaxlib that is installed; needs no GPU.
 
@@ -87,12 +84,9 @@ def build(
     from importlib.resources import as_file
 
     from autotune.machine import caller_environment, default_cache_dir
-    from autotune.model import SettingError
     from autotune.settings import atlas_folder
     from autotune.survey import Plan, build_atlas, planned_cells
 
-    if again and only_predict:
-        raise SettingError("--only-predict judges nothing, but --again was given too, which judges: give one of them")
     cells = planned_cells(kind or (), target or (), gpus or ())
     with as_file(atlas_folder()) as packaged:
         plan = Plan(
@@ -104,6 +98,5 @@ def build(
             is_thorough=thorough,
             has_recipes=recipes,
             is_again=again,
-            only_predicts=only_predict,
         )
         print(build_atlas(plan, _Lines()))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from autotune.compiler import Screener, TimeUp, facts_of, open_screener
 from autotune.machine import driver_python, replace_file
-from autotune.model import AutotuneError, LaunchError, SettingError, StudySpec
+from autotune.model import AutotuneError, LaunchError, StudySpec
 from autotune.settings import (
     NEVER_SEARCHED,
     AtlasRow,
@@ -28,7 +28,6 @@ from autotune.settings import (
     read_rows,
     space_of_all,
 )
-from autotune.survey.anew import predicted_anew
 from autotune.survey.cells import Cell
 from autotune.survey.judge import Judge, silent_settings
 
@@ -76,7 +75,6 @@ class Plan:
         is_thorough: See `Judge`.
         has_recipes: Whether published sets are judged, too.
         is_again: Whether cells that are in the table are judged anew.
-        only_predicts: Whether nothing is judged, and what the table predicts of its cells is predicted anew.
     """
 
     cells: Sequence[Cell]
@@ -87,7 +85,6 @@ class Plan:
     is_thorough: bool = False
     has_recipes: bool = True
     is_again: bool = False
-    only_predicts: bool = False
 
 
 def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.monotonic) -> Path:
@@ -103,7 +100,7 @@ def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.m
 
     Raises:
         LaunchError: If nothing can be compiled with what is installed.
-        SettingError: If the table that is there cannot be read, or has none of the cells to be predicted anew.
+        SettingError: If the table that is there cannot be read.
     """
     known = KnownSettings(probe_build(driver_python(), platform="cuda"))
     if known.build.plugin is None:
@@ -120,51 +117,26 @@ def build_atlas(plan: Plan, view: BuildView, clock: Callable[[], float] = time.m
         return plan.limit_s is not None and clock() - started > plan.limit_s
 
     cells, there = plan.cells, {r.cell for r in rows if r.kind == "cell"}
-    if plan.only_predicts:
-        cells = [cell for cell in cells if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there]
-        if not cells:
-            raise SettingError(
-                f"to predict anew, a cell must be in the table but none of the {len(plan.cells)} asked for is "
-                f"in {path}; build it first, without --only-predict"
-            )
     for number, cell in enumerate(cells, 1):
         name = (jaxlib, cell.kind.name, cell.target.name, cell.gpus)
-        if name in there and not plan.is_again and not plan.only_predicts:
+        if name in there and not plan.is_again:
             continue
         if is_over():
             view.note(f"the time is up: {len(cells) - number + 1} cells are left; the same command goes on")
             break
         view.cell(number, len(cells), str(cell))
         try:
-            if plan.only_predicts:
-                found = _predicted(plan, cell, known, [r for r in rows if r.cell == name], view, is_over)
-                of_release = [r for r in rows if not r.workload]
-            else:
-                found, space = _judged(plan, cell, known, Guess([*told, *rows], cell, known), view, is_over)
-                of_release = build_rows(known, space)
+            found, space = _judged(plan, cell, known, Guess([*told, *rows], cell, known), view, is_over)
         except TimeUp:
             view.note(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
             break
         except AutotuneError as error:
             view.note(f"{cell} is left out: {error}")
             continue
-        rows = [r for r in rows if r.cell != name and r.workload] + found + of_release
+        rows = [r for r in rows if r.cell != name and r.workload] + found + build_rows(known, space)
         plan.folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, atlas_text(rows))
     return path
-
-
-def _predicted(
-    plan: Plan,
-    cell: Cell,
-    known: KnownSettings,
-    rows: Sequence[AtlasRow],
-    view: BuildView,
-    is_over: Callable[[], bool],
-) -> list[AtlasRow]:
-    """All rows of a cell that is in the table, with what the present model predicts."""
-    with _screener_of(plan, cell, view) as (_, screener):
-        return predicted_anew(rows, known, screener, progress=view.compiled, note=view.note, is_over=is_over)
 
 
 def _screener_of(plan: Plan, cell: Cell, view: BuildView) -> AbstractContextManager[tuple[StudySpec, Screener]]:

@@ -60,9 +60,3 @@ def test_the_page_is_written_of_any_table(tmp_path: Path) -> None:
     (tmp_path / "table" / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
     with pytest.raises(SettingError, match="the first line of a table of the atlas must be"):
         run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))
-
-
-def test_a_build_that_only_predicts_does_not_judge_again(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="--only-predict judges nothing, but --again was given too"):
-        run("atlas", "build", "--only-predict", "--again", "--into", str(tmp_path / "table"))
-    assert not (tmp_path / "table").exists()

@@ -11,18 +11,14 @@ import pytest
 
 from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
-from autotune.model.flags import FlagSet
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, atlas_text, load_kinds, read_rows
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_kinds, read_rows
 from autotune.settings.catalog import Tier
-from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.recipes import load_recipes
 from autotune.survey import build as module
-from autotune.survey.anew import predicted_anew
 from autotune.survey.build import Guess, Plan, build_atlas
 from autotune.survey.cells import planned_cells
-from autotune.survey.judge import changes_told, predicted_change, predicted_step_s, silent_settings
+from autotune.survey.judge import silent_settings
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 
 WORDS = ("cell", "compiled", "note")
@@ -95,90 +91,6 @@ def test_a_cell_that_is_judged_again_replaces_itself(tmp_path: Path, rules: Rule
     before = read_rows(path)
     build_atlas(plan(tmp_path, is_again=True), Told())
     assert [r for r in read_rows(path) if r.kind != "cell"] == [r for r in before if r.kind != "cell"]
-
-
-def test_predicted_anew_are_the_programs_of_the_table_and_nothing_else_is_touched(tmp_path: Path, rules: Rules) -> None:
-    path = build_atlas(plan(tmp_path), Told())
-    text = path.read_text("utf-8")
-    rows = read_rows(path)
-    assert [r.predicted_change for r in rows if r.name == COMBINE and r.value and r.verdict is AtlasVerdict.CHANGES]
-    wrong = [r.model_copy(update={"step_s": 1.0}) if r.kind == "cell" else r for r in rows]
-    older = {"predicted_change": 9.0, "changes": ("as it was told before",)}
-    wrong = [r if r.predicted_change is None else r.model_copy(update=older) for r in wrong]
-    path.write_text(atlas_text(wrong), "utf-8")
-    rules.compiled.clear()
-    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
-    assert path.read_text("utf-8") == text
-    assert not told.notes
-    compiled = [str(s) for s in rules.compiled]
-    assert len(compiled) == len({r.program for r in rows if r.predicted_change is not None}) * 2 + 2
-
-
-def test_a_program_that_nothing_gives_any_more_loses_its_prediction(tmp_path: Path, rules: Rules) -> None:
-    path = build_atlas(plan(tmp_path), Told())
-    rows = read_rows(path)
-    gone = next(r.program for r in rows if r.predicted_change is not None)
-    renamed = [r.model_copy(update={"program": "another"}) if r.program == gone else r for r in rows]
-    path.write_text(atlas_text(renamed), "utf-8")
-    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
-    assert "nothing gives program another any more" in told.notes[0]
-    after = read_rows(path)
-    assert {r.predicted_change for r in after if r.program == "another"} == {None}
-    kept = [r for r in after if r.program != "another"]
-    assert kept == [r for r in renamed if r.program != "another"]
-
-
-def test_a_cell_of_another_default_is_not_predicted_anew(tmp_path: Path, rules: Rules) -> None:
-    path = build_atlas(plan(tmp_path), Told())
-    rows = []
-    for row in read_rows(path):
-        if row.kind == "cell" and row.workload == "dense-fsdp":
-            row = row.model_copy(update={"program": "older", "step_s": 2.0})
-        rows.append(row)
-    path.write_text(atlas_text(rows), "utf-8")
-    text = path.read_text("utf-8")
-    build_atlas(plan(tmp_path, only_predicts=True), told := Told())
-    assert "the default's program must be the table's, older" in told.notes[0]
-    assert path.read_text("utf-8") == text
-
-
-def test_of_a_published_set_what_acts_in_the_cell_is_predicted_anew(tmp_path: Path, rules: Rules) -> None:
-    rows = [r for r in read_rows(build_atlas(plan(tmp_path), Told())) if r.workload == "dense-fsdp"]
-    known = KnownSettings(probe_build(driver_python(), platform="cuda"))
-    judged = {r.name for r in rows} - silent_settings(rows)
-    name, settings = next(
-        (name, found)
-        for name, recipe in load_recipes().items()
-        if COMBINE in (found := FlagSet({n: v for n, v in for_build(recipe.settings, known).items() if n in judged}))
-    )
-    rows = [r for r in rows if r.kind == "cell"] + [
-        r.model_copy(update={"predicted_change": None}) for r in rows if r.kind != "cell"
-    ]
-    of_cell = {"jaxlib": known.build.jaxlib, "workload": "dense-fsdp", "target": "h100-sxm", "gpus": 8}
-    fields = {"kind": "recipe", "name": name, "value": "as published", "verdict": AtlasVerdict.CHANGES}
-    recipe = AtlasRow(**of_cell, **fields, program=rules.name(settings)[:12], predicted_change=9.0)
-    screener = screen(rules)
-    after = predicted_anew([*rows, recipe], known, screener)
-    program = screener.result(settings).program
-    assert program is not None
-    expected = predicted_change(predicted_step_s(program, screener), predicted_step_s(screener.reference(), screener))
-    assert expected != 0.0
-    told = changes_told(screener.reference(), program)
-    assert told
-    assert after == [*rows, recipe.model_copy(update={"predicted_change": expected, "changes": told})]
-
-
-def test_only_cells_of_the_table_are_predicted_anew(tmp_path: Path, rules: Rules) -> None:
-    told = Told()
-    with pytest.raises(SettingError, match=r"none of the 2 asked for is in .*; build it first"):
-        build_atlas(plan(tmp_path, only_predicts=True), told)
-    assert not told.cells
-    assert not rules.compiled
-    assert not list(tmp_path.iterdir())
-    one = planned_cells(["dense-fsdp"], ["h100-sxm"], [8])
-    build_atlas(Plan(cells=one, folder=tmp_path, has_recipes=False), Told())
-    build_atlas(plan(tmp_path, only_predicts=True), told)
-    assert told.cells == ["1 of 1: dense-fsdp on 8 h100-sxm"]
 
 
 def test_the_time_that_is_up_costs_the_cell_under_way_and_no_more(tmp_path: Path, rules: Rules) -> None:
