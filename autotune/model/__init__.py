@@ -6,7 +6,7 @@ from autotune.model.blocks import TURNS, block_step_s, is_divided_as_told, log_r
 from autotune.model.clock import Stopwatch
 from autotune.model.delta import shrink
 from autotune.model.effects import (
-    INERT, BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect, ValueEffect,
+    INERT, BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect,
 )  # fmt: skip
 from autotune.model.errors import (
     STOPPED, AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, SettingError,

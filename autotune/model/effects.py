@@ -1,7 +1,4 @@
-"""What the trials of a study taught, as a record: what acts, what fails, and what is left to gain.
-
-All of it is what a model believes after the trials, not a proof; see `docs/search.md`.
-"""
+"""Estimated effects of settings, as a record: a model's, no proof; see `docs/search.md`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ winner's are left out together by one measurement. That measurement decides, so 
 
 
 class Believed(Record):
-    """A ratio of step times, as the model expects it, with its 95 % interval."""
+    """An expected ratio of step times with its 95 % interval."""
 
     ratio: Ratio
     low: Ratio
@@ -61,51 +58,32 @@ class SettingEffect(Record):
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
 
-class PairValueEffect(Believed):
-    """What two values do together, beyond what each does alone."""
-
-    values: tuple[str, str]
-    trials: Count
-
-
 class PairEffect(Record):
     """Two settings that may act together.
 
     Attributes:
         chance: That they do.
-        values: Values that were tried together.
     """
 
     names: tuple[str, str]
     chance: Chance
-    values: tuple[PairValueEffect, ...] = ()
-
-
-class Suspect(Record):
-    """A value, or two values together, that may make a set fail."""
-
-    settings: Settings
-    chance: Chance
 
 
 class BestPredicted(Believed):
-    """The set that promises most, tried or not, of settings alone that are believed to better it."""
+    """The best expected set, tried or not, of settings alone that are expected to better it."""
 
     settings: Settings
 
 
 class EffectsRecord(Stamped):
-    """What the trials taught, when the search of a session ended; the same whichever sampler proposed them.
+    """Estimates when the search of a session ended; the same whichever sampler proposed the trials.
 
     Attributes:
         trials: Trials that the study had then.
         measured: Of these, how many the model could learn speed from.
         settings: All that are searched, likeliest first.
         pairs: Those that act together with some chance, likeliest first.
-        suspects: What may make a set fail, likeliest first.
-        best: The set that promises most; empty where that is the default.
-        left: The fastest set of the space over that one is at least this ratio, by 95 % of what is possible.
-        together: Whether settings act together by more than single ones and pairs tell: all else here says little then.
+        best: The best expected set; empty where that is the default.
     """
 
     kind: Literal["effects"] = "effects"
@@ -113,10 +91,7 @@ class EffectsRecord(Stamped):
     measured: Count
     settings: tuple[SettingEffect, ...]
     pairs: tuple[PairEffect, ...] = ()
-    suspects: tuple[Suspect, ...] = ()
     best: BestPredicted
-    left: Ratio
-    together: bool = False
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """A set without what is believed to be of no use in it.

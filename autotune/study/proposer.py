@@ -32,6 +32,7 @@ from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.study.culprit import walks_into
 from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
+from autotune.study.effects import StudyEffects
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
@@ -48,7 +49,6 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )
-from autotune.study.taught import Lesson
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
@@ -210,28 +210,21 @@ class Proposer:
         return None
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The set that promises most by all trials, as trial `number`; None if it is known.
-
-        Args:
-            number: Of the trial.
-            taken: Sets that other lanes are trying now.
-        """
-        settings = self._lesson().best
+        """The best expected set by all trials, as trial `number`; None if it is known or in `taken`."""
+        settings = self._estimates().best
         if settings in self._seen or settings in taken or walks_into(settings, self.bad):
             return None
         params = self._space.locate(settings) or {}
         return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """What the trials taught, whichever sampler proposed them; None where none was measured."""
-        lesson = self._lesson()
-        return lesson.record() if lesson.measured else None
+        """Returns estimates from all trials, whichever sampler proposed them; None where none was measured."""
+        found = self._estimates()
+        return found.record() if found.measured else None
 
-    def _lesson(self) -> Lesson:
-        """The model of the trials told so far."""
-        return Lesson(
-            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
-        )  # fmt: skip
+    def _estimates(self) -> StudyEffects:
+        sampler = self._additive()
+        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._sesoi)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
         """Whether a set keeps the study's own rules."""
@@ -291,7 +284,7 @@ class Proposer:
     def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
         """What is known to fail, where it is of the space."""
         located = (self._located(part) for part in self.bad)
-        sampler.culprits = [values for values in located if values is not None]
+        sampler.known_failing = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
         """A combination as values of parameters; None if it holds another setting, or another value."""

@@ -203,8 +203,8 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=parameter.condition or {},
-        act=prior.act if prior is not None else None,
-        lean={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
+        p_active=prior.act if prior is not None else None,
+        expected={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +17,8 @@ from autotune.model import FlagSet, TrialResult, parse_study
 from autotune.model.measurement import Comparison, Failure, FailureKind
 from autotune.model.trial import Failed, Measured
 from autotune.search import AdditiveFlagSampler
-from autotune.search.draws import smallest
-from autotune.search.policy import _penalties
+from autotune.search.acquisition import penalties_of
+from autotune.search.additive import smallest
 from autotune.search.sampler import USUAL_SD
 from autotune.settings import Parameter
 from autotune.stats import Estimate
@@ -77,7 +77,6 @@ class Product(Remembers):
         seed: Of the study.
         has_recipes: Whether recipes are tried first.
         sampler: `search.sampler`.
-        options: `search.sampler_options`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
         has_priors: Whether settings that recipes hold are thought likelier to act, as in a study.
@@ -90,13 +89,12 @@ class Product(Remembers):
         *,
         has_recipes: bool,
         sampler: str = "additive",
-        options: Mapping[str, Any] | None = None,
         has_widths: bool = True,
         finds_culprits: bool = False,
         has_priors: bool = True,
     ) -> None:
         super().__init__(problem, seed)
-        search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
+        search = {"sampler": sampler, "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
@@ -151,8 +149,8 @@ class Product(Remembers):
         if not isinstance(sampler, AdditiveFlagSampler):
             return super().chosen()
         space = {p.name: distribution_of(p) for p in self.problem.space.parameters}
-        coded, model, hazards = sampler.learn_from(self._proposer._history, space)
-        penalties = _penalties(hazards, model.design)
+        coded, model, failures = sampler.fit(self._proposer._history, space)
+        penalties = penalties_of(failures)
         best = model.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
         for i in range(len(best)):  # what is not expected to pay is left alone
             without = best.copy()

@@ -37,11 +37,7 @@ def wide_study(**more: Any) -> StudySpec:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished study of sixteen settings of which four act; to be read only.
-
-    With seeds 0 to 11 each names the best set, and all but that of seed 0 say as well that at most 0.4 % is left: there
-    one trial more would have told, and 5 % is not ruled out.
-    """
+    """A finished study of sixteen settings of which four act; to be read only."""
     return record(tmp_path_factory.mktemp("wide") / "run", wide_study(study={"seed": 1}), trials=28, space=WIDE)
 
 
@@ -69,14 +65,12 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     assert {s.name for s in found.settings if s.chance >= 0.2} == acting
     assert [s.chance for s in found.settings] == sorted((s.chance for s in found.settings), reverse=True)
     assert all(v.low <= 1 <= v.high for s in found.settings if s.name not in acting for v in s.values)
-    assert [(dict(s.settings), s.chance > 0.9) for s in found.suspects] == [({"xla_04": "2"}, True)]
 
 
-def test_it_says_which_set_promises_most_and_what_is_left(wide: Store) -> None:
+def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
     found = taught(wide)
     assert found.best.settings == BEST
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
-    assert 0.98 < found.left <= 1.0
 
 
 def test_it_is_read_back_as_it_was_written(wide: Store) -> None:
@@ -180,7 +174,7 @@ def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:
     )
     settings = tuple(sorted(settings, key=lambda s: -s.chance))
     best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best, left=1.0)
+    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best)
     return lambda proposer: made.model_copy(update={"trials": len(proposer._history)})
 
 
@@ -237,7 +231,7 @@ def test_a_group_that_is_recorded_is_not_measured_again(minimised: Any) -> None:
 
 def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:
     best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best, left=1.0)
+    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best)
 
 
 def of(name: str, chance: float, *, low: float = 0.9, needs: tuple[str, ...] = ()) -> SettingEffect:
