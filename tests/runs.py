@@ -18,7 +18,7 @@ from autotune.results.winner import Winner
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.library_priors import NO_LESSONS, Lessons
+from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher
 from harness.simulated import GivenSetup, given_run
@@ -70,6 +70,7 @@ class Diary:
         self.notes.append(text)
 
 
+NO_WINNERS = LibraryWinners()
 SPACE = SearchSpace(
     (
         Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
@@ -116,10 +117,10 @@ def run_replay(tmp_path: Path) -> Run:
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
-        lessons: Lessons = NO_LESSONS,
+        library: LibraryWinners = NO_WINNERS,
     ) -> tuple[ConclusionRecord, Store, Diary]:
         search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
-        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_lessons=lessons)
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_library=library)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
         study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)

@@ -38,7 +38,7 @@ class _Checks(_Shape):
 
 
 class _Facts(_Shape):
-    told_by: str
+    source: str
     device_count: int | None
     layer_bytes: dict[str, int]
 

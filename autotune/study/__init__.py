@@ -3,12 +3,11 @@
 from autotune.study.comparer import Compared, fixed, sequential
 from autotune.study.draft import SPREADS, WHY, WORTH_TRIALS, Plan, checked, example_text, plan_entry, plan_hook, plan_of
 from autotune.study.engines import choose_engine, parse_groups
-from autotune.study.foretell import foretell_space
 from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.interpreter import program_python
-from autotune.study.library_priors import NO_LESSONS, Lessons
-from autotune.study.priors import Prior
+from autotune.study.preflight import preview_space
+from autotune.study.priors import LibraryWinners, Prior
 from autotune.study.proof import prove, unsettled
 from autotune.study.read_lines import read_command, read_log, show_reading
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner

@@ -28,8 +28,8 @@ from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
 from autotune.study.gain import measure_once_more
-from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.preflight import make_launcher, refuse_missing_secrets
+from autotune.study.priors import LibraryWinners
 from autotune.study.proof import most_processes, prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -50,9 +50,9 @@ class NothingToSearch:
         """An empty one."""
         return SearchSpace(())
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
         """None, for nothing is searched."""
-        return NO_LESSONS
+        return LibraryWinners()
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """All of them, for nothing is shared between programs."""

@@ -25,7 +25,7 @@ from autotune.settings import SearchSpace
 from autotune.study.doubt import Doubt
 from autotune.study.here import Here
 from autotune.study.lanes import Lanes
-from autotune.study.library_priors import Lessons
+from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
 from autotune.study.screen import StudyScreener, open_study_screener
@@ -52,8 +52,8 @@ class Setup(Protocol):
     def rule_defaults(self) -> Mapping[str, str]:
         """What the build has for the settings that `limits.rules` name."""
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
-        """What a library of winners teaches, for so many devices of a kind; None for what nobody knows."""
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
+        """Winners of earlier studies, for so many devices of a kind; None for what nobody knows."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The search space, once the reference has told what the workload is."""

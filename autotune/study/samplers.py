@@ -203,7 +203,7 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=parameter.condition or {},
-        p_active=prior.act if prior is not None else None,
+        p_active=prior.p_active if prior is not None else None,
         expected={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
     )
 

@@ -35,11 +35,9 @@ from autotune.model import (
 from autotune.results import describe_soak
 from autotune.rundir import JOURNAL
 from autotune.stats import Verdict, candidate_weights
-from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists
 from autotune.study.gain import measure_once_more
-from autotune.study.library_priors import by_library
 from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
@@ -89,12 +87,13 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     kind = run.reference.device_kind if run.reference is not None else None
-    lessons = run.setup.lessons(kind, run.facts.device_count, run.view.note)
-    run.first += lessons.first
+    library = run.setup.library_winners(kind, run.facts.device_count, run.view.note)
+    run.first += library.first
     space = narrow_space(run, space)
-    report = screened_by(run.store)
-    priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
-    priors = by_library(priors, lessons.winners)
+    priors = priors_of(
+        space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
+        winners=library.winners,
+    )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, doubt=run.doubt,

@@ -22,7 +22,7 @@ from autotune.search.additive import smallest
 from autotune.search.sampler import USUAL_SD
 from autotune.settings import Parameter
 from autotune.stats import Estimate
-from autotune.study.priors import priors_of
+from autotune.study.priors import by_screen
 from autotune.study.proposer import NO_PRIORS, Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
@@ -99,7 +99,7 @@ class Product(Remembers):
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
         held = Counter(name for _, settings in first for name in settings)
-        priors = priors_of(problem.space, None, held) if has_priors else NO_PRIORS
+        priors = by_screen(problem.space, None, held) if has_priors else NO_PRIORS
         self._proposer = Proposer(parse_study(study), problem.space, first=first, priors=priors)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
