@@ -36,10 +36,9 @@ from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held
 from autotune.model.proofs import (
     ALONE, GAIN, OnceMore, Standing, alone_of, gain_of, once_more, ratios_of, runs_after, runs_of, standing,
 )  # fmt: skip
-from autotune.model.promise import Need, Promise
 from autotune.model.records import (
     ONCE_MORE, RECORD, SCHEMA_VERSION, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
+    FloorResult, IncidentRecord, LedgerRecord, Outcome, PowerAnalysis, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (

@@ -26,13 +26,13 @@ from autotune.model.measurement import (
     EnergyUse,
     Failure,
     FailureKind,
+    Record,
     Settings,
     Stamped,
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
-from autotune.model.promise import Promise
+from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
 from autotune.model.trial import TrialResult
 from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
 
@@ -95,6 +95,26 @@ class LedgerRecord(Stamped):
     lanes: tuple[str, ...] = ()
 
 
+class PowerAnalysis(Record):
+    """What the proofs of a study can detect, from a cautious estimate of what processes differ by.
+
+    Attributes:
+        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next, cautiously.
+        pairs: Pairs of blocks that each of them runs.
+        pair_s: Seconds of one of them.
+        most: The study's cap of pairs of processes in each proof.
+        smallest: The smallest gain that is proven 9 times in 10 within that cap; None if there is none below 50 %.
+        proof_s: Seconds of all proofs of a study with that gain on one lane, within which 97 of 100 are through.
+    """
+
+    pair_sd: Annotated[float, Field(ge=0)]
+    pairs: AtLeastOne
+    pair_s: Elapsed
+    most: AtLeastOne
+    smallest: Annotated[float, Field(ge=0, lt=1)] | None = None
+    proof_s: Elapsed | None = None
+
+
 class FloorResult(Stamped):
     """The noise floor: the reference against other processes of itself.
 
@@ -103,7 +123,7 @@ class FloorResult(Stamped):
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
             runs have none.
-        promise: What the study's proofs can find here; of its first noise floor, where times are known and real.
+        power: Of the first noise floor, where times are known and real.
         kernels: What XLA's autotuner chose in its processes; None where fewer than two told.
     """
 
@@ -115,7 +135,7 @@ class FloorResult(Stamped):
     loss_tolerance: Amount
     rounding: Amount | None = None
     loss_spread: LossSpread | None = None
-    promise: Promise | None = None
+    power: PowerAnalysis | None = None
     kernels: KernelSpread | None = None
     directory: str
 

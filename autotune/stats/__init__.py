@@ -16,7 +16,7 @@ from autotune.stats.alone import look_alone
 from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
 from autotune.stats.sizes import DEFAULT_PROOF_SIZE, LONG_PAIR_S, STARTS, moments, proof_size
 from autotune.stats.proof_design import (
-    ALONE_PAIRS, CLAIM, HURDLE, allot, candidate_weights, gain_pairs, pairs_to_find, proof_pairs, smallest_gain,
+    ALONE_PAIRS, CLAIM, HURDLE, allot, candidate_weights, gain_pairs, proof_pairs, smallest_gain,
     study_power,
 )  # fmt: skip
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, look

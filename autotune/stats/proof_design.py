@@ -130,30 +130,6 @@ def study_power(
     )
 
 
-def pairs_to_find(
-    effect: float,
-    pair_sd: float,
-    *,
-    finalists: int = 3,
-    sesoi: float = DEFAULT_SESOI,
-    power: float = 0.9,
-    highest: int = 100,
-) -> StudyPower | None:
-    """The least cap at which a gain is found in time with some chance, and its cost; None if above `highest`."""
-    low, high = FIRST_LOOK, highest
-    found = study_power(effect, pair_sd, most=high, finalists=finalists, sesoi=sesoi)
-    if effect <= sesoi or found.found_in_time < power:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, sesoi=sesoi)
-        if tried.found_in_time >= power:
-            high, found = middle, tried
-        else:
-            low = middle + 1
-    return found
-
-
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI, power: float = 0.9
 ) -> float | None:

@@ -36,9 +36,9 @@ from autotune.model import (
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
+from autotune.study.durations import power_analysis
 from autotune.study.ledger import Ledger
 from autotune.study.pair_keeper import PairKeeper
-from autotune.study.promise import promise_of
 from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, PairUnit, TrialUnit, node_lost
 
 MOST_LOST = 3
@@ -344,7 +344,7 @@ class Lanes:
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
         if self._store.spec.replay is None and not self._store.of(FloorResult):  # a formula takes no time
-            floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
+            floor = floor.model_copy(update={"power": power_analysis(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):

@@ -15,11 +15,11 @@ from autotune.model import (
     WorkerReport,
 )
 from autotune.settings import SearchSpace
+from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.doubt import DEAD_TOGETHER, contradicts, doubt_of
 from autotune.study.need import ForeseenShares
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck
-from autotune.study.time_left import FEWEST_TRIALS
 from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 from autotune.study.work import refuse_untold_work

@@ -22,6 +22,7 @@ from autotune.model import (
 )
 from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
+from autotune.study.budget import TimeLeft
 from autotune.study.doubt import Doubt
 from autotune.study.here import Here
 from autotune.study.lanes import Lanes
@@ -29,7 +30,6 @@ from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
 from autotune.study.screen import StudyScreener, open_study_screener
-from autotune.study.time_left import TimeLeft
 from autotune.workers import Launcher
 
 

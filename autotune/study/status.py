@@ -21,7 +21,7 @@ from autotune.model import (
 )
 from autotune.results import describe_screen_record, format_estimate
 from autotune.rundir import Store, is_held, node_effects, read_stage
-from autotune.study.still_to_go import seconds_to_go
+from autotune.study.durations import eta_s
 from autotune.study.trial import incumbent
 
 RUNNING = "running"
@@ -159,7 +159,7 @@ def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
         return {"stage": None, "since": None, "stage_s": None, "left_s": None}
     stage_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(stage.since)).total_seconds())
     used_s = elapsed_s + min(stage_s, _since_last_record_s(store.path))
-    left_s = seconds_to_go(store, stage.name, used_s=used_s, stage_s=stage_s)
+    left_s = eta_s(store, stage.name, used_s=used_s, stage_s=stage_s)
     found = {"stage_s": round(stage_s, 1), "left_s": None if left_s is None else round(left_s, 1)}
     return {"stage": stage.name, "since": stage.since, **found}
 

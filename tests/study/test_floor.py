@@ -183,7 +183,7 @@ def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> N
     file = tmp_path / "run" / "records.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in (x for x in lines if x["kind"] == "floor"):
-        line.pop("promise", None)
+        line.pop("power", None)
         for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
             line["floor"].pop(young)
     lines = [x for x in lines if x["kind"] not in ("conclusion", "trial", "confirm_run", "finalist")]

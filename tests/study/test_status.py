@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
+from autotune.study.durations import eta_s
 from autotune.study.stages import run_study
 from autotune.study.status import RUNNING, StudyStatus, describe_stage, study_status
-from autotune.study.still_to_go import seconds_to_go
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
-from tests.study.test_time_left import study
+from tests.study.test_budget import study
 
 
 class Looking(Diary):
@@ -91,7 +91,7 @@ class Timing(Diary):
         store = self.timed.store
         assert store is not None
         used_s = store.watch.total_s
-        left_s = seconds_to_go(store, self.stages[-1], used_s=used_s, stage_s=0.0)
+        left_s = eta_s(store, self.stages[-1], used_s=used_s, stage_s=0.0)
         if self.stages[-1] == "noise floor":
             assert left_s is None
         else:
@@ -125,7 +125,7 @@ def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None
         assert left_s <= 10 * whole_s
     search = [left_s for stage, _, left_s in view.said if stage == "search"]
     assert search[-1] < search[0]
-    assert seconds_to_go(timed.store, "recheck", used_s=whole_s, stage_s=0.0) is None
+    assert eta_s(timed.store, "recheck", used_s=whole_s, stage_s=0.0) is None
 
 
 def test_numbers_are_numbers(view: Looking) -> None:
