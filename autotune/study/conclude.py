@@ -9,6 +9,7 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FlagSet,
     Outcome,
     SoakRecord,
     StudySpec,
@@ -24,7 +25,7 @@ from autotune.results import (
     time_of,
 )
 from autotune.stats import Outlook, Verdict
-from autotune.study.proof import unsettled
+from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
@@ -45,10 +46,11 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """Outcome and sentence, and of a winner its set and figures."""
-    spec, proven, once_more = run.spec, run.proven, run.once_more
+    spec, winner = run.spec, run.winner
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
-    if proven is not None and proven.estimate is not None:
+    if winner is not None and (proven := winner.proof) is not None and proven.estimate is not None:
+        once_more = winner.after
         ratio = once_more.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
@@ -77,7 +79,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         outcome, sentence = Outcome.NOTHING_RAN, f"no setting tried ran to a result {where}"
     else:
         outcome, sentence = _no_winner(run, results, where)
-    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
+    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | _objections(run)
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
@@ -85,6 +87,11 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     if (left := unsettled(run.store)) is not None:
         sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}
+
+
+def _objections(run: StudyRun) -> dict[FlagSet, str]:
+    """Returns what speaks against sets that held in their final proof."""
+    return {c.settings: c.after.objection for c in run.candidates if c.after.objection is not None}
 
 
 def _where(spec: StudySpec) -> str:
@@ -125,7 +132,7 @@ def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[flo
     """Of each set without a verdict the largest gain that its 95 % interval holds, with its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
-    judged |= set(run.objections)
+    judged |= set(_objections(run))
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
     found = []
     for result in results:

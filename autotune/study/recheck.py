@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,9 @@ from autotune.model import (
     OnceMore,
     Outcome,
     ProfileRecord,
+    Stopwatch,
     StudySpec,
+    View,
     WorkloadFacts,
     load_study,
 )
@@ -27,10 +30,9 @@ from autotune.results import Winner, describe_finalist, format_estimate, keep_in
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
-from autotune.study.gain import measure_once_more
+from autotune.study.confirm import measure_once_more, most_processes, prove
 from autotune.study.preflight import make_launcher, refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
-from autotune.study.proof import most_processes, prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
 from autotune.workers import Launcher
@@ -61,6 +63,21 @@ class NothingToSearch:
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
         return make_launcher(store.spec, store.study_dir)
+
+
+def new_recheck(
+    spec: StudySpec, path: Path, *, study_dir: Path, view: View, watch: Stopwatch, command: Sequence[str] = ()
+) -> StudyRun:
+    """The context of a recheck, for `recheck_winner`; see `new_run`."""
+    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(watch=watch),
+        prepare=lambda note: NothingToSearch(),
+        command=command,
+        asked_trials=0,
+    )
 
 
 def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:

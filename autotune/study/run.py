@@ -1,10 +1,12 @@
-"""The one context that all stages of a study share: what it is made of, and what the stages before have found."""
+"""One session of a study: the context that all its stages share, the state of its sets, and a clean stop."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from autotune.cluster import Engine
@@ -65,11 +67,42 @@ class Setup(Protocol):
         """What starts workers."""
 
 
-class MoreSearch(Protocol):
-    """A search that can go on."""
+class SetState(StrEnum):
+    """How far a candidate has come; what decides is in `autotune.study.confirm`."""
 
-    def go_on(self) -> bool:
-        """Tries more with the time that proofs have left; whether it did."""
+    CONFIRMED = "confirmed"
+    """It held in fresh processes, at the error of finalists."""
+
+    MINIMAL = "minimal"
+    """It is what is left of a confirmed set without what does not pay."""
+
+    PROVEN = "proven"
+    """It held once more in processes of its own, which selected nothing."""
+
+    SOAKED = "soaked"
+    """It is proven, and ran for long without a fault."""
+
+    REFUTED = "refuted"
+    """It did not hold, was objected to, or failed later."""
+
+
+@dataclass
+class Candidate:
+    """A set that trials nominated.
+
+    Attributes:
+        stage: Name of its newest proof in the records.
+        trial: Number of the trial that had it first.
+        proof: That proof; None before it.
+        after: What came after the final proof: the gain, and what speaks against the set.
+    """
+
+    stage: str
+    trial: int
+    settings: FlagSet
+    state: SetState
+    proof: FinalistResult | None = None
+    after: OnceMore = field(default_factory=OnceMore)
 
 
 @dataclass(kw_only=True)
@@ -96,12 +129,8 @@ class StudyRun:
         facts: Set by `noise_floor`: what the reference told of the workload.
         first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
         proposer: Set by `screen`: proposes what to try.
-        search: Set by `search`, which `confirm` may go on with.
-        finalists: Set by `confirm`: finalists with their verdicts.
-        candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
-        proven: Set by `final_proof`, taken back by `soak`: what holds.
-        once_more: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
-        objections: Set by `final_proof`: what speaks against sets that held in their final proof.
+        search_more: Set by `search`: tries more with the time that proofs have left; whether it did.
+        candidates: Set by `confirm`, then by `minimise` to what is to be proven, best first.
         conclusion: Set by `conclude`.
     """
 
@@ -124,14 +153,20 @@ class StudyRun:
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
-    search: MoreSearch = field(init=False)
-    finalists: list[FinalistResult] = field(default_factory=list, init=False)
-    candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
-    proven: FinalistResult | None = field(default=None, init=False)
-    once_more: OnceMore = field(default_factory=OnceMore, init=False)
-    objections: dict[FlagSet, str] = field(default_factory=dict, init=False)
+    search_more: Callable[[], bool] = field(init=False)
+    candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+
+    @property
+    def waiting(self) -> list[Candidate]:
+        """Candidates that wait for their final proof, best first."""
+        return [c for c in self.candidates if c.state in (SetState.CONFIRMED, SetState.MINIMAL)]
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The candidate that holds."""
+        return next((c for c in self.candidates if c.state in (SetState.PROVEN, SetState.SOAKED)), None)
 
     @property
     def reference(self) -> WorkerReport | None:
@@ -181,3 +216,28 @@ class StudyRun:
 
 def _this_process(run: StudyRun) -> Engine:
     return Here(Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turns the signals of batch systems into a clean stop.
+
+    Raises:
+        Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        for other in old:  # the second signal must not interrupt the cleaning up after the first
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped
+
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

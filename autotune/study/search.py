@@ -17,9 +17,9 @@ from autotune.model import (
 )
 from autotune.study.blame import most_starts
 from autotune.study.budget import TRIAL_SHARE, describe_timetable
+from autotune.study.confirm import worth_proving
 from autotune.study.culprit import blame_unit, next_case
 from autotune.study.durations import RECENT
-from autotune.study.finalists import worth_proving
 from autotune.study.measured import evaluate
 from autotune.study.run import StudyRun
 from autotune.study.trial import Known

@@ -20,7 +20,7 @@ from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Outlook
 from autotune.study.budget import TimeLeft, Timetable, describe_timetable
 from autotune.study.durations import RECENT
-from autotune.study.interrupt import Stopped
+from autotune.study.run import Stopped
 from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup

@@ -20,7 +20,7 @@ from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.stats import Verdict
-from autotune.study import minimise
+from autotune.study import confirm
 from autotune.study.profiling import NO_GRAPHS
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
@@ -228,6 +228,6 @@ def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_repla
 def test_what_a_screen_says_of_a_set_whose_profile_it_lacks_is_not_believed(
     run_replay: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minimise, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
+    monkeypatch.setattr(confirm, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
     conclusion, _, _ = quick(run_replay, study(profile_effect=0.93))
     assert conclusion.settings == PROFILED

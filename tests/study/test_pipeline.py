@@ -15,6 +15,7 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
+from autotune.model.proofs import OnceMore
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -31,6 +32,7 @@ from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.noise_models import NOISE_MODELS
 from autotune.study.conclude import _found
+from autotune.study.run import Candidate, SetState
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import SPACE, Run, record, replay_study
@@ -91,10 +93,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    once_more = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
-    run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, once_more=once_more, members=(), objections={}
-    )
+    after = OnceMore(estimate=dataclasses.replace(sure.estimate, high=1.02))
+    winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
+    run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
     assert "the proof says" not in sure.sentence

@@ -17,7 +17,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
 from autotune.settings.parameters import SearchSpace
-from autotune.study import measured, preflight, stages, start
+from autotune.study import measured, preflight, stages
 from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
@@ -83,7 +83,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
             raise Enough
 
         monkeypatch.setattr(stages, "narrow_space", noting)
-        run = start.new_run(
+        run = stages.new_run(
             load_study(study), tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch()
         )
         with pytest.raises(Enough):

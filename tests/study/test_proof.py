@@ -18,7 +18,7 @@ from autotune.settings.parameters import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
 from autotune.stats.proof_design import CLAIM, HURDLE
 from autotune.study.budget import TimeLeft
-from autotune.study.proof import unsettled
+from autotune.study.confirm import unsettled
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import EFFECTS, Diary, Run, replay_study

@@ -23,7 +23,7 @@ from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.study import screen as stage
 from autotune.study import stages
-from autotune.study.minimise import minimise_set
+from autotune.study.confirm import minimise_set
 from autotune.study.screen import StudyScreener, is_wanted
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker

@@ -16,8 +16,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.study.bench import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.stages import new_run, run_study
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Diary, Run, replay_study

@@ -16,8 +16,7 @@ from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import read_noise_floor
 from autotune.stats.sizes import MOST, moments
 from autotune.study.durations import power_analysis
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
 
 
