@@ -16,10 +16,9 @@ from autotune.model import (
 )
 from autotune.settings import SearchSpace
 from autotune.study.budget import FEWEST_TRIALS
-from autotune.study.doubt import DEAD_TOGETHER, contradicts, doubt_of
 from autotune.study.need import ForeseenShares
 from autotune.study.run import StudyRun
-from autotune.study.screen import Precheck
+from autotune.study.screen import DEAD_TOGETHER, Precheck, contradicts, recheck_of
 from autotune.study.trial import Known
 from autotune.study.units import TrialUnit
 from autotune.study.work import refuse_untold_work
@@ -54,7 +53,7 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
         screener.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
     left = screener.narrow(space, dict(run.first), reference)
     if screener.report is not None and run.spec.device.platform == "cuda":
-        run.doubt = doubt_of(space, screener.report)
+        run.recheck = recheck_of(space, screener.report)
     return left
 
 
@@ -77,7 +76,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
     if outcome is None and run.screener is not None:
         precheck = run.screener.precheck(config.settings)
         if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
-            precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is in doubt
+            precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is rechecked
         if precheck.failure is not None:
             outcome = Failed(failure=precheck.failure)
         elif precheck.key is not None:

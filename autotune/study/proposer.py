@@ -30,9 +30,8 @@ from autotune.model import (
 from autotune.rundir import NUMBER_KEY, OptunaStudy
 from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
-from autotune.study.culprit import walks_into
-from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
 from autotune.study.effects import StudyEffects
+from autotune.study.failing import contains_failing
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
@@ -49,6 +48,7 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )
+from autotune.study.screen import DEAD_TOGETHER, NoOpRecheck, contradicts
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
@@ -77,7 +77,7 @@ class Proposer:
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
         stored: Where trials are opened and told for others to look at; None if nobody is to.
-        doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
+        recheck: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
         looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
             proposed without that one's result then, and stays the same when there is one.
@@ -91,7 +91,7 @@ class Proposer:
         *,
         first: Sequence[tuple[str, FlagSet]],
         stored: OptunaStudy | None = None,
-        doubt: Doubt | None = None,
+        recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
         looks_ahead: bool = False,
         priors: Mapping[str, Prior] = NO_PRIORS,
@@ -99,13 +99,13 @@ class Proposer:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
-        self._doubt = doubt
+        self._recheck = recheck
         self._sesoi = spec.measure.smallest_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
-        doubted = doubt.sets if doubt else ()
-        self._first = [*first, *((DEAD_TOGETHER, s) for s in doubted if self._is_allowed(s))]
-        self.bad: list[FlagSet] = []
+        no_ops = recheck.sets if recheck else ()
+        self._first = [*first, *((DEAD_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
+        self.failing: list[FlagSet] = []
         """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
         # Every set that is known, and how many of them are points of the space; the default is known from the start.
         self._seen: set[FlagSet] = set()
@@ -136,8 +136,8 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         self._see(result.settings)
-        if self._doubt is not None and contradicts([result], sesoi=self._sesoi):
-            self._widen(self._doubt.whole)
+        if self._recheck is not None and contradicts([result], sesoi=self._sesoi):
+            self._widen(self._recheck.whole)
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)
@@ -176,7 +176,7 @@ class Proposer:
         """From now on proposes points of a larger space."""
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
-        self._doubt, self._space, self._size = None, whole, whole.size()
+        self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
 
     def _see(self, settings: FlagSet) -> None:
@@ -204,7 +204,7 @@ class Proposer:
             settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
                 continue
-            if self._is_allowed(settings) and not walks_into(settings, self.bad):
+            if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 params = self._space.locate(settings) or {}
                 return TrialConfig(number=number, settings=settings, origin=origin, params=params)
         return None
@@ -212,7 +212,7 @@ class Proposer:
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
         """The best expected set by all trials, as trial `number`; None if it is known or in `taken`."""
         settings = self._estimates().best
-        if settings in self._seen or settings in taken or walks_into(settings, self.bad):
+        if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
             return None
         params = self._space.locate(settings) or {}
         return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
@@ -258,7 +258,7 @@ class Proposer:
     def _sampler(self, seed: int) -> BaseSampler:
         sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
         if isinstance(sampler, AdditiveFlagSampler):
-            self._tell_culprits(sampler)
+            self._tell_failing(sampler)
             if self._spec.limits.rules:
                 sampler.is_allowed = lambda values: self._is_allowed(
                     self._space.suggest(lambda p: to_text(p, values[p.name]))
@@ -272,7 +272,7 @@ class Proposer:
             return own
         space = {p.name: distribution_of(p) for p in self._space.parameters}
         sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
-        self._tell_culprits(sampler)
+        self._tell_failing(sampler)
         return sampler
 
     def _flags(self) -> dict[str, Flag]:
@@ -281,9 +281,9 @@ class Proposer:
             for p in self._space.parameters
         }
 
-    def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
+    def _tell_failing(self, sampler: AdditiveFlagSampler) -> None:
         """What is known to fail, where it is of the space."""
-        located = (self._located(part) for part in self.bad)
+        located = (self._located(part) for part in self.failing)
         sampler.known_failing = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:

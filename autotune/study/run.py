@@ -25,13 +25,12 @@ from autotune.model import (
 from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
 from autotune.study.budget import TimeLeft
-from autotune.study.doubt import Doubt
 from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
 from autotune.study.runner import Runner
-from autotune.study.screen import StudyScreener, open_study_screener
+from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers import Launcher
 
 
@@ -125,7 +124,7 @@ class StudyRun:
         setup: Set by `probe`.
         time: What is left of the budgets; set by `probe`, too.
         screener: Set by `probe`: compiles; None where the study is not screened.
-        doubt: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
+        recheck: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
         facts: Set by `noise_floor`: what the reference told of the workload.
         first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
         proposer: Set by `screen`: proposes what to try.
@@ -149,7 +148,7 @@ class StudyRun:
     lanes: Lanes = field(init=False)
     time: TimeLeft = field(init=False)
     screener: StudyScreener | None = field(init=False)
-    doubt: Doubt | None = field(default=None, init=False)
+    recheck: NoOpRecheck | None = field(default=None, init=False)
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)

@@ -27,8 +27,8 @@ from autotune.rundir import Folders
 from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
 from autotune.study.alone import SANDWICH, OneAtATime
 from autotune.study.bench import Bench, Desk, ReferenceFailed
-from autotune.study.blame import minimise_failure
 from autotune.study.comparer import Comparer, MeasuredFloor, sequential
+from autotune.study.failing import minimise_failure
 from autotune.study.loss_gate import with_blocks
 from autotune.study.measure import measure_trial
 from autotune.study.profiling import profile_alone

@@ -4,6 +4,12 @@ Dead settings leave the search space, a set whose program was measured already s
 does not fit into device memory is never launched. One thread leads all compiling, in as many compile workers as
 there are processors and memory for (`autotune.compiler.Compiler`); it touches no GPU. A screen that cannot run is a
 note, never the end of a study.
+
+A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So settings
+that the screen calls no-ops are tried on the GPU like any other set: all at their first values, and all at their last.
+If the interval of neither is clear of the reference's time, and neither fails, they stay out. If one is, they return to
+the space, and no two sets share a measurement because the screen calls them equal. This cannot see two settings whose
+effects cancel, nor values between the first and the last.
 """
 
 from __future__ import annotations
@@ -11,13 +17,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from autotune.compiler import (
+    Effect,
     Screener,
     ScreenReport,
     Target,
@@ -38,6 +45,7 @@ from autotune.model import (
     LaunchError,
     ScreenRecord,
     StudySpec,
+    TrialResult,
     View,
     WorkerReport,
     format_seconds,
@@ -45,6 +53,7 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
+from autotune.stats import Verdict, judge
 from autotune.study.limits import compiled_over_limit, does_not_fit
 
 R = TypeVar("R")
@@ -56,6 +65,9 @@ CPUS_TO_SPARE = 4
 """Usable processors from which on candidates are compiled while others are measured on a GPU."""
 
 TELL_EVERY_S = 20.0
+
+DEAD_TOGETHER = "dead together"
+"""The origin of trials of all no-op settings at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,3 +397,39 @@ def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | No
         yield opened
     finally:
         opened.close()
+
+
+# ---------------------------------------------------------------------- no-op recheck
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpRecheck:
+    """Sets that are tried because the screen may be wrong on the GPU that runs.
+
+    Attributes:
+        sets: Of all no-op settings, one or two.
+        whole: The space with them, if one of the sets differs from the reference.
+    """
+
+    sets: tuple[FlagSet, ...]
+    whole: SearchSpace
+
+
+def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
+    """Returns the recheck of what a screen left out of a space; None if it left out nothing."""
+    names = {p.name for p in space.parameters}
+    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.DEAD) if s.name in names and s.values}
+    if not dead:
+        return None
+    sets = (FlagSet({n: values[i] for n, values in dead.items()}) for i in (0, -1))
+    return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
+
+
+def contradicts(results: Iterable[TrialResult], *, sesoi: float) -> bool:
+    """Whether a trial of no-op settings did what no set of no-ops can do."""
+
+    def is_off(r: TrialResult) -> bool:
+        found = judge(r.comparison.estimate, sesoi=sesoi) if r.comparison is not None else None
+        return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
+
+    return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)

@@ -15,11 +15,10 @@ from autotune.model import (
     TrialResult,
     TrialStatus,
 )
-from autotune.study.blame import most_starts
 from autotune.study.budget import TRIAL_SHARE, describe_timetable
 from autotune.study.confirm import worth_proving
-from autotune.study.culprit import blame_unit, next_case
 from autotune.study.durations import RECENT
+from autotune.study.failing import failing_unit, most_starts, next_failure
 from autotune.study.measured import evaluate
 from autotune.study.run import StudyRun
 from autotune.study.trial import Known
@@ -213,7 +212,8 @@ class Search:
         """Tells the proposer the causes that were found since the last look."""
         news = self._store.since(BlameRecord, self._causes_seen)
         self._causes_seen += len(news)
-        self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
+        failing = self._proposer.failing
+        failing += [b.smallest for b in news if b.smallest not in failing]
 
     def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
         """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
@@ -222,12 +222,12 @@ class Search:
             return None
         known, trial = self._store.of(BlameRecord), None
         while self._cases and trial is None:  # one that is no case now is none later
-            trial = next_case([self._cases.pop(0)], known, self._blamed)
+            trial = next_failure([self._cases.pop(0)], known, self._blamed)
         if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"
-        return Job(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+        return Job(failing_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
         """Whether the search for a cause fits beside what is kept for proofs, even if it takes all its starts."""

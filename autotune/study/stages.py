@@ -95,7 +95,7 @@ def screen(run: StudyRun) -> None:
     )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, stored=stored, doubt=run.doubt,
+        run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
         priors=priors,
     )  # fmt: skip

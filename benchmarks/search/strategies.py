@@ -135,8 +135,8 @@ class Product(Remembers):
                 for i, code in cause:
                     alone[i] = code
                 part = FlagSet({n: v for n, v in self.problem.as_set(codes).items() if n in self._names(cause)})
-                if part not in self._proposer.bad:
-                    self._proposer.bad.append(part)
+                if part not in self._proposer.failing:
+                    self._proposer.failing.append(part)
                     self.hunts += 1
                 return
 

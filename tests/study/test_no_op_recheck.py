@@ -15,7 +15,7 @@ from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study import screen as stage
-from autotune.study.doubt import DEAD_TOGETHER, contradicts
+from autotune.study.screen import DEAD_TOGETHER, contradicts
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
