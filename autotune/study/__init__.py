@@ -9,13 +9,14 @@ from autotune.study.preflight import preview_space
 from autotune.study.priors import LibraryWinners, Prior
 from autotune.study.confirm import prove, unsettled
 from autotune.study.read_lines import read_command, read_log, show_reading
-from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
+from autotune.study.recheck import (
+    Verification, new_recheck, recheck_directory, recheck_study, recheck_winner, verify_winner,
+)  # fmt: skip
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
 from autotune.study.run import Stopped, StudyRun, stoppable
 from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, new_run, noise_floor, probe, run_study, study_with
-from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, describe_stage, study_status
+from autotune.study.status import StudyStatus, UnreadableRun, format_lanes, format_stage, study_status
 from autotune.study.understanding import (
     Asked, Understood, default_platform, device_count, device_words, refuse_one_word, understand,
 )  # fmt: skip
-from autotune.study.verify import Verification, verify_winner

@@ -238,7 +238,7 @@ class TimeLeft:
         )
 
 
-def describe_timetable(table: Timetable, *, asked: int) -> str:
+def format_timetable(table: Timetable, *, asked: int) -> str:
     """Formats how the time is split, or what a proof would need; `asked` trials are the study's."""
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:

@@ -1,4 +1,4 @@
-"""The one sentence of a study, from what its stages found."""
+"""The conclusion of a study, in one sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULED_OUT = 0.02
 
 
 def record_conclusion(run: StudyRun) -> ConclusionRecord:
-    """Makes the study's conclusion and records it, unless the newest one says the same."""
+    """Records the study's conclusion, unless the newest one says the same."""
     results = run.store.of(TrialResult)
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
@@ -45,7 +45,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    """Outcome and sentence, and of a winner its set and figures."""
+    """Returns outcome and sentence, and of a winner its set and figures."""
     spec, winner = run.spec, run.winner
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
@@ -99,7 +99,7 @@ def _where(spec: StudySpec) -> str:
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
-    """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
+    """Returns what a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     sesoi = run.spec.measure.smallest_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if left_over := run.time.unproven:
@@ -129,7 +129,7 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
 
 
 def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
-    """Of each set without a verdict the largest gain that its 95 % interval holds, with its settings as text."""
+    """Returns the largest gain in the 95 % interval of each set without a verdict, and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
     judged |= set(_objections(run))

@@ -35,19 +35,15 @@ from autotune.workers import Launcher
 
 
 class Setup(Protocol):
-    """What a study searches and how it starts workers: told by the installed build, or made up by a simulation.
-
-    Attributes:
-        first: Sets to try before the sampler proposes, each with the name of who suggests it.
-    """
+    """What a study searches and how it starts workers: from the installed build, or made up by a simulation."""
 
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
-        """See above."""
+        """Sets to try before the sampler proposes, each with the name of who suggests it."""
 
     @property
     def jaxlib(self) -> str:
-        """The build's release; empty if it is made up, or nobody asks."""
+        """The build's release; empty if it is made up, or no build is asked."""
 
     @property
     def rule_defaults(self) -> Mapping[str, str]:
@@ -57,13 +53,13 @@ class Setup(Protocol):
         """Winners of earlier studies, for so many devices of a kind; None for what nobody knows."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """The search space, once the reference has told what the workload is."""
+        """The search space, given the facts of the reference."""
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Those settings that are read when a program runs: no fingerprint of the program holds them."""
+        """Settings that are read when a program runs: no fingerprint of the program holds them."""
 
     def launcher(self, store: Store) -> Launcher:
-        """What starts workers."""
+        """Makes the launcher of workers."""
 
 
 class SetState(StrEnum):
@@ -112,7 +108,6 @@ class StudyRun:
     context is what the stages of this session hand on.
 
     Attributes:
-        spec: The study.
         view: Told what happens.
         open_store: Opens the run directory; called once the study is known to be fit to start.
         prepare: Probes the build and checks the study; given where notes go.
@@ -121,16 +116,13 @@ class StudyRun:
         make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.
         asked_trials: For the record of the session; default: those of the study.
-        setup: Set by `probe`.
-        time: What is left of the budgets; set by `probe`, too.
-        screener: Set by `probe`: compiles; None where the study is not screened.
+        time: Set by `probe`, as `setup` and `lanes` are: what is left of the budgets.
+        screener: Set by `probe`; None where the study is not screened.
         recheck: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
-        facts: Set by `noise_floor`: what the reference told of the workload.
+        facts: Set by `noise_floor`: about the workload, from the reference's report.
         first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
-        proposer: Set by `screen`: proposes what to try.
         search_more: Set by `search`: tries more with the time that proofs have left; whether it did.
         candidates: Set by `confirm`, then by `minimise` to what is to be proven, best first.
-        conclusion: Set by `conclude`.
     """
 
     spec: StudySpec
@@ -169,7 +161,7 @@ class StudyRun:
 
     @property
     def reference(self) -> WorkerReport | None:
-        """What the reference's process said of itself when the noise floor was measured; None where nothing is."""
+        """The report of the noise floor's reference; None before that is measured."""
         floor = self.store.last(FloorResult)
         return floor.reference if floor is not None else None
 

@@ -49,7 +49,7 @@ from autotune.study.search import Search
 
 
 class Stage(NamedTuple):
-    """One stage: its name, as docs/study.md has it, what it does, and which records it leaves."""
+    """One stage: its name in docs/study.md, what it does, and the records that it leaves."""
 
     name: str
     do: Callable[[StudyRun], None]
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 
 def run_study(run: StudyRun) -> ConclusionRecord:
-    """Takes a study from where it is to its conclusion.
+    """Runs a study from where it is to its conclusion.
 
     Raises:
         AutotuneError: If the study cannot start or go on; what was recorded stays.
@@ -76,7 +76,7 @@ def probe(run: StudyRun) -> None:
 
 
 def noise_floor(run: StudyRun) -> None:
-    """Measures the reference against itself and learns what the workload is."""
+    """Measures the reference against itself; its report has the facts about the workload."""
     run.facts = measure_reference(run)
 
 
@@ -109,7 +109,7 @@ def search(run: StudyRun) -> None:
 
 
 def conclude(run: StudyRun) -> None:
-    """Needs what is proven, if anything is; says in one sentence what the study found."""
+    """Says in one sentence what the study found."""
     run.conclusion = record_conclusion(run)
 
 
@@ -139,7 +139,7 @@ def new_run(
     make_engine: Callable[[StudyRun], Engine] | None = None,
     command: Sequence[str] = (),
 ) -> StudyRun:
-    """The context of one session, for `run_study`; nothing is started or written yet.
+    """Makes the session of a study, for `run_study`; nothing is started or written yet.
 
     Args:
         spec: The study.
@@ -147,10 +147,10 @@ def new_run(
         study_dir: Folder of the study file.
         view: Told what happens.
         watch: Counts the study's time; the view may show it.
-        storage: URL of the Optuna storage to keep the study in; None for a journal in the run directory.
-        devices: What this driver was given of the machine: one group for each lane; empty for all in one.
-        make_engine: Offers lanes; default: this process is the only one.
-        command: How the driver was called, for the record.
+        storage: See `StudyRun`, as of `devices`, `make_engine` and `command`.
+        devices: Likewise.
+        make_engine: Likewise.
+        command: Likewise.
     """
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
@@ -166,13 +166,13 @@ def new_run(
 
 
 def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
-    """A study file with what a command line gives instead, checked like the file.
+    """Reads a study file with what a command line gives instead.
 
     Args:
         path: The study file.
         given: Section to key to value; None leaves the file's own.
-        effort: How much measuring; see `Effort`.
-        seed: Likewise of the study; None leaves the file's own.
+        effort: See `Effort`.
+        seed: None leaves the file's own.
 
     Raises:
         StudyFileError: If the file, or the study that comes out, is not legal.

@@ -28,8 +28,8 @@ from autotune.results.recompute import disagreements
 from autotune.results.winner import Winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
+from autotune.study.recheck import verify_winner
 from autotune.study.stages import run_study
-from autotune.study.verify import verify_winner
 from harness.simulated import GivenSetup, given_run
 from tests.cli.test_results import call
 from tests.results.test_trust import edited

@@ -18,7 +18,7 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult,
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Outlook
-from autotune.study.budget import TimeLeft, Timetable, describe_timetable
+from autotune.study.budget import TimeLeft, Timetable, format_timetable
 from autotune.study.durations import RECENT
 from autotune.study.run import Stopped
 from autotune.study.search import Search
@@ -243,7 +243,7 @@ def test_the_split_is_told_before_the_search() -> None:
     ended = Ended(study(0.25, 20.0, 60 * MINUTE))
     table = ended.table
     assert table is not None
-    assert describe_timetable(table, asked=30) in ended.diary.notes[:2]
+    assert format_timetable(table, asked=30) in ended.diary.notes[:2]
     assert 0 < table.reserved_s < table.budget_s - table.used_s
     assert table.trials[0] <= len(ended.of(TrialResult)) <= table.trials[1]
 

@@ -281,7 +281,7 @@ def test_failures_of_units_have_records_of_their_own_kind() -> None:
 def test_hours_of_devices_are_shown_wherever_a_study_is(tmp_path: Path) -> None:
     from autotune.results.api import load
     from autotune.results.report import render_html
-    from autotune.study import describe_lanes, study_status
+    from autotune.study import format_lanes, study_status
 
     run, _ = study(tmp_path, fair, lanes=["a", "b"], trials=3)
     run_study(run)
@@ -289,7 +289,7 @@ def test_hours_of_devices_are_shown_wherever_a_study_is(tmp_path: Path) -> None:
         records.write(LedgerRecord(device_s=7.5 * 3600, lanes=("a", "b"), at_s=9e9).model_dump_json() + "\n")
     status = study_status(run.store.path)
     assert status.device_hours == 7.5
-    assert any("7.50 hours of devices" in line for line in describe_lanes(status))
+    assert any("7.50 hours of devices" in line for line in format_lanes(status))
     assert [(x.lane, x.is_here, x.is_slow) for x in status.lanes] == [("a", False, False), ("b", False, False)]
     assert load(run.store.path).device_hours == 7.5
     assert "7.500, all sessions together" in render_html(Store.open(run.store.path))

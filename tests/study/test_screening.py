@@ -94,7 +94,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_dead_settings_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, launcher = run(study(), Rules())
     assert conclusion.settings == FlagSet({COMBINE: 11})
-    assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, see tests/study/test_no_op_recheck.py
+    assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
     assert diary.stages[:3] == ["noise floor", "screen", "search"]
     record = store.last(ScreenRecord)
     assert record is not None

@@ -15,7 +15,7 @@ from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
 from autotune.study.durations import eta_s
 from autotune.study.stages import run_study
-from autotune.study.status import RUNNING, StudyStatus, describe_stage, study_status
+from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
@@ -33,7 +33,7 @@ class Looking(Diary):
 
     def look(self) -> None:
         self.seen.append(study_status(self.path))
-        self.shown.append(describe_stage(self.seen[-1]))
+        self.shown.append(format_stage(self.seen[-1]))
 
     def stage(self, name: str, detail: str) -> None:
         super().stage(name, detail)
@@ -76,7 +76,7 @@ def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
         assert 0 <= status.stage_s < 600
     ended = study_status(view.path)
     assert (ended.state, ended.stage, ended.since, ended.stage_s, ended.left_s) == ("finished", *[None] * 4)
-    assert describe_stage(ended) == ""
+    assert format_stage(ended) == ""
 
 
 class Timing(Diary):
@@ -159,7 +159,7 @@ def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_p
     assert study_status(store.path).stage is None
     again = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
     status = study_status(again.path)
-    assert (status.state, status.stage, describe_stage(status)) == (RUNNING, None, "starting")
+    assert (status.state, status.stage, format_stage(status)) == (RUNNING, None, "starting")
     again.close()
 
 
