@@ -54,7 +54,7 @@ REFUSED = frozenset({SettingVerdict.DANGEROUS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """A study that may start.
+    """The setup of a study that may start.
 
     Attributes:
         known: Settings of the installed build.
@@ -77,7 +77,7 @@ class Preflight:
         return self.known.build.jaxlib
 
     def launcher(self, store: Store) -> Launcher:
-        """The launcher that the study asks for."""
+        """Makes the launcher that the study asks for."""
         return make_launcher(store.spec, store.study_dir)
 
     def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
@@ -90,7 +90,7 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """The search space of this study on this build.
+        """Builds the search space of this study on this build.
 
         Raises:
             StudyFileError: If the reference ran on another build.
@@ -101,12 +101,6 @@ class Preflight:
 
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
     """Asks the build, checks every setting that the study names, gathers what goes first, and builds the space.
-
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file.
-        storage: URL of the user's Optuna storage, or None.
-        note: Told what happens and what was left out.
 
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
@@ -130,7 +124,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """What is known of settings on the build of an interpreter, for the platform of a study.
+    """Returns the settings of an interpreter's build, for the platform of a study.
 
     Raises:
         LaunchError: If the build cannot be asked.
@@ -139,7 +133,7 @@ def known_settings(spec: StudySpec, python: str) -> KnownSettings:
 
 
 def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
-    """The launcher that a study asks for.
+    """Makes the launcher that a study asks for.
 
     Raises:
         LaunchError: If its trials span several nodes and there are none.
@@ -186,7 +180,7 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
 
 
 def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
-    """What the build has for the settings that `limits.rules` name, for `StudySpec.broken_rule`.
+    """Returns the build's defaults of settings that `limits.rules` name, for `StudySpec.broken_rule`.
 
     Raises:
         SettingError: If the build does not have one; variables of other libraries are not its business.
@@ -202,7 +196,7 @@ def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
 
 
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
-    """The caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
+    """Returns the caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
@@ -223,7 +217,7 @@ def keeping_rules(
     defaults: Mapping[str, str],
     note: Callable[[str], None],
 ) -> tuple[tuple[str, FlagSet], ...]:
-    """The sets that keep the study's rules; its own do, the caller's environment and recipes may not."""
+    """Returns the sets that keep the study's rules; the caller's environment and recipes may not."""
     kept = []
     for origin, settings in first:
         if (rule := spec.broken_rule(settings, defaults)) is None:
@@ -234,7 +228,7 @@ def keeping_rules(
 
 
 def _values(domain: object) -> list[str | bool | int | float]:
-    """The values of a domain that can be checked one by one: all of a list, both ends of a range."""
+    """Returns the values of a domain that can be checked one by one: all of a list, both ends of a range."""
     if isinstance(domain, dict):
         found: list[str | bool | int | float] = []
         for value in domain.values():

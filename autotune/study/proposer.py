@@ -1,8 +1,7 @@
-"""Who proposes: Optuna, asked and told one trial at a time; recipes and the caller's own settings go first.
+"""Proposes sets by an Optuna sampler, asked and told one trial at a time; recipes and given sets go first.
 
-Samplers learn from what is recorded, so a study whose driver was killed, or whose database is gone, proposes exactly
-what it would have proposed. Every proposal draws from a sampler seeded by the study's seed and the trial's number, not
-by what happened before in this process.
+Samplers learn from the records, so a study whose driver was killed, or whose database is gone, proposes exactly what it
+would have proposed: every proposal draws from a sampler seeded by the study's seed and the trial's number.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 
 PREDICTED_BEST = "predicted best"
-"""Origin of the trial with which a search ends: the set that promises most by all the others."""
+"""Origin of the trial with which a search ends: the best expected set by all the others."""
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
@@ -76,12 +75,12 @@ class Proposer:
         spec: The study.
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
-        stored: Where trials are opened and told for others to look at; None if nobody is to.
+        stored: Storage in which others can look at the trials.
         recheck: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
-        looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
-            proposed without that one's result then, and stays the same when there is one.
-        priors: What is thought of settings before anything is measured.
+        looks_ahead: Whether the next set is wanted while one is tried, so that it can be compiled: it is proposed
+            without that one's result then.
+        priors: Of its parameters.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Proposer:
         no_ops = recheck.sets if recheck else ()
         self._first = [*first, *((DEAD_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
         self.failing: list[FlagSet] = []
-        """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
+        """Minimal failing sets: proposals that contain one are passed over."""
         # Every set that is known, and how many of them are points of the space; the default is known from the start.
         self._seen: set[FlagSet] = set()
         self._points_seen = 0
@@ -131,10 +130,7 @@ class Proposer:
             )
 
     def tell(self, result: TrialResult) -> None:
-        """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
-
-        Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
-        """
+        """Adds a finished trial; a failed one counts as infeasible, for samplers do not see failed trials."""
         self._see(result.settings)
         if self._recheck is not None and contradicts([result], sesoi=self._sesoi):
             self._widen(self._recheck.whole)
@@ -163,17 +159,17 @@ class Proposer:
             self._stored.put(trial)
 
     def finish(self) -> None:
-        """Brings the study's storage up to date, if it can be."""
+        """Brings the study's storage up to date, if it has one."""
         if self._stored is not None:
             self._stored.finish()
 
     def news(self) -> list[str]:
-        """What the user should know since the last call."""
+        """Returns notes for the user since the last call."""
         notes, self._notes = self._notes, []
         return notes + (self._stored.news() if self._stored is not None else [])
 
     def _widen(self, whole: SearchSpace) -> None:
-        """From now on proposes points of a larger space."""
+        """Proposes points of a larger space from now on."""
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
@@ -185,11 +181,9 @@ class Proposer:
             self._points_seen += self._is_point(settings)
 
     def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The set to try as trial `number`, or None if everything that can be proposed is known.
+        """Returns the set to try as trial `number`; None if everything that can be proposed is known.
 
-        Args:
-            number: Of the trial; equal numbers after equal histories give equal proposals.
-            taken: Sets that other lanes are trying now.
+        Equal numbers after equal histories give equal proposals. `taken` are sets that other lanes are trying now.
         """
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:
@@ -210,7 +204,7 @@ class Proposer:
         return None
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The best expected set by all trials, as trial `number`; None if it is known or in `taken`."""
+        """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
         settings = self._estimates().best
         if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
             return None
@@ -237,7 +231,7 @@ class Proposer:
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
     def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
-        """One point of the space, known or not, and who proposes it."""
+        """Returns one point of the space, known or not, and who proposes it."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
@@ -249,7 +243,7 @@ class Proposer:
         return self._space.suggest(questions().point()), name
 
     def _questions(self, number: int) -> Questions:
-        """The sampler as the trials told so far have taught it."""
+        """Returns the sampler with the trials so far."""
         newest = number - 1 - self._lag
         told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
         shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
@@ -266,7 +260,7 @@ class Proposer:
         return sampler
 
     def _additive(self) -> AdditiveFlagSampler:
-        """The sampler whose model tells what trials taught: the study's own, if it is one."""
+        """Returns the sampler whose model estimates effects: the study's own, if it is one."""
         seed = _seed(f"{self._spec.seed}/effects")
         if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
             return own
@@ -282,12 +276,12 @@ class Proposer:
         }
 
     def _tell_failing(self, sampler: AdditiveFlagSampler) -> None:
-        """What is known to fail, where it is of the space."""
+        """Sets what is known to fail, where it is of the space."""
         located = (self._located(part) for part in self.failing)
         sampler.known_failing = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
-        """A combination as values of parameters; None if it holds another setting, or another value."""
+        """Returns a combination as values of parameters; None if it holds another setting, or another value."""
         values = {p.name: p for p in self._space.parameters}
         found = {n: values[n].match(v) if n in values else None for n, v in part.items()}
         return (
@@ -295,10 +289,10 @@ class Proposer:
         )
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
-        """A random point with about so many settings changed from the default.
+        """Returns a random point with about so many settings changed from the default.
 
-        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and one that is bad hides
-        the others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
+        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and a bad one hides the
+        others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
 
@@ -311,7 +305,7 @@ class Proposer:
         return self._space.suggest(choose)
 
     def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parameters of one trial as Optuna keeps them; those that left the space are dropped."""
+        """Returns parameters of one trial as Optuna keeps them; those that left the space are dropped."""
         values: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:
@@ -325,7 +319,7 @@ class Proposer:
 
 
 def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
-    """The study as Optuna stores it.
+    """Opens the study in an Optuna storage.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -334,7 +328,7 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
 
 
 def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
-    """What is known of a trial when it begins."""
+    """Returns user attributes of a trial that begins."""
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 
@@ -343,7 +337,7 @@ def _seed(text: str) -> int:
 
 
 def _random_value(parameter: Parameter, rng: random.Random) -> str:
-    """Any value of a parameter; logarithmic ranges are drawn on their scale."""
+    """Draws a value of a parameter; logarithmic ranges are drawn on their scale."""
     if parameter.choices is not None:
         return rng.choice(parameter.choices)
     assert parameter.low is not None

@@ -1,8 +1,7 @@
-"""The screen as a stage of a study: what compiling alone says decides what is worth a measurement.
+"""The screen of a study: compiling decides what is worth a measurement.
 
-Dead settings leave the search space, a set whose program was measured already shares that result, and one that
-does not fit into device memory is never launched. One thread leads all compiling, in as many compile workers as
-there are processors and memory for (`autotune.compiler.Compiler`); it touches no GPU. A screen that cannot run is a
+No-op settings leave the search space, a set whose program was measured already shares that result, and one that does
+not fit into device memory is never launched. One thread leads all compiling; it touches no GPU. A screen that cannot run is a
 note, never the end of a study.
 
 A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So settings
@@ -72,10 +71,10 @@ DEAD_TOGETHER = "dead together"
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """What compiling says of a set before anything is launched.
+    """What compiling says of a set.
 
     Attributes:
-        key: Names program and settings read at run time; None if it is not known.
+        key: Names its program and settings read at run time; None if it is not known.
         failure: Why it must not be launched.
     """
 
@@ -84,7 +83,7 @@ class Precheck:
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
-    """Whether a study is to be screened, and why not where a person may expect it."""
+    """Returns whether a study is to be screened, and why not where a person may expect it."""
     asked = spec.screen.enabled
     if asked is False:
         return False, ""
@@ -101,12 +100,8 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
 class StudyScreener:
     """The screen of one study, open as long as the study runs.
 
-    Args:
-        store: The run directory, locked.
-        view: View what happens.
-
     Attributes:
-        report: What the screen found; None before it ran, and where it cannot.
+        report: None before it ran, and where it cannot.
         is_measuring: Whether anything is measured on this machine now, with which compiling must not interfere.
         kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
@@ -130,12 +125,12 @@ class StudyScreener:
     # ------------------------------------------------------------------ the stage
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """The space without what needs no measurement; screens now, unless an earlier session did.
+        """Returns the space without what needs no measurement; screens now, unless an earlier session did.
 
         Args:
             space: What the study would search.
             named: Sets that the study tries first.
-            reference: What the reference said of itself: the GPU's kind, the devices.
+            reference: Names the GPU's kind and the devices.
         """
         target: Target | None = None
         topology: Topology | None = None
@@ -153,7 +148,7 @@ class StudyScreener:
         return left
 
     def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
-        """The space without what a screen finds to be of no use.
+        """Screens a space and leaves out what is of no use.
 
         Raises:
             LaunchError: If the reference does not compile.
@@ -167,7 +162,7 @@ class StudyScreener:
         return left
 
     def open(self, target: Target | None, topology: Topology | None) -> Screener:
-        """What compiles for a cluster, or for this CPU; nothing is compiled yet.
+        """Opens what compiles for a cluster, or for this CPU; nothing is compiled yet.
 
         Raises:
             StudyFileError: If the cluster does not fit the study.
@@ -194,7 +189,7 @@ class StudyScreener:
         return self._screen
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
-        """The target and topology that the study names, or those that run.
+        """Returns the target and topology that the study names, or those that run.
 
         Raises:
             LaunchError: If the GPU that runs is none of the catalogue.
@@ -208,13 +203,12 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """The report of an earlier session, if a canary guarded it and the same was compiled for."""
+        """Returns the report of an earlier session, if a canary guarded it and the same was compiled for."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
             if record.report is None or (record.target, record.topology, record.versions) != here:
                 continue
             report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            # What an older version wrote was found without a canary, or under one kernel choice and less in company.
             if report.canary is None or report.choices != tuple(filter(None, screen.choices)):
                 continue
             if report.target_digest == (gpu.digest if gpu else ""):
@@ -222,7 +216,7 @@ class StudyScreener:
         return None
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
-        """Screens and records what came out."""
+        """Screens, and records the report."""
         values = domains(space)
         self._store.tell_stage("screen")
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
@@ -260,7 +254,7 @@ class StudyScreener:
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
-        """Goes on without a screen, and says why."""
+        """Goes on without a screen, and notes why."""
         self._is_on = False
         said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
         self._view.note(f"the study goes on without a screen: {said}")
@@ -268,18 +262,13 @@ class StudyScreener:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
     def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
-        """Begins to compile what the screen needs while the noise floor is measured, until the screen itself does.
-
-        On GPU studies only, and only with processors to spare; where it fails the screen fails, and tells.
+        """Begins to compile what the screen needs while the noise floor is measured, where there are processors to spare.
 
         Args:
             wanted: Gives the sets, what matters most first; called by the thread that compiles.
         """
         screen = self._screen
-        if screen is None or screen.job.target is None or self._spec.device.platform != "cuda":
-            return
-        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
-        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
+        if screen is None or not self._has_spare(screen):
             return
         self._is_beside = True
 
@@ -292,22 +281,22 @@ class StudyScreener:
     # ------------------------------------------------------------------ single sets
 
     def try_reference(self, target: Target, topology: Topology) -> None:
-        """Compiles the reference before anything runs; why that cannot be done is told when the screen needs it."""
+        """Compiles the reference before anything runs; an error is reported when the screen needs it."""
         with contextlib.suppress(Exception):
             screen = self.open(target, topology)
             self._wait(lambda: screen.result(FlagSet()))
 
     @property
     def believed(self) -> Screener | None:
-        """What has been compiled so far, if its word on memory counts."""
+        """What has been compiled so far, if its memory figures are believed."""
         return self._screen if self._is_on and self._believes_memory else None
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
+        """Runs work on the thread that compiles, and waits for it; others may be measuring meanwhile."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
 
     def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
-        """Does something, on processors that what is measured meanwhile can do without."""
+        """Runs work on processors that what is measured meanwhile can do without."""
         screen = self._screen
         if screen is None or not is_beside:
             return work()
@@ -318,7 +307,7 @@ class StudyScreener:
             screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """What a set would run, and whether it fits; compiled now if it was not ahead."""
+        """Returns a set's program and whether it fits; compiled now if it was not ahead."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -343,22 +332,18 @@ class StudyScreener:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether what is proposed next is compiled while the bench measures.
+        """Whether what is proposed next is compiled while the bench measures."""
+        return self._screen is not None and self._is_on and self._has_spare(self._screen)
 
-        On GPU studies only, and only with processors to spare: on the CPU it would disturb what is measured.
-        """
-        screen = self._screen
-        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
+    def _has_spare(self, screen: Screener) -> bool:
+        """Whether compiling does not disturb what is measured: on GPU studies with processors to spare."""
+        if screen.job.target is None or self._spec.device.platform != "cuda":
             return False
         has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
         return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE
 
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead.
-
-        Args:
-            guess: Gives the set; called only where it is of use.
-        """
+        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead."""
         screen = self._screen
         settings = guess() if self.looks_ahead else None
         if screen is not None and settings is not None:
@@ -366,7 +351,7 @@ class StudyScreener:
             self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
 
     def rest(self) -> None:
-        """Ends what is being compiled ahead, for nobody waits for it and a proof is to have the machine for itself."""
+        """Ends what is being compiled ahead: a proof is to have the machine for itself."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
             return
@@ -375,7 +360,7 @@ class StudyScreener:
         self._screen.resume()
 
     def close(self) -> None:
-        """Ends the compile worker, in whatever it is doing."""
+        """Ends the compile worker."""
         self._is_on = False
         if self._screen is not None:
             self._screen.abort()
@@ -385,7 +370,7 @@ class StudyScreener:
 
 @contextlib.contextmanager
 def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
-    """The screen of a study, or None with a note where it has none; closed with the block."""
+    """Opens the screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:
         view.note(why_not)
