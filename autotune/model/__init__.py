@@ -43,7 +43,7 @@ from autotune.model.records import (
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip
 from autotune.model.secrets import (
-    STRUCK, refuse_struck, strike_command, strike_text, struck_names,
+    REDACTED, refuse_redacted, redact_command, redact_text, redacted_names,
 )  # fmt: skip
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec

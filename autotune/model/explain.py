@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from autotune.model.errors import close_matches
-from autotune.model.secrets import strike_data
+from autotune.model.secrets import redact_data
 
 
 def explain(error: Any, model: type[BaseModel]) -> str:
@@ -25,8 +25,8 @@ def explain(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
     got = error.get("input")
-    struck = strike_data(got, str(location[-1]) if location else "")
-    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {struck!r}"
+    redacted = redact_data(got, str(location[-1]) if location else "")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not location:  # of the study as a whole; such a message names its keys itself
         return str(message)

@@ -29,7 +29,7 @@ from autotune.model.numbers import (
     StepJoules,
     StepTime,
 )
-from autotune.model.secrets import strike_text
+from autotune.model.secrets import redact_text
 from autotune.stats import Estimate
 
 
@@ -86,7 +86,7 @@ class FailureKind(StrEnum):
 class Failure(Record):
     """One failure: what kind, in which phase, in whose words, and where the whole log is.
 
-    What a program prints as it ends is recorded and shown, so secrets that can be told there are struck out.
+    What a program prints as it ends is recorded and shown, so secrets that can be told there are redacted.
     """
 
     kind: FailureKind
@@ -99,13 +99,13 @@ class Failure(Record):
 
     @field_validator("message")
     @classmethod
-    def _strike_message(cls, message: str) -> str:
-        return strike_text(message)
+    def _redact_message(cls, message: str) -> str:
+        return redact_text(message)
 
     @field_validator("last_lines")
     @classmethod
-    def _strike_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(strike_text, lines))
+    def _redact_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redact_text, lines))
 
 
 class DeviceMemory(Record):

@@ -25,7 +25,7 @@ from autotune.model.expressions import Expression
 from autotune.model.names import is_variable
 from autotune.model.options import FOLDER, filled, placeholders
 from autotune.model.quantities import DurationOrNone, Seconds, SoakSeconds
-from autotune.model.secrets import is_secret_name, strike_command, strike_data
+from autotune.model.secrets import is_secret_name, redact_command, redact_data
 from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
 
@@ -100,7 +100,7 @@ class ReadSpec(Section):
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
-    `command` and `options` hold secrets as they are, for the program; dumps have them struck out, so that none is kept,
+    `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept,
     and so that none is part of a study's identity.
 
     Attributes:
@@ -207,14 +207,14 @@ class WorkloadSpec(Section):
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
         if value is None or (info.context or {}).get("secrets"):
             return dump(value)
-        return dump(strike_data(value) if isinstance(value, dict) else strike_command(value))
+        return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
 
     @property
     def shown(self) -> WorkloadSpec:
-        """The same with its secrets struck out, to be looked at and handed on."""
-        command = None if self.command is None else strike_command(self.command)
-        struck = {"options": strike_data(self.options), "environment": strike_data(self.environment)}
-        return self.model_copy(update={**struck, "command": command})
+        """The same with its secrets redacted, to be looked at and handed on."""
+        command = None if self.command is None else redact_command(self.command)
+        redacted = {"options": redact_data(self.options), "environment": redact_data(self.environment)}
+        return self.model_copy(update={**redacted, "command": command})
 
     @property
     def takes_turns(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import workloads_root
-from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
+from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, redact_command
 from autotune.stats import proof_pairs, smallest_gain, study_power
 from autotune.study.reading import WARMUP_STEPS
 from autotune.study.understanding import LEAST_STEPS, Understood, is_named
@@ -125,7 +125,7 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
         ),
     ]
     text = study_text(
-        name, f"Settings for {_one_line(' '.join(strike_command(found.asked.command)))}", sections, said=said
+        name, f"Settings for {_one_line(' '.join(redact_command(found.asked.command)))}", sections, said=said
     )
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
@@ -177,7 +177,7 @@ def plan_hook(
         *_devices(platform, count, device),
         _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
     ]
-    return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
+    return study_text(name, f"Settings for {_one_line(' '.join(redact_command(command)))}", sections, said=said)
 
 
 def example_studies() -> dict[str, Path]:

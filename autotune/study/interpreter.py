@@ -27,7 +27,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     format_seconds,
-    strike_command,
+    redact_command,
 )
 from autotune.workers import FirstLook, look_at
 
@@ -131,7 +131,7 @@ def _seen(spec: StudySpec, study_dir: Path, note: Callable[[str], None] | None) 
             return kept
     if note is None:
         return None
-    command = shlex.join(strike_command(spec.under(FlagSet()).workload.command or ()))
+    command = shlex.join(redact_command(spec.under(FlagSet()).workload.command or ()))
     note(f"running the command once, to see under which interpreter it runs: {command}")
     look = _look(spec, study_dir, note)
     found = next((p for p in look.pythons if Path(p).exists()), None)

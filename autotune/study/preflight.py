@@ -15,7 +15,7 @@ from autotune.model import (
     artefacts_of,
     close_matches,
     kind_of,
-    refuse_struck,
+    refuse_redacted,
 )
 from autotune.results import Entry
 from autotune.rundir import Store
@@ -149,14 +149,14 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses to start a program without the secrets that were struck out of a record of its study.
+    """Refuses to start a program without the secrets that were redacted in a record of its study.
 
     Raises:
         StudyFileError: If there are any, by name.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     if spec.replay is None:  # a formula needs none
-        refuse_struck(spec.workload.command, spec.workload.options, source=source, advice=advice)
+        refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:

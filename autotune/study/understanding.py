@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
 from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
-from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
+from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, redact_command
 from autotune.study.interpreter import direct_python
 from autotune.study.reading import WARMUP_STEPS, Reading, read_steps
 from autotune.workers import FirstLook, look_at
@@ -189,7 +189,7 @@ def _understood(
     best: Recognised | None,
     count: int,
 ) -> Understood:
-    program = shlex.join(strike_command(asked.command))
+    program = shlex.join(redact_command(asked.command))
     if look.status:
         raise LaunchError(_why_failed(program, look))
     if found is None or len(found[1].took_s) <= WARMUP_STEPS:

@@ -173,9 +173,9 @@ def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
     assert leaks(tmp_path) == []
 
 
-def test_a_study_file_with_struck_out_secrets_is_refused(folder: Path) -> None:
-    (folder / "struck.toml").write_text(text_of(["--token", "***"]))
-    assert "secrets (token)" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+def test_a_study_file_with_redacted_secrets_is_refused(folder: Path) -> None:
+    (folder / "redacted.toml").write_text(text_of(["--token", "***"]))
+    assert "secrets (token)" in secretly("run", "redacted.toml", "--run-dir", "other", cwd=folder, code=2).stderr
     assert not (folder / "other").exists()
 
 
