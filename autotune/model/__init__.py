@@ -52,7 +52,7 @@ from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, figures_of, format_growth, judge_soak
 from autotune.model.trial import (
-    REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
+    REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Duplicate,
 )  # fmt: skip
 from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
 from autotune.model.units import (

@@ -56,7 +56,7 @@ class Measured(Record):
     comparison: Comparison
 
 
-class Twin(Record):
+class Duplicate(Record):
     """Nothing ran: an earlier trial, or the reference, had this set or this program and stands for it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Failed(Record):
     failure: Failure
 
 
-TrialOutcome = Annotated[Measured | Twin | Failed, Field(discriminator="status")]
+TrialOutcome = Annotated[Measured | Duplicate | Failed, Field(discriminator="status")]
 _OF_OUTCOME = ("status", "comparison", "same_as", "failure")
 
 
@@ -139,8 +139,8 @@ class TrialResult(Stamped):
 
     @property
     def comparison(self) -> Comparison | None:
-        """The figures that stand for this set, its own or its twin's."""
-        return self.outcome.comparison if isinstance(self.outcome, Measured | Twin) else None
+        """The figures that stand for this set, its own or its duplicate's."""
+        return self.outcome.comparison if isinstance(self.outcome, Measured | Duplicate) else None
 
     def outlook_at(self, *, sesoi: float) -> Outlook | None:
         """Whether its figures promise a gain, which a proof has to show; None where it has none.
@@ -152,13 +152,13 @@ class TrialResult(Stamped):
 
     @property
     def failure(self) -> Failure | None:
-        """Why there is no number, of this set or its twin."""
-        return self.outcome.failure if isinstance(self.outcome, Failed | Twin) else None
+        """Why there is no number, of this set or its duplicate."""
+        return self.outcome.failure if isinstance(self.outcome, Failed | Duplicate) else None
 
     @property
     def same_as(self) -> int | None:
         """The earlier trial that stands for this one; `REFERENCE_NUMBER` is the reference."""
-        return self.outcome.same_as if isinstance(self.outcome, Twin) else None
+        return self.outcome.same_as if isinstance(self.outcome, Duplicate) else None
 
     @property
     def is_the_default(self) -> bool:

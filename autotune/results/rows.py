@@ -54,7 +54,7 @@ def _at(path: str, missing: float | None = math.nan) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial; a twin of an earlier program has that program's figures and names it in `same_as`.
+    """One trial; a duplicate of an earlier program has that program's figures and names it in `same_as`.
 
     Attributes:
         result: The record that it is made of; not a column.

@@ -8,6 +8,7 @@ from pathlib import Path
 from autotune.machine import reproduction_environment
 from autotune.model import (
     REFERENCE_NUMBER,
+    Duplicate,
     Failed,
     Failure,
     FlagSet,
@@ -16,7 +17,6 @@ from autotune.model import (
     TrialOutcome,
     TrialResult,
     TrialStatus,
-    Twin,
     WorkerReport,
 )
 from autotune.stats import SequentialPlan
@@ -31,7 +31,7 @@ from autotune.workers import WorkerFailed
 def measure_trial(
     bench: Bench, comparer: Comparer, plan: SequentialPlan, unit: TrialUnit, folder: Path, *, name: str
 ) -> TrialResult:
-    """Measures one proposed set, unless its program turns out to be known; then the driver adds the twin's figures.
+    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures.
 
     Args:
         bench: Where.
@@ -60,7 +60,7 @@ def measure_trial(
             return Failed(failure=checked)
         loss = checked
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
-        return Twin(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
+        return Duplicate(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
 
     rule = sequential(
         plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most

@@ -12,8 +12,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult, Twin
-from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+from autotune.model import REFERENCE_NUMBER, Duplicate, FlagSet, SearchSpec, StudyFileError, TrialResult
+from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
 from autotune.study.priors import SAME_PROGRAM_SD, Prior
@@ -178,10 +178,10 @@ def _find(name: str) -> Callable[..., Any]:
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """What the sampler is told of how sure a result is, and of whose it is."""
-    if isinstance(result.outcome, Twin):
+    if isinstance(result.outcome, Duplicate):
         if result.outcome.same_as == REFERENCE_NUMBER:
             return {SD_KEY: SURE_SD}
-        return {TWIN_KEY: result.outcome.same_as}
+        return {DUPLICATE_KEY: result.outcome.same_as}
     if result.comparison is None:
         return {}
     return {SD_KEY: standard_error(result.comparison.estimate)}

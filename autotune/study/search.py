@@ -197,7 +197,7 @@ class Search:
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
-        self._results()  # what it may be a twin of
+        self._results()  # what it may be a duplicate of
         result = self._known.complete(result)
         self._store.append(result)
         self._run.view.trial_ends(result)

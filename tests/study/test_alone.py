@@ -133,7 +133,7 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
 
 
 def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -> None:
-    first = (("twin", FlagSet({"xla_c": 1})),)
+    first = (("duplicate", FlagSet({"xla_c": 1})),)
     _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=1, first=first)
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.SAME_PROGRAM]
 

@@ -73,7 +73,7 @@ def test_dead_setting_that_acts_here_returns_to_the_space_and_wins_if_it_can(run
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
     later = [r for r in results if r.origin != DEAD_TOGETHER]
     assert any(MERGER in r.settings for r in later)
-    # The screen's word for what is equal does not count any more: nothing is a twin of a program.
+    # The screen's word for what is equal does not count any more: nothing is a duplicate of a program.
     assert not any(r.status is TrialStatus.SAME_PROGRAM for r in later)
 
 

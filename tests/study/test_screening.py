@@ -123,7 +123,7 @@ def test_memory_is_not_believed_where_the_reference_runs_though_it_should_not_fi
 def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_time(run: Run) -> None:
     first = (
         ("measured", FlagSet({COMBINE: "11"})),
-        ("twin", FlagSet({COMBINE: "11", SLOP: "17"})),
+        ("duplicate", FlagSet({COMBINE: "11", SLOP: "17"})),
         ("default's", FlagSet({SLOP: "19"})),
         ("read later", FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"})),
         ("of the autotuner", FlagSet({COMBINE: "11", "xla_gpu_autotune_level": "0"})),
@@ -143,7 +143,7 @@ def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_ti
 def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> None:
     run(study(), Rules(), trials=1, first=(("measured", FlagSet({COMBINE: "11"})),))
     rules = Rules()
-    later = (("twin", FlagSet({COMBINE: "11", SLOP: "17"})),)
+    later = (("duplicate", FlagSet({COMBINE: "11", SLOP: "17"})),)
     _, store, diary, _ = run(study(), rules, trials=2, first=later)
     assert len(store.of(ScreenRecord)) == 1
     assert "screen" not in diary.stages

@@ -104,7 +104,7 @@ def test_what_shows_only_in_a_long_run_is_no_winner(
 
 
 @pytest.mark.parametrize("fault", ["honest", "warm-up"])
-def test_an_honest_twin_is_exported_with_what_its_soak_saw(tmp_path: Path, fault: str) -> None:
+def test_an_honest_set_is_exported_with_what_its_soak_saw(tmp_path: Path, fault: str) -> None:
     conclusion, store = study(tmp_path, fault)
     assert conclusion.settings == FlagSet(PLANTED), conclusion.sentence
     assert disagreements(store, conclusion) == []
