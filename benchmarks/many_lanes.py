@@ -148,7 +148,7 @@ class Clocked(LineView):
         self.engine: InProcess | None = None
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().trial_ends(result)
         self.spent_s.append(time.process_time() - (self.engine.lanes_s if self.engine is not None else 0.0))
 

@@ -28,17 +28,17 @@ from autotune.model.names import (
     ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, is_variable, kind_of, refuse_reaching_out,
 )  # fmt: skip
 from autotune.model.numbers import Count, AtLeastOne, Elapsed
-from autotune.model.observer import View
+from autotune.model.observer import Callbacks
 from autotune.model.options import (
     FOLDER, PROCESS_COUNT, dotted, filled, option_setting, option_text, options_in, placeholders, plain,
 )  # fmt: skip
 from autotune.model.gpus import HELD_BACK, ArmOfGpus, GpusDuring, GpuState, held_in_one_arm
 from autotune.model.proofs import (
-    ALONE, GAIN, OnceMore, Standing, alone_of, gain_of, once_more, ratios_of, runs_after, runs_of, standing,
+    ALONE, GAIN, Reestimate, Standing, alone_of, gain_of, reestimate, ratios_of, runs_after, runs_of, standing,
 )  # fmt: skip
 from autotune.model.promise import Need, Promise
 from autotune.model.records import (
-    ONCE_MORE, RECORD, SCHEMA_VERSION, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
+    REESTIMATES, RECORD, SCHEMA_VERSION, AnyRecord, BlameRecord, ConclusionRecord, ConfirmRun, FinalistResult,
     FloorResult, IncidentRecord, LedgerRecord, Outcome, ProfileRecord, ProofRecord, ScreenRecord,
     SessionRecord, SoakRecord, SpanRecord,
 )  # fmt: skip

@@ -21,7 +21,7 @@ class Watcher(Protocol):
         """One more fresh pair of processes is done, of so many."""
 
 
-class View(Watcher, Protocol):
+class Callbacks(Watcher, Protocol):
     """Told what happens in a study; the CLI shows it, tests record it."""
 
     def stage(self, name: str, detail: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.model.records import ONCE_MORE, ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord
 from autotune.model.totals import training_total, veto_of
 from autotune.model.units import format_change
 from autotune.stats import FIRST_LOOK, Estimate, ProofPlan, Verdict, confirm, judge, look, look_alone
 
-GAIN, ALONE = ONCE_MORE
+GAIN, ALONE = REESTIMATES
 
 
 class Standing(NamedTuple):
@@ -20,7 +20,7 @@ class Standing(NamedTuple):
     is_over: bool
 
 
-class OnceMore(NamedTuple):
+class Reestimate(NamedTuple):
     """What came after a proof.
 
     Attributes:
@@ -165,7 +165,7 @@ def _after(
     )  # fmt: skip
 
 
-def once_more(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> OnceMore:
+def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Reestimate:
     """What the pairs after a proof come to.
 
     Args:
@@ -177,12 +177,12 @@ def once_more(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence
     estimate, last = reported_gain(gain, alone, every), alone or gain
     if (failure := last.failure) is not None:
         told = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"[:300]
-        return OnceMore(estimate=estimate, objection=told)
+        return Reestimate(estimate=estimate, objection=told)
     if last.veto is not None:
-        return OnceMore(estimate=estimate, objection=last.veto)
+        return Reestimate(estimate=estimate, objection=last.veto)
     counts = alone is not None and estimate != reported_gain(gain, None, every)
     count = alone.process_count if alone is not None and counts else 0
-    return OnceMore(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
+    return Reestimate(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
 
 
 def reported_gain(

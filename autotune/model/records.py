@@ -165,7 +165,7 @@ class ConfirmRun(Stamped):
     directory: str | None = None
 
 
-ONCE_MORE = ("gain", "alone")
+REESTIMATES = ("gain", "alone")
 """Stages that measure what is proven once more; they decide nothing but may speak against it."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.model import (
-    ONCE_MORE,
+    REESTIMATES,
     REFERENCE_NUMBER,
     AutotuneError,
     ConfirmRun,
@@ -137,7 +137,7 @@ def trace_charts(store: Store, trials: Sequence[TrialRow]) -> list[Chart]:
     if measured:
         best = min(measured, key=lambda r: r.rank)
         wanted.append((f"trial {best.trial}, the best of the search", best.result.directory))
-    others = ("confirm", *ONCE_MORE)
+    others = ("confirm", *REESTIMATES)
     proofs = [r for r in store.of(ConfirmRun) if r.stage not in others and r.directory and r.failure is None]
     if proofs:
         last = proofs[-1]

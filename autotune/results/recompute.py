@@ -36,7 +36,7 @@ from autotune.model import (
     gain_of,
     is_divided_as_told,
     judge_soak,
-    once_more,
+    reestimate,
     standing,
 )
 from autotune.results.words import format_estimate
@@ -189,7 +189,7 @@ def _of_winner(
         yield f"the gain of {settings} was never measured in as many pairs as follow a proof"
     if gain is None:
         return
-    after = once_more(gain, proofs.get((ALONE, settings)), runs)
+    after = reestimate(gain, proofs.get((ALONE, settings)), runs)
     if after.objection is not None:
         yield f"{settings}: {after.objection}; the conclusion has it as the winner"
     yield from _differing(f"{settings}: its proof gives", conclusion, {"estimate": after.estimate})

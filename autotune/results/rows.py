@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from autotune.model import (
-    ONCE_MORE,
+    REESTIMATES,
     TURNS,
     AblationResult,
     FinalistResult,
@@ -211,7 +211,7 @@ def effect_rows(store: Store) -> list[EffectRow]:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in ONCE_MORE}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in REESTIMATES}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
     return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]

@@ -45,15 +45,15 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """Outcome and sentence, and of a winner its set and figures."""
-    spec, proven, once_more = run.spec, run.proven, run.once_more
+    spec, proven, reestimate = run.spec, run.proven, run.reestimate
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
     if proven is not None and proven.estimate is not None:
-        ratio = once_more.estimate or proven.estimate
+        ratio = reestimate.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f" and {once_more.alone} of runs alone" if once_more.alone else ""
-        after += f", after a proof of {proven.process_count}" if once_more.estimate is not None else ""
+        after = f" and {reestimate.alone} of runs alone" if reestimate.alone else ""
+        after += f", after a proof of {proven.process_count}" if reestimate.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         if proven.corrected is not None and ratio.high >= 1.0:  # those pairs decide nothing, and may be few

@@ -17,11 +17,11 @@ from autotune.model import (
     ConfirmRun,
     FinalistResult,
     FloorResult,
-    OnceMore,
+    Reestimate,
     alone_of,
     gain_of,
-    once_more,
     ratios_of,
+    reestimate,
     runs_after,
 )
 from autotune.stats import ALONE_PAIRS, FIRST_LOOK, gain_pairs, look_alone
@@ -30,13 +30,13 @@ from autotune.study.run import StudyRun
 from autotune.study.units import PairUnit
 
 
-def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
+def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
     """The gain of a set that its proof calls faster, and what speaks against it."""
     run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     gain, alone = measure_gain(run, proven), None
     if not gain.is_vetoed:
         alone = check_alone(run, proven)
-    return once_more(gain, alone, run.store.of(ConfirmRun))
+    return reestimate(gain, alone, run.store.of(ConfirmRun))
 
 
 def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:

@@ -19,6 +19,7 @@ from autotune.model import (
     RECORD,
     TURNS,
     AnyRecord,
+    Callbacks,
     FlagSet,
     FloorResult,
     IncidentRecord,
@@ -29,7 +30,6 @@ from autotune.model import (
     TimeLimits,
     TrialResult,
     TrialStatus,
-    View,
     WorkPerStep,
     limits_after,
 )
@@ -79,7 +79,7 @@ class Lanes:
     engine: Engine
     must_be_alone: Callable[[AnyUnit], bool] = staticmethod(lambda unit: False)
 
-    def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
+    def __init__(self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
         self._view = view
         self._runtime = runtime

@@ -33,12 +33,12 @@ from autotune.compiler import (
 from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
+    Callbacks,
     Failure,
     FlagSet,
     LaunchError,
     ScreenRecord,
     StudySpec,
-    View,
     WorkerReport,
     format_seconds,
 )
@@ -91,7 +91,7 @@ class StudyScreener:
 
     Args:
         store: The run directory, locked.
-        view: View what happens.
+        view: Callbacks what happens.
 
     Attributes:
         report: What the screen found; None before it ran, and where it cannot.
@@ -99,7 +99,7 @@ class StudyScreener:
         kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
 
-    def __init__(self, store: Store, view: View) -> None:
+    def __init__(self, store: Store, view: Callbacks) -> None:
         self.report: ScreenReport | None = None
         self.is_measuring: Callable[[], bool] = lambda: False
         self._store = store
@@ -372,7 +372,7 @@ class StudyScreener:
 
 
 @contextlib.contextmanager
-def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
+def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
     """The screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:

@@ -38,7 +38,7 @@ from autotune.stats import Verdict, candidate_weights
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists
-from autotune.study.gain import measure_once_more
+from autotune.study.gain import measure_again
 from autotune.study.library_priors import by_library
 from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.minimise import minimise_set
@@ -172,10 +172,10 @@ def final_proof(run: StudyRun) -> None:
         result = prove(run, [(trial, settings)], stage=stage)[0]
         if result.verdict is not Verdict.FASTER:
             continue
-        run.once_more = measure_once_more(run, result)
-        run.proven = result if run.once_more.objection is None else None
-        if run.once_more.objection is not None:
-            run.objections[settings] = run.once_more.objection
+        run.reestimate = measure_again(run, result)
+        run.proven = result if run.reestimate.objection is None else None
+        if run.reestimate.objection is not None:
+            run.objections[settings] = run.reestimate.objection
 
 
 def _begun(run: StudyRun) -> list[tuple[FlagSet, int]]:

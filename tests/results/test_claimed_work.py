@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, once_more, standing
+from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, reestimate, standing
 from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.recompute import disagreements
 from autotune.results.words import format_estimate
@@ -44,7 +44,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
             made = alone_of(found, runs, most=found.most or 0, sesoi=sesoi)
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = once_more(after[GAIN], after.get(ALONE), runs).estimate
+    last = reestimate(after[GAIN], after.get(ALONE), runs).estimate
     assert last is not None
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}

@@ -91,9 +91,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    once_more = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
+    reestimate = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
     run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, once_more=once_more, members=(), objections={}
+        spec=store.spec, store=store, proven=last, reestimate=reestimate, members=(), objections={}
     )
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
@@ -152,8 +152,6 @@ def test_equal_programs_share_one_measurement(run_replay: Run) -> None:
     assert sorted(str(t.status) for t in duplicates) == ["measured", "same_program"]
     one = duplicates[0].comparison.estimate.ratio  # type: ignore[union-attr]
     assert {t.comparison.estimate.ratio for t in duplicates if t.comparison} == {one}
-        duplicates[0].comparison.estimate.ratio
-    }  # type: ignore[union-attr]
 
 
 def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_replay: Run) -> None:
