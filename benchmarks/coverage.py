@@ -104,7 +104,7 @@ def process_centres(
 
 def _at_stop(ratios: list[float]) -> Estimate:
     """What a trial with these log ratios reports when its rule stops it."""
-    rule = sequential(PLAN, sesoi=DEFAULTS.measure.smallest_effect, incumbent=None)
+    rule = sequential(PLAN, min_effect=DEFAULTS.measure.min_effect, incumbent=None)
     for count in range(1, len(ratios) + 1):
         decision = rule.stop(ratios[:count])
         if decision is not None and decision.stop:

@@ -143,7 +143,7 @@ class Clocked(LineView):
     """Lines for nobody, and the driver's processor seconds at the end of each trial."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        super().__init__(Console(file=Path(os.devnull).open("w", encoding="utf-8")), watch, sesoi=0.005)  # noqa: SIM115
+        super().__init__(Console(file=Path(os.devnull).open("w", encoding="utf-8")), watch, min_effect=0.005)  # noqa: SIM115
         self.spent_s: list[float] = []
         self.engine: InProcess | None = None
 

@@ -44,13 +44,13 @@ class LineView:
     Args:
         console: Where to print.
         watch: The study's time.
-        sesoi: Its smallest effect of interest, as a share: by that a trial is promising or not.
+        min_effect: Its smallest effect of interest, as a share: by that a trial is promising or not.
     """
 
-    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float) -> None:
+    def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
         self._watch = watch
-        self._sesoi = sesoi
+        self._min_effect = min_effect
 
     def line(self, text: str) -> None:
         """Prints one line with the study's time before it."""
@@ -86,7 +86,7 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = describe_trial(result, result.outlook_at(sesoi=self._sesoi))
+        found = describe_trial(result, result.outlook_at(min_effect=self._min_effect))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
@@ -111,13 +111,15 @@ class LiveView(LineView):
     Args:
         console: A terminal.
         watch: The study's time.
-        sesoi: Its smallest effect of interest, as a share.
+        min_effect: Its smallest effect of interest, as a share.
         name: Of the study.
         budget_s: Time budget, if there is one.
     """
 
-    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float, name: str, budget_s: float | None) -> None:
-        super().__init__(console, watch, sesoi=sesoi)
+    def __init__(
+        self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None
+    ) -> None:
+        super().__init__(console, watch, min_effect=min_effect)
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"

@@ -40,7 +40,7 @@ def standing(
     *,
     trial: int,
     most: int,
-    sesoi: float,
+    min_effect: float,
 ) -> Standing:
     """What a proof says, and whether more pairs of processes are to be run.
 
@@ -52,7 +52,7 @@ def standing(
         runs: Pairs of processes, those of other proofs included.
         trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
     """
     mine = runs_of(proof, runs)
     base = FinalistResult(
@@ -69,12 +69,12 @@ def standing(
     def is_clear(count: int) -> bool:
         return veto_of(mine[:count], hurdle.estimate(ratios[:count])) is None
 
-    found = look(ratios, hurdle, most=most, sesoi=sesoi, is_clear=is_clear)
+    found = look(ratios, hurdle, most=most, min_effect=min_effect, is_clear=is_clear)
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
     corrected = claim.estimate(ratios[:used])
-    verdict, veto = judge(corrected, sesoi=sesoi), None
+    verdict, veto = judge(corrected, min_effect=min_effect), None
     if found.stop and verdict is Verdict.FASTER:
         veto = veto_of(mine[:used], corrected)
     return Standing(
@@ -108,22 +108,22 @@ def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     return confirm(ratios).ordinary if len(ratios) >= 2 else None
 
 
-def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, sesoi: float) -> FinalistResult:
+def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: float) -> FinalistResult:
     """The gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
 
     Args:
         proven: The proof.
         runs: Pairs of processes, those of other stages and sets included.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
     """
     mine = runs_after(proven, runs, GAIN)
     estimate, veto = plain_estimate(mine), None
-    if estimate is not None and estimate.low > 1.0 - sesoi:
+    if estimate is not None and estimate.low > 1.0 - min_effect:
         veto = f"{len(mine)} more fresh pairs of processes contradict that: {format_change(estimate.ratio)}"
-    return _after(proven, GAIN, mine, len(mine), sesoi=sesoi, veto=veto, reason="these pairs decide nothing")
+    return _after(proven, GAIN, mine, len(mine), min_effect=min_effect, veto=veto, reason="these pairs decide nothing")
 
 
-def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, sesoi: float) -> FinalistResult:
+def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, min_effect: float) -> FinalistResult:
     """What runs of each arm with nothing beside it say of a proven set; `most` of them, otherwise as `gain_of`."""
     mine, beside, most = runs_after(proven, runs, ALONE), runs_after(proven, runs, GAIN), max(most, FIRST_LOOK)
     found = look_alone(ratios_of(mine), ratios_of(beside), most=most)
@@ -134,7 +134,7 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, s
             f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
             '`measure.mode = "sandwich"` measures everything alone'
         )
-    result = _after(proven, ALONE, mine, found.used, sesoi=sesoi, veto=veto, reason=found.reason)
+    result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})
 
 
@@ -149,7 +149,7 @@ def _after(
     runs: Sequence[ConfirmRun],
     used: int,
     *,
-    sesoi: float,
+    min_effect: float,
     veto: str | None,
     reason: str,
 ) -> FinalistResult:
@@ -157,7 +157,7 @@ def _after(
     failure = next((r.failure for r in runs if r.failure is not None), None)
     counted = [r for r in runs if r.failure is None][:used]
     estimate = plain_estimate(counted)
-    verdict = judge(estimate, sesoi=sesoi) if estimate is not None else Verdict.UNRESOLVED
+    verdict = judge(estimate, min_effect=min_effect) if estimate is not None else Verdict.UNRESOLVED
     return FinalistResult(
         stage=stage, trial=proven.trial, settings=proven.settings, estimate=estimate, corrected=estimate,
         verdict=verdict if failure is None else Verdict.UNRESOLVED, process_count=len(counted), failure=failure,

@@ -285,7 +285,7 @@ class MeasureSpec(Section):
     """How a comparison is measured.
 
     Attributes:
-        smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
+        min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case.
         block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
             on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
@@ -307,7 +307,7 @@ class MeasureSpec(Section):
         floor_processes: How many processes of the reference the noise floor starts beside the living one, in turns.
     """
 
-    smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
     block_s: Seconds | Literal["auto"] = "auto"
     block_steps: Annotated[int, Field(ge=1, le=1000)] = 3

@@ -142,13 +142,13 @@ class TrialResult(Stamped):
         """The figures that stand for this set, its own or its duplicate's."""
         return self.outcome.comparison if isinstance(self.outcome, Measured | Duplicate) else None
 
-    def outlook_at(self, *, sesoi: float) -> Outlook | None:
+    def outlook_at(self, *, min_effect: float) -> Outlook | None:
         """Whether its figures promise a gain, which a proof has to show; None where it has none.
 
         Args:
-            sesoi: The study's smallest effect of interest, as a share.
+            min_effect: The study's smallest effect of interest, as a share.
         """
-        return outlook_of(self.comparison.estimate, sesoi=sesoi) if self.comparison is not None else None
+        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
 
     @property
     def failure(self) -> Failure | None:

@@ -62,7 +62,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
         label, ends = f"{r.trial}  {short}", (r.low, r.high)
         rows.append(Mark(label=label, detail=_detail(r), x=r.ratio, x_ends=ends, style=r.style))
-    draw = functools.partial(charts.forest, rows, band=store.spec.measure.smallest_effect, of=time_words(store))
+    draw = functools.partial(charts.forest, rows, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     note = f"{note} Search figures choose; they prove nothing."
     return Chart(title="All trials", svg=draw(), note=note, narrow=draw(is_narrow=True))

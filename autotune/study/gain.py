@@ -43,7 +43,7 @@ def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:
     """The gain of a proven set in fresh pairs of processes that decide nothing, unless they contradict the proof."""
     count = gain_pairs(proven.process_count)
     _run(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
-    return _record(run, gain_of(proven, run.store.of(ConfirmRun), sesoi=run.spec.measure.smallest_effect))
+    return _record(run, gain_of(proven, run.store.of(ConfirmRun), min_effect=run.spec.measure.min_effect))
 
 
 def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
@@ -60,8 +60,8 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
         return begun == len(done) and not look_alone(ratios_of(done), turns, most=most).stop
 
     _run(run, proven, ALONE, goes_on, asked=most)
-    every, sesoi = run.store.of(ConfirmRun), run.spec.measure.smallest_effect
-    return _record(run, alone_of(proven, every, most=asked, sesoi=sesoi))
+    every, min_effect = run.store.of(ConfirmRun), run.spec.measure.min_effect
+    return _record(run, alone_of(proven, every, most=asked, min_effect=min_effect))
 
 
 def _run(

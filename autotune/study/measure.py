@@ -63,7 +63,7 @@ def measure_trial(
         return Duplicate(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
 
     rule = sequential(
-        plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
+        plan, min_effect=bench.spec.measure.min_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
     )
     outcome: TrialOutcome
     try:

@@ -60,7 +60,7 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
 
 def _is_refuted(run: StudyRun, results: Sequence[TrialResult]) -> bool:
     """Whether what the screen calls dead turned out to act."""
-    return contradicts(results, sesoi=run.spec.measure.smallest_effect)
+    return contradicts(results, min_effect=run.spec.measure.min_effect)
 
 
 def is_same_program(run: StudyRun, one: FlagSet, other: FlagSet) -> bool:

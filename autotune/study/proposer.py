@@ -100,7 +100,7 @@ class Proposer:
         self._spec = spec
         self._space = space
         self._doubt = doubt
-        self._sesoi = spec.measure.smallest_effect
+        self._min_effect = spec.measure.min_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
         doubted = doubt.sets if doubt else ()
@@ -136,7 +136,7 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         self._see(result.settings)
-        if self._doubt is not None and contradicts([result], sesoi=self._sesoi):
+        if self._doubt is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._doubt.whole)
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
@@ -230,7 +230,7 @@ class Proposer:
     def _lesson(self) -> Lesson:
         """The model of the trials told so far."""
         return Lesson(
-            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
+            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._min_effect
         )  # fmt: skip
 
     def _is_allowed(self, settings: FlagSet) -> bool:

@@ -93,10 +93,10 @@ class Search:
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
-        sesoi = self._run.spec.measure.smallest_effect
+        min_effect = self._run.spec.measure.min_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
-            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, sesoi=sesoi))
+            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, min_effect=min_effect))
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results

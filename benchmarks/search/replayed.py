@@ -70,7 +70,7 @@ def study(search: str, seed: int, trials: int, screen: Screener, target: Target,
         if fitting and space.locate(fitting) is not None:
             first.setdefault(fitting, f"recipe {name}")
     setup = GivenSetup(given_space=space, given_launcher=launcher, first=[(w, s) for s, w in first.items()])
-    view = LineView(Console(quiet=True), Stopwatch(), sesoi=spec.measure.smallest_effect)
+    view = LineView(Console(quiet=True), Stopwatch(), min_effect=spec.measure.min_effect)
     session = given_run(spec, folder, setup, view)
     conclusion = run_study(session)
     results = session.store.of(TrialResult)

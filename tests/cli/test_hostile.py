@@ -243,7 +243,10 @@ def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch:
     monkeypatch.setattr(sys, "stdout", out := stream())
     console, watch = make_console(), Stopwatch()
     config = TrialConfig(number=1, settings=FlagSet({"xla_a": "[/b][old]`x`<script>"}), origin=EVIL, params={})
-    views = [LineView(console, watch, sesoi=0.005), LiveView(console, watch, sesoi=0.005, name=EVIL, budget_s=9.0)]
+    views = [
+        LineView(console, watch, min_effect=0.005),
+        LiveView(console, watch, min_effect=0.005, name=EVIL, budget_s=9.0),
+    ]
     for view in views:
         view.stage(EVIL, EVIL)
         view.phase(EVIL)

@@ -57,7 +57,7 @@ warmup_steps = 3
 check_steps = 2
 run_steps = 6
 sandwiches = 2
-smallest_effect = 0.05
+min_effect = 0.05
 [confirm]
 processes = 3
 finalists = 1

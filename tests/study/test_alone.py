@@ -92,7 +92,7 @@ def test_a_steady_drift_cancels() -> None:
 
 
 def test_the_floor_says_what_can_be_found() -> None:
-    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
+    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), min_effect=0.005)
     half = math.log(floor.estimate.high / floor.estimate.low) / 2
     assert floor.is_honest
     assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)

@@ -69,7 +69,7 @@ def test_dead_settings_that_do_nothing_here_are_tried_together_and_never_again(r
 def test_dead_setting_that_acts_here_returns_to_the_space_and_wins_if_it_can(run: Run, effect: float) -> None:
     store, diary = run(8, effects={f"{MERGER}=0": effect})
     results = store.of(TrialResult)
-    assert contradicts(results, sesoi=0.005)
+    assert contradicts(results, min_effect=0.005)
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
     later = [r for r in results if r.origin != DEAD_TOGETHER]
     assert any(MERGER in r.settings for r in later)

@@ -215,7 +215,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
 
 
 def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
-    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), sesoi=0.005, start_s=30.0)
+    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
@@ -230,7 +230,7 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
+        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), min_effect=0.005).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
 
 
@@ -239,5 +239,5 @@ def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
     _, store, _ = run_replay(spec, trials=0)
     floor = store.of(FloorResult)[0]
     assert floor.comparison.mode == "sandwich"
-    assert floor.floor == sandwich_floor(list(store.pairs("floor")), sesoi=0.005)
+    assert floor.floor == sandwich_floor(list(store.pairs("floor")), min_effect=0.005)
     assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)

@@ -153,9 +153,9 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
 
     inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
     results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
-    found = worth_proving(results, count=3, sesoi=0.005, taught=taught(wide))
+    found = worth_proving(results, count=3, min_effect=0.005, taught=taught(wide))
     assert [r.settings for r in found] == [lucky, good]
-    assert len(worth_proving(results, count=3, sesoi=0.005)) == 3  # where nothing was taught, all may be
+    assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
 
 
 # ---------------------------------------------------------------------- minimising

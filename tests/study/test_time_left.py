@@ -78,8 +78,8 @@ class Ended:
     @property
     def found(self) -> bool:
         """Whether some trial looked promising."""
-        sesoi = self.spec.measure.smallest_effect
-        return any(r.outlook_at(sesoi=sesoi) is Outlook.PROMISING for r in self.of(TrialResult))
+        min_effect = self.spec.measure.min_effect
+        return any(r.outlook_at(min_effect=min_effect) is Outlook.PROMISING for r in self.of(TrialResult))
 
     def said(self, text: str) -> bool:
         return any(text in note for note in self.diary.notes)
@@ -337,8 +337,8 @@ def test_what_is_called_worth_a_proof_looks_promising_or_has_begun(
     assert ended.conclusion is not None
     if (told := re.search(r"Worth a proof: (.*?)(?: and \d+ more)?; with", ended.conclusion.sentence)) is None:
         return
-    sesoi = ended.spec.measure.smallest_effect
-    promising = {r.settings for r in ended.of(TrialResult) if r.outlook_at(sesoi=sesoi) is Outlook.PROMISING}
+    min_effect = ended.spec.measure.min_effect
+    promising = {r.settings for r in ended.of(TrialResult) if r.outlook_at(min_effect=min_effect) is Outlook.PROMISING}
     assert told[1] in map(str, promising | {f.settings for f in ended.of(FinalistResult)})
 
 

@@ -59,7 +59,7 @@ trials = {trials}
 use_environment = false
 [measure]
 pairs_cap = 6
-smallest_effect = 0.4
+min_effect = 0.4
 floor_processes = 2
 check_steps = 3
 warmup_steps = 3

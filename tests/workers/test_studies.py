@@ -62,7 +62,7 @@ def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, m
     # What LLVM makes of it does not matter here, and takes half of the time of a start.
     soon = {"xla_backend_optimization_level": 0}
     search = {**SEARCH, "trials": 1, "settings": {"xla_cpu_prefer_vector_width": [128, 256]}}
-    measure = {**MEASURE, "smallest_effect": 0.4}  # so large that noise alone brings about no proof
+    measure = {**MEASURE, "min_effect": 0.4}  # so large that noise alone brings about no proof
     more: dict[str, Any] = {"device": {"count": 8}, "baseline": soon, "search": search, "measure": measure}
     smallest = {"horizon": 2, "seq": 4} if entry == "rssm-tiny" else {"layers": 1}
     conclusion, store, _ = run(tmp_path, {"entry": entry, "options": {"mesh": mesh, **smallest}}, **more)
