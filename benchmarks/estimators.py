@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.model import BLOCK_STEPS
 from autotune.stats.estimates import DEFAULT_MIN_EFFECT
 from autotune.stats.intervals import hodges_lehmann, student_quantile
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
-from benchmarks.coverage import BLOCK_STEPS, FINALISTS, PLAN, process_centres, without_process_effects
+from benchmarks.coverage import FINALISTS, PLAN, process_centres, without_process_effects
 from benchmarks.machines import Case
 from benchmarks.proportions import crossing
 

@@ -54,7 +54,6 @@ def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, An
             "baseline": baseline,
             "search": {
                 "trials": len(candidates),
-                "use_environment": False,
                 "first": [{"name": f"c{i}", "settings": c} for i, c in enumerate(candidates)],
             },
         }

@@ -240,7 +240,6 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {told.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
-        *([("symptoms", ", ".join(plan.spec.search.symptoms))] if plan.spec.search.symptoms else []),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),

@@ -48,13 +48,13 @@ from autotune.model.secrets import (
 from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ReadSpec
-from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import SOAK_STEPS_OF_RUNS, STUDY_NAME, Effort, StudySpec, load_study, parse_study
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.model.totals import describe_stalls, figures_of, format_growth, judge_soak
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Duplicate,
 )  # fmt: skip
-from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
+from autotune.model.turn_sizes import BLOCK_STEPS, CHECK_STEPS, EVERY_STEP, WARMUP_STEPS, TurnCosts, TurnSizes
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_detectable, format_interval, format_joules,
     format_ratio, format_seconds, format_share, parse_duration,

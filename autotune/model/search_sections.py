@@ -52,18 +52,13 @@ class SearchSpec(Section):
         settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
         options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
             the first. ``process_count`` is that of `device`.
-        when: Setting or option to other ones, with the values under which it is searched.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
-        symptoms: Symptoms whose groups are searched.
         learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
             that winners hold are thought likelier to act.
         first: Sets with names that are tried before the sampler proposes.
-        use_environment: Try the settings of the caller's own environment (XLA_FLAGS ...) first.
         sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
             import path, ``module:Class``.
-        sampler_options: Arguments of the sampler.
-        startup_trials: Random trials before a sampler other than ``additive`` proposes.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -71,16 +66,11 @@ class SearchSpec(Section):
     gpu_hours: Annotated[float, Field(gt=0)] | None = None
     settings: dict[str, Domain] = Field(default_factory=dict)
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    when: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = Field(default_factory=dict)
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
-    symptoms: tuple[str, ...] = ()
     learn_from: Annotated[str, Field(min_length=1)] | None = None
     first: tuple[NamedSet, ...] = ()
-    use_environment: bool = True
     sampler: str = "additive"
-    sampler_options: dict[str, Any] = Field(default_factory=dict)
-    startup_trials: Annotated[int, Field(ge=1)] = 8
 
     @field_validator("settings")
     @classmethod

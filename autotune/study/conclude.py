@@ -61,7 +61,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "
-            f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
+            f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
             "trial": proven.trial,

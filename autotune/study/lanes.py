@@ -34,6 +34,7 @@ from autotune.model import (
     limits_after,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.stats import proof_size
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
@@ -209,7 +210,7 @@ class Lanes:
             return unit
         floors = self._store.of(FloorResult)
         spec = self._store.spec
-        pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
+        pairs = proof_size(floors[0].floor if floors else None, starts=spec.turns.starts)
         return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:

@@ -203,7 +203,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
 
     found: list[tuple[str, FlagSet]] = []
-    if spec.search.use_environment and spec.replay is None:
+    if spec.replay is None:
         own = steering_settings(caller_environment())
         found.append(("your environment", here(own, "your environment")))
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]

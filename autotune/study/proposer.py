@@ -56,6 +56,9 @@ NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 PREDICTED_BEST = "predicted best"
 """Origin of the trial with which a search ends: the set that promises most by all the others."""
 
+STARTUP_TRIALS = 8
+"""Random trials before a sampler other than `additive` proposes."""
+
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
@@ -249,7 +252,7 @@ class Proposer:
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and len(self._history) < self._spec.search.startup_trials):
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         if self._opened is not None:
             return self._opened.point(self._space), name

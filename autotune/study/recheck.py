@@ -116,7 +116,7 @@ def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) 
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
     figures = _figures(result.estimate)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
-    of = time_of(result.work, winner.unit or "token")
+    of = time_of(result.work)
     if objection is not None:
         return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
     verdicts = {

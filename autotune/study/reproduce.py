@@ -56,7 +56,6 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
     )
     if workload.command is not None:
         command = workload.arguments(str(store.path / (result.directory or ".")))
-        environment = {**environment, **workload.variables}
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         if (root := workloads_root()).name == "bundled":  # there, `-m` does not find it by itself

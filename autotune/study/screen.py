@@ -165,16 +165,15 @@ class StudyScreener:
             return self._screen
         if self._screen is not None:  # opened for a cluster that is not the one that runs
             self._screen.abort()
-        asked, self._opened_for = self._spec.screen, (target, topology)
+        self._opened_for = (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                cache_dir=default_cache_dir(caller_environment()) / "screen",
                 processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
-                limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
@@ -241,9 +240,8 @@ class StudyScreener:
 
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
-        own = self._spec.screen.time_budget
-        if own is not None or budget_s is None:
-            return own
+        if budget_s is None:
+            return None
         left_s = budget_s - self._store.watch.total_s - self.kept_s
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 

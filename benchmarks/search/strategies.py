@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,7 +77,6 @@ class Product(Remembers):
         seed: Of the study.
         has_recipes: Whether recipes are tried first.
         sampler: `search.sampler`.
-        options: `search.sampler_options`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
         has_priors: Whether settings that recipes hold are thought likelier to act, as in a study.
@@ -90,13 +89,12 @@ class Product(Remembers):
         *,
         has_recipes: bool,
         sampler: str = "additive",
-        options: Mapping[str, Any] | None = None,
         has_widths: bool = True,
         finds_culprits: bool = False,
         has_priors: bool = True,
     ) -> None:
         super().__init__(problem, seed)
-        search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
+        search = {"sampler": sampler, "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]

@@ -26,7 +26,6 @@ name = "typed"
 entry = "llama"
 [search]
 trials = 5
-use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2, 3]
 xla_cpu_prefer_vector_width = [128, 256, 512]
@@ -35,7 +34,6 @@ pairs_cap = 12
 [confirm]
 processes = 3
 finalists = 1
-pairs = 6
 [replay]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }

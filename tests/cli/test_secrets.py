@@ -42,7 +42,6 @@ pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
 loss = 'loss = (?P<loss>\\S+)'
 [search]
 trials = 2
-use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2]
 xla_cpu_prefer_vector_width = [128, 512]
@@ -53,10 +52,7 @@ settings = { xla_backend_optimization_level = 1 }
 name = "bad"
 settings = { xla_backend_optimization_level = 2 }
 [measure]
-warmup_steps = 3
-check_steps = 2
 run_steps = 6
-sandwiches = 2
 min_effect = 0.05
 [confirm]
 processes = 3

@@ -22,7 +22,7 @@ from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
 
-ALONE = {"measure": {"mode": "sandwich", "sandwiches": 3}}
+ALONE = {"measure": {"mode": "sandwich"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 

@@ -83,7 +83,7 @@ def test_no_proof_runs_beside_a_compilation(tmp_path: Path, monkeypatch: pytest.
         study={
             "device": {"platform": "cuda", "count": 8},
             "screen": {"enabled": True, "target": "h100-sxm", "cache": False},
-            "confirm": {"processes": 4, "pairs": 6},
+            "confirm": {"processes": 4},
         },
     )
     rules = Slow()

@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             {
                 "name": "doubted", "workload": {"entry": "llama"}, "device": {"platform": platform, "count": 8},
                 "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
-                "confirm": {"processes": 3, "pairs": 6}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
+                "confirm": {"processes": 3}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
             }
         )  # fmt: skip
         rules = Rules(target="h100-sxm" if platform == "cuda" else None)

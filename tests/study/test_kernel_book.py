@@ -23,7 +23,7 @@ from tests.study.test_gpu_turns import Silent
 RESULTS = (
     'results {{ device: "d" hlo: "gemm one" result {{ run_time {{ nanos: {time} }} gemm {{ algorithm: {one} }} }} }}'
 )
-QUICK = {"confirm": {"finalists": 1, "minimise": False, "soak": 0, "alone": 0}, "measure": {"floor_processes": 3}}
+QUICK = {"confirm": {"finalists": 1, "minimise": False, "soak": 0, "alone": 0}}
 
 
 class Choosing(ReplayLauncher):

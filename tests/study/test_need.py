@@ -43,7 +43,7 @@ def study(**more: Any) -> StudySpec:
         study={
             "device": {"platform": "cuda", "count": 8},
             "screen": {"enabled": True, "target": "h100-sxm", "cache": False},
-            "confirm": {"processes": 4, "pairs": 6},
+            "confirm": {"processes": 4},
             **more,
         },
     )

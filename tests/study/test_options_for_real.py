@@ -38,7 +38,7 @@ SPEC = parse_study(
             "options": {"mesh": {"data": 1}, "layers": 1, "batch": 4, "dtype": "float32"},
         },
         "search": {"options": OPTIONS},
-        "measure": {"pairs_cap": 6, "block_s": 0.01, "start_limit_s": 170, "run_steps": 10, "floor_processes": 2},
+        "measure": {"pairs_cap": 6, "block_s": 0.01, "start_limit_s": 170, "run_steps": 10},
         "confirm": {"loss_tolerance": 0.2},
     }
 )

@@ -35,7 +35,7 @@ PROFILED = BARE.merge({PROFILE: REFERENCE})
 
 def study(**replay: Any) -> StudySpec:
     """A study on GPUs that a formula stands for, with a recorded profile of its winner."""
-    quick = {"soak": "2s", "soak_steps": 20, "finalists": 1, "processes": 4}
+    quick = {"soak": "2s", "finalists": 1, "processes": 4}
     more = {"device": {"platform": "cuda"}, "confirm": quick, **replay.pop("study", {})}
     return replay_study(**{"effects": {"xla_a=1": 0.9}, "profile": TEXT, **replay}, study=more)
 

@@ -42,7 +42,7 @@ def study(platform: str = "cuda", **more: Any) -> StudySpec:
             "workload": {"entry": "llama"},
             "device": {"platform": platform, "count": 8},
             "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
-            "confirm": {"processes": 3, "pairs": 6},
+            "confirm": {"processes": 3},
             "replay": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
             **more,
         }

@@ -24,8 +24,8 @@ from tests.runs import Diary
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, study
 
 MEASURE = {
-    "pairs_cap": 12, "block_s": 0.02, "check_steps": 3, "warmup_steps": 3, "run_steps": 30, "sandwiches": 3,
-    "floor_processes": 2,
+    "pairs_cap": 12, "block_s": 0.02, "run_steps": 30,
+
 }  # fmt: skip
 OPTIONS = {"rounds": [24, 1], "kind": ["a", "b b"]}
 
@@ -33,13 +33,13 @@ OPTIONS = {"rounds": [24, 1], "kind": ["a", "b b"]}
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Path) -> None:
-    search = {"trials": 3, "options": {"rounds": [24, 12, 1]}, "use_environment": False}
+    search = {"trials": 3, "options": {"rounds": [24, 12, 1]}}
     data: dict[str, Any] = {
         "name": "options",
         "workload": {"entry": "optional:build", "tokens_per_step": 1},
         "search": search,
     }
-    confirm = {"finalists": 1, "processes": 3, "pairs": 8, "alone": 0, "soak": "1s", "soak_steps": 20}
+    confirm = {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"}
     spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
     diary = Diary()
     run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())

@@ -21,18 +21,14 @@ from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 
 ROOT = Path(__file__).parents[2]
-SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}, "use_environment": False}
+SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}}
 MEASURE = {
     "pairs_cap": 8,
     "block_s": 0.01,
     "start_limit_s": 170,
-    "check_steps": 3,
-    "warmup_steps": 3,
     "run_steps": 7,
-    "sandwiches": 2,
-    "floor_processes": 2,
 }
-CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "2s", "soak_steps": 20}
+CONFIRM = {"finalists": 1, "processes": 3, "alone": 0, "soak": "2s"}
 
 
 def run(
