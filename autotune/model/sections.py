@@ -248,8 +248,8 @@ class MeasureSpec(Section):
 
     Attributes:
         min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends in any case. The noise floor starts a process for every ten
-            of them; a trial in sandwiches has one for every 13.
+        pairs_cap: Pairs of blocks after which a trial ends in any case. The noise floor starts two processes and one
+            more for every 20 of them; a trial in sandwiches has one sandwich for every 13.
         block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
             (`autotune.model.turn_sizes`).
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
@@ -277,7 +277,7 @@ class MeasureSpec(Section):
     @property
     def floor_processes(self) -> int:
         """Processes of the reference that the noise floor starts beside the living one, in turns."""
-        return max(2, min(50, round(self.pairs_cap / 10)))
+        return 2 + self.pairs_cap // 20
 
     def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
         """Sizes of blocks and of runs alone on a platform (``cpu`` or ``cuda``).

@@ -80,7 +80,7 @@ def _wrong_words(row: Row) -> Iterator[str]:
     for name in re.findall(r"recipes? `(\w+)`", row.where):
         if name not in load_recipes():
             yield f"there is no recipe {name}"
-    for name in re.findall(r'search\.symptoms = \["(\w+)"\]', row.where):
+    for name in re.findall(r"`autotune symptoms (\w+)`", row.where):
         if name not in load_symptoms():
             yield f"there is no symptom {name}"
 

@@ -80,7 +80,7 @@ def test_processes_and_sandwiches_follow_from_the_cap_of_pairs_and_scale_with_ef
     run_replay(spec, trials=0, launcher=launcher)
     assert len(launcher.started) == 1 + spec.measure.floor_processes
     found = [replay_study().at_effort(e).measure for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
-    assert [m.floor_processes for m in found] == [2, 4, 8]
+    assert [m.floor_processes for m in found] == [3, 4, 6]
     assert [m.sandwiches for m in found] == [2, 3, 6]
 
 
