@@ -14,7 +14,7 @@ from autotune.model.spec import StudySpec, parse_study
 
 ENTRY = {"entry": "llama-small", "options": {"batch": 8}}
 COMMAND = {
-    "command": ["python", "train.py", "--batch={batch}", "{folder}", "{literal}", '{"a": 1}'],
+    "command": ["python", "train.py", "--batch={batch}", "{attention}", "{folder}", "{literal}", '{"a": 1}'],
     "options": {"attention": "xla"},
     "read": {"preset": "clu"},
     "tokens_per_step": 512,
@@ -87,7 +87,7 @@ def test_the_number_of_processes_is_an_option_of_an_entry() -> None:
 def test_a_command_has_options_in_its_arguments() -> None:
     spec = study(COMMAND, options={"batch": [8, 16], "attention": ["xla", "cudnn"]})
     under = spec.under(FlagSet(option_sets({"batch": 16, "attention": "cudnn"}))).workload
-    assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "/run/1", "{literal}", '{"a": 1}']
+    assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "cudnn", "/run/1", "{literal}", '{"a": 1}']
 
 
 @pytest.mark.parametrize(

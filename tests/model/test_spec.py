@@ -144,6 +144,5 @@ def test_network_of_the_cluster_is_part_of_no_measurement() -> None:
     def identity(**more: object) -> str:
         return parse_study({**MINIMAL, **more}).identity
 
-    told = {"network": {"nic_bytes_per_s": 12.5e9}}
-    assert identity(**told) == identity()
-    assert "network.nic_bytes_per_s" in broken(network={"nic_bytes_per_s": 0})
+    assert identity(device={"nic_bytes_per_s": 12.5e9}) == identity()
+    assert "device.nic_bytes_per_s" in broken(device={"nic_bytes_per_s": 0})

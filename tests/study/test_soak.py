@@ -129,11 +129,12 @@ class Acting(ReplayLauncher):
 
 
 @pytest.fixture
-def soaked(run_replay: Run) -> Callable[..., Any]:
+def soaked(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A study whose winner soaks beside the reference, both acting as told: conclusion, store, its soak, launcher."""
+    monkeypatch.setattr("autotune.model.spec.SOAK_STEPS", 480)
 
     def run(*candidate: Block, reference: Block = steady) -> Any:
-        spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "13s"}})
+        spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s"}})
         launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
         launcher.parts, launcher.started = {"candidate": list(candidate), "reference": [reference]}, []
         only = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
