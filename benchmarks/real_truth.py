@@ -33,9 +33,8 @@ from autotune.cli.live import LineView
 from autotune.machine import describe_machine
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, prove, run_study
 from harness.simulated import runner_of

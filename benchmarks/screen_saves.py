@@ -38,8 +38,8 @@ from autotune.machine import caller_environment, environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study import Compared, StudyRun, fixed, probe, run_study

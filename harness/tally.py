@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.model.ablation import AblationResult, names_left_out
-from autotune.model.blocks import log_ratio
 from autotune.model.errors import RunDirectoryError
+from autotune.model.measurement import log_ratio
 from autotune.model.records import (
+    AblationResult,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     FloorResult,
     SoakRecord,
+    TrialResult,
+    TrialStatus,
+    names_left_out,
 )
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
 from harness.sandbox import Postgres

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -16,15 +22,91 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from autotune.child import PRESETS, StepReader
-from autotune.model.descriptions import Described
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
-from autotune.model.options import FOLDER, filled, placeholders
-from autotune.model.quantities import Bytes, Seconds, SoakSeconds
-from autotune.model.secrets import redact_command, redact_data
+from autotune.model.flags import FlagSet, kind_of
+from autotune.model.measurement import Settings
+from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.redaction import redact_command, redact_data
 from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
+from autotune.model.units import parse_bytes, parse_duration
+
+
+class Described(BaseModel):
+    """A frozen table without other keys than its own, whose schema says what each is for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with the docstring's words: its head for the table, its attributes for the keys."""
+        schema = handler(core_schema)
+        table = handler.resolve_ref_schema(schema)
+        head, told = read_docstring(cls.__doc__ or "")
+        table["description"] = head
+        for name, key in table.get("properties", {}).items():
+            if name in told:
+                key["description"] = told[name]
+        return schema
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The head of a docstring in Google's style, and what it says of each attribute, each as one line."""
+    head, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
+    told: dict[str, str] = {}
+    name = ""
+    for line in attributes.splitlines():
+        found = re.match(r"    (\w+): (.*)", line)
+        if found:
+            name = found[1]
+            told[name] = found[2].strip()
+        elif name and line.strip():
+            told[name] += " " + line.strip()
+    return "\n\n".join(" ".join(part.split()) for part in head.strip().split("\n\n")), told
+
+
+def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
+    """What a file may hold for a quantity with a unit: a number, or text such as ``30m``; for annotations.
+
+    Args:
+        pattern: Of the text.
+        least: Whether 0 is legal: ``minimum``, or ``exclusiveMinimum``.
+    """
+    return WithJsonSchema(
+        {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]}, mode="validation"
+    )
+
+
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(lambda v: v, return_type=float),
+    number_or_text(_DURATION),
+]
+
+
+def _duration_or_none(value: str | float) -> float:
+    """Seconds of a duration that may be 0, for none."""
+    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
+
+
+DurationOrNone = Annotated[
+    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
+]
+
+SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")]
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(lambda v: v, return_type=int),
+    number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$"),
+]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -324,8 +406,91 @@ class LimitsSpec(Section):
     Attributes:
         memory: Most bytes that it may need of each device, by its compiled program or as measured: ``"72GiB"``.
         rules: Constraints between options (by name) and settings (by full name), such as
-            ``batch * accumulate == 16``; see `autotune.model.rules`.
+            ``batch * accumulate == 16``; see `autotune.model.options`.
     """
 
     memory: Bytes | None = None
     rules: tuple[str, ...] = ()
+
+
+SAMPLERS = ("additive", "tpe", "random")
+"""Samplers that have a name of their own."""
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+SettingValue = bool | int | float | str
+Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
+
+
+class NamedSet(Section):
+    """A flag set with a name, tried before the sampler proposes.
+
+    Attributes:
+        name: Shown in tables, as ``set NAME``.
+        settings: Setting to value, of what is tried beside the baseline.
+        options: Options of the workload to values, likewise.
+    """
+
+    name: str
+    settings: Settings = Field(default_factory=FlagSet)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def whole(self) -> FlagSet:
+        """Settings and options as one set."""
+        return self.settings.merge(option_sets(self.options))
+
+
+class SearchSpec(Section):
+    """What is searched, how long, and what is tried first.
+
+    Attributes:
+        trials: Distinct proposals, failed ones included; recipes and `first` count too.
+        time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
+        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
+        options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
+            the first. ``process_count`` is that of `device`.
+        groups: Groups of the catalogue whose settings are searched.
+        recipes: Published sets that are tried first, each filtered to what the installed build has.
+        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
+            that winners hold are thought likelier to act.
+        first: Sets with names that are tried before the sampler proposes.
+        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
+            import path, ``module:Class``.
+    """
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    time_budget: Seconds | None = None
+    gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    settings: dict[str, Domain] = Field(default_factory=dict)
+    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    learn_from: Annotated[str, Field(min_length=1)] | None = None
+    first: tuple[NamedSet, ...] = ()
+    sampler: str = "additive"
+
+    @field_validator("settings")
+    @classmethod
+    def _names_settings(cls, settings: dict[str, Domain]) -> dict[str, Domain]:
+        for name in settings:
+            kind_of(name)
+        return settings
+
+    @field_validator("options")
+    @classmethod
+    def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for name, values in options.items():
+            option_setting(name)
+            texts = [option_text(v) for v in values]
+            if len(set(texts)) < len(texts):
+                raise ValueError(f"distinct values of `{name}`")
+        return options
+
+    @field_validator("sampler")
+    @classmethod
+    def _names_a_sampler(cls, sampler: str) -> str:
+        if sampler not in SAMPLERS and not _PATH.fullmatch(sampler):
+            raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
+        return sampler

@@ -14,20 +14,64 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.explain import explain
 from autotune.model.expressions import Expression
-from autotune.model.flags import FlagSet
+from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.names import OPTION
-from autotune.model.options import PROCESS_COUNT, option_sets, options_in
+from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.redaction import redact_data
 from autotune.model.replay import ReplaySpec
-from autotune.model.rules import broken_rule, check_rules, combinations
-from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import ConfirmSpec, DeviceSpec, LimitsSpec, MeasureSpec, ScreenSpec, Section, WorkloadSpec
+from autotune.model.sections import (
+    ConfirmSpec,
+    DeviceSpec,
+    LimitsSpec,
+    MeasureSpec,
+    ScreenSpec,
+    SearchSpec,
+    Section,
+    WorkloadSpec,
+)
 from autotune.model.turn_sizes import TurnSizes
+
+
+def explain(error: Any, model: type[BaseModel]) -> str:
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal.
+
+    Args:
+        error: As `ValidationError.errors` lists it.
+        model: Of the whole file.
+    """
+    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
+    key = ".".join(str(p) for p in location)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(location[:-1], model)
+        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
+    if error["type"] == "missing":
+        return f"`{key}` must be given; see studies/quickstart.toml for an example"
+    got = error.get("input")
+    redacted = redact_data(got, str(location[-1]) if location else "")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not location:  # of the study as a whole; such a message names its keys itself
+        return str(message)
+    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
+
+
+def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
+    """Names of the keys that the section at a location may have."""
+    model: Any = whole
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *getattr(annotation, "__args__", ()))
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""

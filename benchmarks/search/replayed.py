@@ -29,7 +29,7 @@ from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import FlagSet, Stopwatch, parse_study
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.settings import for_build, load_catalog, load_recipes
 from autotune.study import run_study
 from benchmarks.compiled_machine import CompiledMachine

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from autotune.model import FlagSet, TrialResult, parse_study
 from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.trial import Failed, Measured
+from autotune.model.records import Failed, Measured
 from autotune.search import AdditiveFlagSampler
 from autotune.search.draws import smallest
 from autotune.search.policy import _penalties

@@ -20,8 +20,7 @@ from autotune.cli.app import app
 from autotune.cli.live import LineView, LiveView
 from autotune.cli.shapes import all_schemas
 from autotune.model.clock import Stopwatch
-from autotune.model.records import AblationResult, FinalistResult
-from autotune.model.trial import TrialConfig, TrialResult
+from autotune.model.records import AblationResult, FinalistResult, TrialConfig, TrialResult
 from autotune.results.api import compare, load
 from autotune.results.rows import trial_rows
 from autotune.results.tables import study_tables

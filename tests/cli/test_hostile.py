@@ -18,12 +18,11 @@ from autotune.cli.app import main
 from autotune.cli.live import LineView, LiveView
 from autotune.cli.printing import make_console
 from autotune.model.clock import Stopwatch
-from autotune.model.escapes import visible, visible_line
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakRecord
+from autotune.model.records import RECORD, BlameRecord, Failed, IncidentRecord, SoakRecord, TrialConfig, TrialResult
+from autotune.model.redaction import visible, visible_line
 from autotune.model.spec import StudySpec
-from autotune.model.trial import Failed, TrialConfig, TrialResult
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store

@@ -14,8 +14,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from autotune.model import StudySpec
-from autotune.model.descriptions import read_docstring
-from autotune.model.sections import ReadSpec
+from autotune.model.sections import ReadSpec, read_docstring
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = StudySpec.model_json_schema()

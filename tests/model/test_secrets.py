@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.model.secrets import (
+from autotune.model.redaction import (
     REDACTED,
     is_secret_name,
     redact_command,

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.blocks import is_divided_as_told
 from autotune.model.errors import StudyFileError
-from autotune.model.measurement import Arm, Pair
+from autotune.model.measurement import Arm, Pair, is_divided_as_told
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.turn_sizes import TurnSizes, settle
 

@@ -10,8 +10,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, WorkerReport
-from autotune.model.records import FinalistResult
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.records import FinalistResult, TrialResult, TrialStatus
 from autotune.results import analysis
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate

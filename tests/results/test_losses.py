@@ -9,7 +9,7 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
+from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.records import ConfirmRun, SoakRecord
 from autotune.results.carried import parse_winner
 from autotune.results.export import ExportFormat, is_unchanged, render_winner

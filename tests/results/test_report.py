@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.records import FloorResult, IncidentRecord
-from autotune.model.trial import Measured, TrialResult
+from autotune.model.records import FloorResult, IncidentRecord, Measured, TrialResult
 from autotune.results import charts
 from autotune.results.report import build, render_html, render_markdown
 from autotune.rundir.store import Store

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.results.rows import TRIAL_COLUMNS, TrialRow, trial_row
 
 ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}

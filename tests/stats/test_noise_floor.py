@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.model.measurement import Record
+from autotune.model.numbers import Record
 from autotune.stats.estimates import REFERENCE, Estimate, SequentialPlan, decide, widen
 from autotune.stats.intervals import Floats
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of

@@ -13,9 +13,17 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, IncidentRecord, Outcome
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Verdict
 from autotune.study import alone as sandwich
 from autotune.workers.base import WorkerFailed

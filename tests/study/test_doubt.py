@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study import screen as stage

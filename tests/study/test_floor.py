@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord
+from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
+from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
 from autotune.model.spec import Effort, StudySpec
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.stats.noise_floor import read_noise_floor, spread_of

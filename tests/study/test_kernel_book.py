@@ -9,9 +9,8 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import DUMP_FILE
-from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult
 from autotune.results.words import floor_lines, warning_lines
 from autotune.rundir.folders import Folders
 from autotune.study.bench import Bench

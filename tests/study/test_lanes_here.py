@@ -13,8 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import BlameRecord, ConclusionRecord, ConfirmRun, FloorResult, IncidentRecord, Outcome
-from autotune.model.trial import TrialResult
+from autotune.model.records import (
+    BlameRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    TrialResult,
+)
 from autotune.rundir.store import Store
 from harness.driven import Driven
 from harness.kills import REAL, REPLAYED

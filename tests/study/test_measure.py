@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, WorkerReport
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from autotune.stats import SequentialPlan
 from autotune.study.comparer import Compared

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from autotune.machine.environment import caller_environment
-from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LossBasis
-from autotune.model.measurement import FailureKind
+from autotune.model.measurement import FailureKind, LossBasis, log_ratio
 from autotune.model.options import option_sets
-from autotune.model.records import FloorResult, SoakRecord
+from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialConfig, TrialResult
 from autotune.rundir.folders import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.study.runner import Runner

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.model.blocks import log_ratio
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep, log_ratio
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.rows import trial_rows
 from autotune.results.winner import winner_of
 from autotune.results.words import evidence, time_words

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements

@@ -23,8 +23,9 @@ from autotune.model.records import (
     IncidentRecord,
     Outcome,
     SessionRecord,
+    TrialResult,
+    TrialStatus,
 )
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.model.promise import Need, Promise
-from autotune.model.records import FloorResult
+from autotune.model.records import FloorResult, Need, Promise
 from autotune.results.promise_words import describe_promise
 from autotune.results.report import render_markdown
 from autotune.results.words import describe_begin

@@ -10,8 +10,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
-from autotune.model.trial import TrialResult
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.parameters import SearchSpace

@@ -17,9 +17,8 @@ from autotune.compiler.toolkit import toolkit_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord
+from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.study import screen as stage
 from autotune.study import stages

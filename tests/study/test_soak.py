@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import IncidentRecord, Outcome, SoakRecord
+from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from autotune.model.ablation import AblationResult
-from autotune.model.effects import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, FinalistResult
+from autotune.model.records import (
+    AblationResult,
+    BestPredicted,
+    ConclusionRecord,
+    EffectsRecord,
+    FinalistResult,
+    Measured,
+    PairEffect,
+    SettingEffect,
+    TrialResult,
+    ValueEffect,
+)
 from autotune.model.spec import StudySpec
-from autotune.model.trial import Measured, TrialResult
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study.finalists import worth_proving

@@ -14,9 +14,17 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
 from autotune.study.durations import RECENT

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.model.blocks import log_ratio
-from autotune.model.long_run import MemoryUse
-from autotune.model.measurement import Arm, Pair, WorkerReport
+from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
+from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
 from autotune.stats.estimates import Outlook, SequentialPlan, estimate_pairs, outlook_of

@@ -11,9 +11,8 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, IncidentRecord
+from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.study.bench import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
 from autotune.study.stages import run_study

@@ -24,9 +24,8 @@ import pytest
 from autotune.cli.live import LineView
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord
+from autotune.model.records import ConclusionRecord, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher

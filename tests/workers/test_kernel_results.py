@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, FlagSet
 from autotune.model.kernels import DUMP_FILE, DUMP_HERE, DUMP_VARIABLE
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.names import DUMPED_KERNELS, KERNELS
 from autotune.model.options import option_setting
 from autotune.model.spec import parse_study
 from autotune.workers import local

@@ -13,9 +13,8 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import Outcome
+from autotune.model.records import Outcome, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.winner import winner_of
 from autotune.study.reproduce import reproduce_trial
 from autotune.study.stages import run_study

@@ -12,9 +12,9 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
+from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.model.spec import parse_study
-from autotune.model.totals import describe_stalls
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of

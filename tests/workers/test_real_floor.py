@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.blocks import log_ratio
 from autotune.model.clock import Stopwatch
+from autotune.model.measurement import log_ratio
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
 from autotune.results.words import describe_begin

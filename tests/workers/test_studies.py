@@ -11,9 +11,8 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, FloorResult, Outcome
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from autotune.study.start import new_run

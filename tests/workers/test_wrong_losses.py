@@ -12,11 +12,9 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
-from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
-from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of

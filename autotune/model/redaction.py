@@ -1,8 +1,7 @@
-"""Secrets in what a user hands over: recognised by name or shape, and redacted in all that is kept or shown.
+"""Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
-first, so a secret's value is no part of a study's identity. Best is a secret that no study file holds: programs
-read them from environment variables, which are inherited and never recorded.
+first, so a secret's value is no part of a study's identity.
 """
 
 from __future__ import annotations
@@ -177,3 +176,25 @@ def _redact_values(pattern: re.Pattern[str], text: str) -> str:
             done.append(f"{quote}{REDACTED}{quote}")
             at = match.end()
     return "".join([*done, text[at:]])
+
+
+_OBEYED = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # C0 less tab and line end, DEL, C1
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # marks, overrides and isolates of direction
+    "\\u2028\\u2029\\ud800-\\udfff]"  # line ends of Unicode's own; halves of pairs, which no encoding takes
+)
+_ENDS = re.compile(r"[\t\n]")
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters spelt ``\u001b``; tabs and line ends stay. Of JSON it makes equal JSON."""
+    return _OBEYED.sub(_spell, text)
+
+
+def visible_line(text: str) -> str:
+    """The same on one line: one that pretends to be several would pass for the program's own."""
+    return _ENDS.sub(_spell, visible(text))
+
+
+def _spell(match: re.Match[str]) -> str:
+    return {"\n": "\\n", "\t": "\\t"}.get(match[0], f"\\u{ord(match[0]):04x}")
