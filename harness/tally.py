@@ -57,7 +57,12 @@ def stage_of(run: Path) -> str:
         found = [f for f in store.of(FinalistResult) if f.is_passed]
         best = min(found, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
         # Settings that were left out in a group that did not pay are done with; the others have their turn.
-        done = {n for a in store.of(AblationResult) if not a.is_group or not a.kept for n in names_left_out(a.left_out)}
+        done = {
+            n
+            for a in store.of(AblationResult)
+            if isinstance(a.left_out, str) or not a.kept
+            for n in names_left_out(a.left_out)
+        }
         return "minimise" if best is not None and not done >= set(best.settings) else "final proof"
     if not any(f.stage != "confirm" for f in store.of(FinalistResult)):
         return "final proof"

@@ -28,8 +28,8 @@ from autotune.model.proofs import (
 )  # fmt: skip
 from autotune.model.records import (
     INERT, RECORD, REESTIMATES, REFERENCE_NUMBER, SCHEMA_VERSION, AblationResult, AnyRecord, BestPredicted,
-    BlameRecord, Callbacks, ConclusionRecord, ConfirmRun, Duplicate, EffectsRecord, Failed, FinalistResult,
-    FloorResult, IncidentRecord, LedgerRecord, LeftOut, Measured, MemoryUse, Need, Outcome, PairEffect,
+    BlameRecord, Callbacks, ConclusionRecord, ConfirmRun, EffectsRecord, FinalistResult,
+    FloorResult, IncidentRecord, LedgerRecord, LeftOut, MemoryUse, Need, Outcome, PairEffect,
     PairValueEffect, ProfileRecord, Promise, ProofRecord, ScreenRecord, SessionRecord, SettingEffect, SoakArm,
     SoakArms, SoakLook, SoakRecord, SpanRecord, Suspect, TrialConfig, TrialOutcome, TrialResult, TrialStatus,
     ValueEffect, names_left_out,

@@ -6,18 +6,9 @@ Records are frozen, checked when read back, and written as one JSON object a lin
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import Field, TypeAdapter, model_validator
 
 from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
@@ -58,11 +49,6 @@ class AblationResult(Stamped):
     reason: str
     duration_s: Elapsed = 0.0
     directory: str | None = None
-
-    @property
-    def is_group(self) -> bool:
-        """Whether several settings were left out together."""
-        return not isinstance(self.left_out, str)
 
     @property
     def what(self) -> str:
@@ -325,46 +311,36 @@ class TrialConfig(Record):
     params: dict[str, str] = Field(default_factory=dict)
 
 
-class Measured(Record):
-    """The set ran against the reference."""
-
-    status: Literal[TrialStatus.MEASURED] = TrialStatus.MEASURED
-    comparison: Comparison
-
-
-class Duplicate(Record):
-    """Nothing ran: an earlier trial, or the reference, had this set or this program and stands for it.
+class TrialOutcome(Record):
+    """What became of a set.
 
     Attributes:
-        same_as: Number of that trial.
-        comparison: Its figures; None for the reference, and where it has none.
+        comparison: Its figures, or those of the trial that it duplicates.
+        failure: Why it has none, or why that trial has none.
+        same_as: Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference.
     """
 
-    status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]
-    same_as: Count
+    status: TrialStatus
     comparison: Comparison | None = None
     failure: Failure | None = None
+    same_as: Count | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        told = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
+        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(self.status, "same_as")
+        if needed not in told or (needed != "same_as" and told != {needed}):
+            raise ValueError(f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}")
+        return self
 
 
-class Failed(Record):
-    """The set has no number."""
-
-    status: Literal[TrialStatus.FAILED] = TrialStatus.FAILED
-    failure: Failure
-
-
-TrialOutcome = Annotated[Measured | Duplicate | Failed, Field(discriminator="status")]
-_OF_OUTCOME = ("status", "comparison", "same_as", "failure")
-
-
-class TrialResult(Stamped):
-    """What became of one trial; the raw samples lie beside it in `directory`.
+class TrialResult(TrialOutcome, Stamped):
+    """What became of one trial; the raw samples are in `directory`.
 
     Attributes:
-        worker: What the candidate's process said of itself, if it became ready.
+        worker: What the candidate's process reported, if it became ready.
         program_key: Names the program that ran and the settings that are read at run time.
         compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
-        loss: How its loss was compared, or that it was not.
     """
 
     kind: Literal["trial"] = "trial"
@@ -372,7 +348,6 @@ class TrialResult(Stamped):
     settings: Settings
     origin: str
     params: dict[str, str] = Field(default_factory=dict)
-    outcome: TrialOutcome
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
@@ -380,66 +355,14 @@ class TrialResult(Stamped):
     duration_s: Elapsed = 0.0
     directory: str | None = None
 
-    # In JSON the outcome's fields lie beside the trial's own: one flat object a line, as readers of records know it.
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_outcome(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "outcome" in data:
-            return data
-        outcome = {n: data[n] for n in _OF_OUTCOME if data.get(n) is not None}
-        return {**{n: v for n, v in data.items() if n not in _OF_OUTCOME}, "outcome": outcome}
-
-    @model_serializer(mode="wrap")
-    def _spread_outcome(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = handler(self)
-        outcome = data.pop("outcome")
-        return {**data, **outcome}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The flat form."""
-        schema = handler.resolve_ref_schema(handler(core_schema))
-        found: dict[str, Any] = {}
-        for variant in schema["properties"].pop("outcome")["oneOf"]:
-            for name, described in handler.resolve_ref_schema(variant)["properties"].items():
-                found.setdefault(name, []).append({k: v for k, v in described.items() if k != "default"})
-        schema["properties"] |= {name: {"anyOf": kinds} for name, kinds in found.items()}
-        schema["required"] = [n if n != "outcome" else "status" for n in schema["required"]]
-        return schema
-
-    @property
-    def status(self) -> TrialStatus:
-        """Which outcome it is."""
-        return self.outcome.status
-
-    @property
-    def comparison(self) -> Comparison | None:
-        """The figures that stand for this set, its own or its duplicate's."""
-        return self.outcome.comparison if isinstance(self.outcome, Measured | Duplicate) else None
-
-    def outlook_at(self, *, min_effect: float) -> Outlook | None:
-        """Whether its figures promise a gain, which a proof has to show; None where it has none.
-
-        Args:
-            min_effect: The study's smallest effect of interest, as a share.
-        """
-        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why there is no number, of this set or its duplicate."""
-        return self.outcome.failure if isinstance(self.outcome, Failed | Duplicate) else None
-
-    @property
-    def same_as(self) -> int | None:
-        """The earlier trial that stands for this one; `REFERENCE_NUMBER` is the reference."""
-        return self.outcome.same_as if isinstance(self.outcome, Duplicate) else None
-
     @property
     def is_the_default(self) -> bool:
         """Whether the program turned out to be the reference's own."""
         return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
+
+    def outlook_at(self, *, min_effect: float) -> Outlook | None:
+        """Whether its figures make it a candidate for a proof; None where it has none."""
+        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
 
     @property
     def tokens_per_j(self) -> float | None:
@@ -450,7 +373,7 @@ class TrialResult(Stamped):
 
 
 SCHEMA_VERSION = 2
-# 1: first published form (2026-11).
+"""Counts the changes of records that other readers cannot follow."""
 
 
 class ScreenRecord(Stamped):
@@ -694,8 +617,6 @@ class SoakRecord(Stamped):
     """The winner's long run under a watchdog.
 
     Attributes:
-        asked_s: Seconds of steps that were asked for.
-        asked_steps: Fewest steps that were asked for.
         steps_s: Seconds of steps that were run.
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
@@ -707,8 +628,6 @@ class SoakRecord(Stamped):
 
     kind: Literal["soak"] = "soak"
     settings: Settings
-    asked_s: Elapsed
-    asked_steps: Count
     steps_s: Elapsed
     step_count: Count
     starts: Count
@@ -773,8 +692,8 @@ RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
 """Reads and checks one line of `records.jsonl`."""
 
 
-class Watcher(Protocol):
-    """Told what happens while one set is measured; the live view."""
+class Callbacks(Protocol):
+    """Called as a study goes on: the command line shows it, tests record it."""
 
     def phase(self, what: str, lane: str = "") -> None:
         """A worker reached a phase of its start; on which lane, if there are several."""
@@ -784,10 +703,6 @@ class Watcher(Protocol):
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
         """One more fresh pair of processes is done, of so many."""
-
-
-class Callbacks(Watcher, Protocol):
-    """Told what happens in a study; the CLI shows it, tests record it."""
 
     def stage(self, name: str, detail: str) -> None:
         """A stage begins."""

@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from autotune.model import (
     EffectsRecord,
     FlagSet,
-    Measured,
     TrialResult,
+    TrialStatus,
 )
 from autotune.study.run import StudyRun
 
@@ -44,9 +44,9 @@ def worth_proving(
             taken if it was faster all the same.
     """
     hopeful = [
-        (r.outcome.comparison.estimate, r)
+        (r.comparison.estimate, r)
         for r in results
-        if isinstance(r.outcome, Measured) and r.outcome.comparison.estimate.low < 1.0 - min_effect
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
     ]
     ranked = [r for _, r in sorted(hopeful, key=lambda found: found[0].ratio)]
     if taught is None:

@@ -8,12 +8,9 @@ from pathlib import Path
 from autotune.machine import reproduction_environment
 from autotune.model import (
     REFERENCE_NUMBER,
-    Duplicate,
-    Failed,
     Failure,
     FlagSet,
     LossCheck,
-    Measured,
     TrialOutcome,
     TrialResult,
     TrialStatus,
@@ -57,10 +54,12 @@ def measure_trial(
         report, key = candidate, bench.program_key(config.settings, candidate)
         checked = bench.check_loss(config.settings, reference, candidate)
         if isinstance(checked, Failure):
-            return Failed(failure=checked)
+            return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
         loss = checked
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
-        return Duplicate(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
+        if key not in programs:
+            return None
+        return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])
 
     rule = sequential(
         plan, min_effect=bench.spec.measure.min_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
@@ -71,18 +70,18 @@ def measure_trial(
     except ReferenceFailed:
         raise
     except WorkerFailed as error:
-        outcome = Failed(failure=_relative(bench, error.failure))
+        outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(bench, error.failure))
     else:
         if found.settled is not None:
             outcome = found.settled
         else:
             assert found.comparison is not None
             loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
-            outcome = Measured(comparison=found.comparison)
+            outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
             if key is not None and bench.program_key(config.settings, found.candidate) != key:
                 report, key = found.candidate, None  # it compiles more as it runs, or another program each time
     return TrialResult(
-        **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
+        **dict(config), **dict(outcome), worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
     )
 
 

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import REFERENCE_NUMBER, Duplicate, FlagSet, SearchSpec, StudyFileError, TrialResult
+from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult
 from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
@@ -176,10 +176,8 @@ def _find(name: str) -> Callable[..., Any]:
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """What the sampler is told of how sure a result is, and of whose it is."""
-    if isinstance(result.outcome, Duplicate):
-        if result.outcome.same_as == REFERENCE_NUMBER:
-            return {SD_KEY: SURE_SD}
-        return {DUPLICATE_KEY: result.outcome.same_as}
+    if result.same_as is not None:
+        return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
     if result.comparison is None:
         return {}
     return {SD_KEY: standard_error(result.comparison.estimate)}

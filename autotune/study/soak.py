@@ -143,8 +143,6 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
         settings=unit.settings,
-        asked_s=least_s,
-        asked_steps=least_steps,
         steps_s=round(sum(times), 3),
         step_count=len(times),
         starts=run.starts,

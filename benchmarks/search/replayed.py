@@ -80,7 +80,7 @@ def study(search: str, seed: int, trials: int, screen: Screener, target: Target,
     for result in results:
         step_s = launcher.step_s(result.settings)
         tried.append(None if step_s is None else round(math.log(step_s / default), 5))
-        comparison = getattr(result.outcome, "comparison", None)
+        comparison = result.comparison
         pairs.append(comparison.pair_count if comparison is not None else 0)
     costs = spec.turns.costs(step_s=default, start_s=START_S)
     winner = conclusion.settings if conclusion.settings else None

@@ -34,7 +34,7 @@ def run(loss: LossCheck | None) -> ConfirmRun:
 
 
 def soak(loss: LossCheck | None) -> SoakRecord:
-    data: dict[str, Any] = {"asked_s": 1, "asked_steps": 1, "steps_s": 1, "step_count": 1, "starts": 1}
+    data: dict[str, Any] = {"steps_s": 1, "step_count": 1, "starts": 1}
     return SoakRecord(settings=FlagSet(), loss=loss, **data)
 
 

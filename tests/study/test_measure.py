@@ -52,7 +52,7 @@ def test_a_program_that_is_known_is_not_measured_again(
     program: str, duplicate: int, finished: Store, tmp_path: Path
 ) -> None:
     result, count = tried(finished, tmp_path, reference="the default's", first=program, last=program)
-    assert (result.status, result.outcome.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)  # type: ignore[union-attr]
+    assert (result.status, result.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)
 
 
 def test_a_program_of_its_own_is_measured_and_known_from_then_on(finished: Store, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same
         _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
         (trial,) = store.of(TrialResult)
         unlucky += trial.outlook_at(min_effect=0.005) is Outlook.NOT_PROMISING
-        assert stages(store).get("confirm", 0) >= 4, trial.outcome
+        assert stages(store).get("confirm", 0) >= 4, trial.status
         if unlucky == 2:
             return
     raise AssertionError("no seed makes the set look slow")
