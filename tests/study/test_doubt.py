@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         spec = parse_study(
             {
                 "name": "doubted", "workload": {"entry": "llama"}, "device": {"platform": platform, "count": 8},
-                "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
+                "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
                 "confirm": {"processes": 3}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
             }
         )  # fmt: skip

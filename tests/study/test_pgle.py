@@ -178,7 +178,7 @@ def test_kernels_under_a_profiler_run_outside_of_graphs(run_replay: Run) -> None
     [
         ({"device": {"platform": "cpu"}}, "XLA:CPU has no latency hiding scheduler"),
         ({"baseline": {PROFILE: "/own/profile.pbtxt"}}, "the study names a profile itself"),
-        ({"pgle": {"enabled": False}}, None),
+        ({"confirm": {"pgle": False}}, None),
     ],
 )
 def test_where_nothing_is_profiled_one_note_says_why(run_replay: Run, more: dict[str, Any], said: str | None) -> None:

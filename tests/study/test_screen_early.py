@@ -35,7 +35,7 @@ def study(**more: Any) -> StudySpec:
             "workload": {"entry": "llama"},
             "device": {"platform": "cuda", "count": 8},
             "search": {"trials": 2},
-            "screen": {"enabled": True, "target": "h100-sxm", "cache": False, **more},
+            "screen": {"enabled": True, "target": "h100-sxm", **more},
             "confirm": {"processes": 3},
             "measure": {"block_s": 0.01},
             "replay": {"effects": {f"{COMBINE}=11": 0.93}, "noise": {"white_sd": 1e-4}},

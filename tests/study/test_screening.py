@@ -40,7 +40,7 @@ def study(platform: str = "cuda", **more: Any) -> StudySpec:
             "name": "screened",
             "workload": {"entry": "llama"},
             "device": {"platform": platform, "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
+            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
             "confirm": {"processes": 3},
             "replay": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
             **more,
@@ -245,8 +245,9 @@ def test_a_compiler_that_breaks_in_mid_study_costs_a_note(run: Run) -> None:
     assert any("broken pipe" in note for note in diary.notes)
 
 
-def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run) -> None:
-    spec = study(screen={"enabled": True, "target": "h100-sxm", "cache": False, "time_budget": 1e-9})
+def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StudyScreener, "_limit_s", lambda self: 1e-9)
+    spec = study(screen={"enabled": True, "target": "h100-sxm"})
     _, store, diary, _ = run(spec, Rules(), trials=1)
     record = store.last(ScreenRecord)
     assert record is not None

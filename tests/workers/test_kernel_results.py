@@ -25,7 +25,7 @@ OURS = f"--{DUMPED_KERNELS}={DUMP_VARIABLE}/{DUMP_FILE}"
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """Environments of the processes that would have been started."""
     found: list[dict[str, str]] = []
-    monkeypatch.setattr(local, "GuardedProcess", lambda command, env, log, limit: found.append(dict(env)))
+    monkeypatch.setattr(local, "GuardedProcess", lambda command, env, log: found.append(dict(env)))
     return found
 
 

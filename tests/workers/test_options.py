@@ -71,8 +71,8 @@ import os, sys, time
 while True:
     print(f"step 1: 5.0 ms loss = 1.0 {sys.argv[1:]} kind={os.environ['KIND']}", flush=True), time.sleep(0.005)
 """
-    workload = {"environment": {"KIND": "is {kind}"}, "tokens_per_step": 1, "read": PRINTED}
-    workload["command"] = [sys.executable, "-c", code, "--rounds={rounds}"]
+    workload = {"tokens_per_step": 1, "read": PRINTED}
+    workload["command"] = ["env", "KIND=is {kind}", sys.executable, "-c", code, "--rounds={rounds}"]
     spec = study(workload, search={"options": OPTIONS}, measure={"run_steps": 5})
     worker = start(spec, {"option.rounds": "1", "option.kind": json.dumps("b b")})
     assert len(worker.run_block(5)) == 5
