@@ -71,7 +71,7 @@ def test_a_program_that_is_too_short_says_how_long_it_must_be(start: Start) -> N
 
 
 def test_steps_read_before_the_program_ended_count(start: Start) -> None:
-    assert len(start(study(plain("", "11"))).run_block(8)) == 8
+    assert len(start(study(plain("", "13"))).run_block(8)) == 8
 
 
 def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path: Path) -> None:
