@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from autotune.model.base import Record
-from autotune.model.names import DUMPED_KERNELS
-from autotune.model.numbers import Count, LogRatio
+from autotune.model.flags import DUMPED_KERNELS
+from autotune.model.numbers import Count, LogRatio, Record
 
 DUMP_FILE = "autotune.textproto"
 """Name of the file beside a process's log; XLA tells text from binary by it."""

@@ -1,8 +1,9 @@
-"""What a process, a pair of blocks and a comparison tell: the parts that records are made of."""
+"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses, energy, estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
@@ -15,22 +16,125 @@ from pydantic import (
     field_validator,
 )
 
-from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
-from autotune.model.gpus import GpusDuring, GpuState
 from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
+    Change,
     Count,
     Elapsed,
     Finite,
     Joules,
+    Record,
     StepJoules,
     StepTime,
 )
-from autotune.model.secrets import strike_text
+from autotune.model.redaction import redact_text
+from autotune.model.turn_sizes import TurnSizes
+from autotune.model.units import format_share
 from autotune.stats import Estimate
+
+HELD_BACK: Mapping[str, str] = {
+    "sw_power_cap": "its power limit",
+    "hw_slowdown": "a hardware slowdown",
+    "sw_thermal": "heat (software)",
+    "hw_thermal": "heat (hardware)",
+    "power_brake": "a power brake from outside",
+}
+"""What lowers the clocks of a GPU below those that it could have, in words."""
+
+LEAST_SHARE = 0.05
+"""Share of one arm's time from which on it counts as held back: what is less can't have made the difference."""
+
+OTHER_SHARE = 0.2
+"""Share of that share which the other arm may have, if one alone is to be called held back."""
+
+LEAST_S = 0.5
+"""Seconds in all below which nothing is made of it."""
+
+
+class GpuState(Record):
+    """One GPU, as the process that ran steps on it found it; None for what it does not tell.
+
+    Attributes:
+        name: As its driver calls it; of a part that MIG made, the part's.
+        index: As nvidia-smi counts.
+        vbios: Version of the firmware on the board.
+        gsp: Version of the firmware that the driver gives its system processor.
+        max_clock_mhz: Highest clock of the multiprocessors.
+        max_memory_clock_mhz: Likewise of the memory.
+        application_clock_mhz: Clock that it was set to keep where it can.
+        application_memory_clock_mhz: Likewise of the memory.
+        power_limit_w: Set by whoever runs the machine.
+        persistence: Whether its driver stays loaded when nobody uses it.
+        mig: Whether it is divided.
+        ecc: Whether its memory corrects errors.
+    """
+
+    name: str | None = None
+    uuid: str | None = None
+    index: Count | None = None
+    vbios: str | None = None
+    gsp: str | None = None
+    max_clock_mhz: Count | None = None
+    max_memory_clock_mhz: Count | None = None
+    application_clock_mhz: Count | None = None
+    application_memory_clock_mhz: Count | None = None
+    power_limit_w: Amount | None = None
+    persistence: bool | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+
+
+class ArmOfGpus(Record):
+    """What the GPUs did while the blocks of one arm ran.
+
+    Attributes:
+        seconds: Of its blocks together.
+        looks: Samples of each GPU within them.
+        held_back: Seconds for which the GPU that was worst off was held back, by what (`HELD_BACK`); what the GPUs do
+            not tell is missing in both arms.
+        clock_mhz: Mean clock of the slowest GPU's multiprocessors; None where no look fell into a block.
+        power_w: Mean power of all GPUs together.
+        temperature_c: Highest of any GPU.
+    """
+
+    seconds: Elapsed
+    looks: Count = 0
+    held_back: dict[str, Elapsed] = Field(default_factory=dict)
+    clock_mhz: Amount | None = None
+    power_w: Amount | None = None
+    temperature_c: Count | None = None
+
+
+class GpusDuring(Record):
+    """What the GPUs did while the blocks of both arms ran."""
+
+    reference: ArmOfGpus
+    candidate: ArmOfGpus
+
+
+def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
+    """What held back one arm alone, over some measurements together, a sentence each; empty if nothing did.
+
+    Whichever arm it was, the two did not run on the same machine: a gain over a reference that was held back is none,
+    and of a candidate that was nobody knows what it does where it is not, or longer.
+    """
+    known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
+    found = []
+    for reason in [r for r in HELD_BACK if r in known]:
+        held = {arm: sum(getattr(d, arm).held_back[reason] for d in during) for arm in ("reference", "candidate")}
+        whole = {arm: sum(getattr(d, arm).seconds for d in during) for arm in held}
+        shares = {arm: held[arm] / whole[arm] if whole[arm] else 0.0 for arm in held}
+        one = max(shares, key=lambda arm: shares[arm])
+        other = min(shares.values())
+        if held[one] >= LEAST_S and shares[one] >= LEAST_SHARE and other <= OTHER_SHARE * shares[one]:
+            found.append(
+                f"the {one} alone was held back by {HELD_BACK[reason]}: "
+                f"{format_share(shares[one])} of its time, the other arm {format_share(other)}"
+            )
+    return found
 
 
 def _settings(value: object) -> FlagSet:
@@ -86,7 +190,7 @@ class FailureKind(StrEnum):
 class Failure(Record):
     """One failure: what kind, in which phase, in whose words, and where the whole log is.
 
-    What a program prints as it ends is recorded and shown, so secrets that can be told there are struck out.
+    What a program prints as it ends is recorded and shown, so secrets that can be told there are redacted.
     """
 
     kind: FailureKind
@@ -99,13 +203,13 @@ class Failure(Record):
 
     @field_validator("message")
     @classmethod
-    def _strike_message(cls, message: str) -> str:
-        return strike_text(message)
+    def _redact_message(cls, message: str) -> str:
+        return redact_text(message)
 
     @field_validator("last_lines")
     @classmethod
-    def _strike_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(strike_text, lines))
+    def _redact_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redact_text, lines))
 
 
 class DeviceMemory(Record):
@@ -326,3 +430,72 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
+
+
+LOSS_NOT_CHECKED = "loss not checked"
+"""Stands wherever a set is spoken well of whose program tells no loss."""
+
+
+class LossBasis(StrEnum):
+    """By what a candidate's loss was compared with the reference's."""
+
+    STEPS = "steps"
+    ROUNDING = "rounding"
+    WORK = "work"
+    DTYPE = "dtype"
+
+
+class LossCheck(Record):
+    """Whether a candidate trains as the reference does.
+
+    Attributes:
+        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
+            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
+        is_ok: None where it cannot be told: that is inconclusive, and no proof.
+        steps: How many steps were compared, one by one.
+        difference: Relative difference of the candidate's loss, where it is largest; above 0 it is higher.
+        tolerance: What it is held to.
+        words: What was compared and what came out, for people.
+        is_final: Whether nothing is left to be compared: a long run says more than the first steps.
+    """
+
+    basis: LossBasis
+    is_ok: bool | None = None
+    difference: Change | None = None
+    tolerance: Amount | None = None
+    steps: Count | None = None
+    words: str
+    is_final: bool = True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether flags alone differ and no loss was told: nothing speaks against the set, and nothing for it."""
+        return self.is_ok is None and self.basis is LossBasis.STEPS
+
+
+TURNS = "turns"
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.alone.MODE`."""
+
+
+def block_step_s(step_times_s: Sequence[float]) -> float:
+    """A block's step time, in seconds: its whole duration over its steps, for training pays for slow steps too."""
+    return sum(step_times_s) / len(step_times_s)
+
+
+def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
+    """Logarithm of candidate over reference of one pair: of step time, or of time per unit where `work` differs."""
+    shift = math.log(work.ratio) if work is not None else 0.0
+    return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
+
+
+def is_divided_as_told(pair: Pair, sizes: TurnSizes, *, is_alone: bool = False) -> bool:
+    """Whether a pair counts the steps that the study's sizes say, no more and no fewer: it follows from their times.
+
+    Args:
+        pair: With all steps of its blocks.
+        sizes: Of the study.
+        is_alone: Whether it is known to hold runs alone; if not, it may: a study may come to measure one at a time.
+    """
+    counted = (pair.reference_s, pair.candidate_s)
+    ways = (sizes.split_alone,) if is_alone else (sizes.split, sizes.split_alone)
+    return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

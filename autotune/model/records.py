@@ -1,43 +1,339 @@
-"""The records that flow through a study and lie in its run directory, and what the worker reports.
+"""All records of a run, and the callbacks that are told of them while it runs.
 
-Everything here is data: frozen, checked when read back, written as one JSON object a line. `SCHEMA_VERSION` counts
-changes that older readers cannot follow.
+Records are frozen, checked when read back, and written as one JSON object a line.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import (
-    Field,
-    TypeAdapter,
-)
+from pydantic import Field, TypeAdapter, model_validator
 
-from autotune.model.ablation import AblationResult as AblationResult
 from autotune.model.artefacts import Artefact
-from autotune.model.effects import EffectsRecord
-from autotune.model.gpus import GpusDuring
+from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels, KernelSpread
-from autotune.model.long_run import SoakArms
-from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
     Failure,
     FailureKind,
-    Record,
+    GpusDuring,
+    LossCheck,
     Settings,
     Stamped,
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
-from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
+from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+
+LeftOut = str | tuple[str, ...]
+"""Name of the setting that is left out, or of several that are left out together."""
+
+
+def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
+    """All names."""
+    return (left_out,) if isinstance(left_out, str) else left_out
+
+
+class AblationResult(Stamped):
+    """One setting left out of the winner, or several together, measured against the whole winner: do they pay?"""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: LeftOut
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    kept: bool
+    reason: str
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What was left out, for people."""
+        if isinstance(self.left_out, str):
+            return self.left_out
+        return f"{len(self.left_out)} settings together ({', '.join(self.left_out)})"
+
+
+Chance = Annotated[float, Field(ge=0, le=1)]
+"""A probability."""
+
+INERT = 0.2
+"""Chance to act below which a setting counts as inert: sets that differ by such settings alone are one finalist, and a
+winner's are left out together by one measurement. That measurement decides, so that the bound need not be strict."""
+
+
+class Believed(Record):
+    """An expected ratio of step times with its 95 % interval."""
+
+    ratio: Ratio
+    low: Ratio
+    high: Ratio
+
+
+class ValueEffect(Believed):
+    """What one value does beside the defaults of all other settings.
+
+    Attributes:
+        trials: How many had it and ran.
+    """
+
+    value: str
+    trials: Count
+
+
+class SettingEffect(Record):
+    """One setting.
+
+    Attributes:
+        chance: That it acts, alone or together with another.
+        values: Those that were tried, but for the default.
+        needs: Other settings that decide whether this one can act.
+    """
+
+    name: str
+    chance: Chance
+    values: tuple[ValueEffect, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def is_useless(self, value: str, *, least: float) -> bool:
+        """Whether it counts as inert, or this value of it cannot better a set by a share of `least`."""
+        found = next((v for v in self.values if v.value == value), None)
+        return self.chance < INERT or (found is not None and found.low > 1.0 - least)
+
+
+class PairEffect(Record):
+    """Two settings that may act together.
+
+    Attributes:
+        chance: That they do.
+    """
+
+    names: tuple[str, str]
+    chance: Chance
+
+
+class BestPredicted(Believed):
+    """The best expected set, tried or not, of settings alone that are expected to better it."""
+
+    settings: Settings
+
+
+class EffectsRecord(Stamped):
+    """Estimates when the search of a session ended; the same whichever sampler proposed the trials.
+
+    Attributes:
+        trials: Trials that the study had then.
+        measured: Of these, how many the model could learn speed from.
+        settings: All that are searched, likeliest first.
+        pairs: Those that act together with some chance, likeliest first.
+        best: The best expected set; empty where that is the default.
+    """
+
+    kind: Literal["effects"] = "effects"
+    trials: Count
+    measured: Count
+    settings: tuple[SettingEffect, ...]
+    pairs: tuple[PairEffect, ...] = ()
+    best: BestPredicted
+
+    def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
+        """A set without what is believed to be of no use in it.
+
+        That is what counts as inert, and values of settings that do act of which the whole interval promises less than
+        `least`, unless another that stays needs them or acts together with them. Settings that were not searched stay:
+        nothing is known of them.
+
+        Args:
+            settings: The set.
+            least: Smallest gain of interest, as a share.
+        """
+        known = {s.name: s for s in self.settings}
+        kept = {n for n, v in settings.items() if n not in known or not known[n].is_useless(v, least=least)}
+        for pair in self.pairs:
+            if pair.chance >= INERT and set(pair.names) <= set(settings):
+                kept |= set(pair.names)
+        grown = True
+        while grown:
+            needed = {other for n in kept if n in known for other in known[n].needs if other in settings}
+            grown = not needed <= kept
+            kept |= needed
+        return settings.without(*(n for n in settings if n not in kept))
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class PowerAnalysis(Record):
+    """What the proofs of a study can detect, from a cautious estimate of what processes differ by.
+
+    Attributes:
+        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next, cautiously.
+        pairs: Pairs of blocks that each of them runs.
+        pair_s: Seconds of one of them.
+        most: The study's cap of pairs of processes in each proof.
+        smallest: The smallest gain that is proven 9 times in 10 within that cap; None if there is none below 50 %.
+        proof_s: Seconds of all proofs of a study with that gain on one lane, within which 97 of 100 are through.
+    """
+
+    pair_sd: Annotated[float, Field(ge=0)]
+    pairs: AtLeastOne
+    pair_s: Elapsed
+    most: AtLeastOne
+    smallest: Annotated[float, Field(ge=0, lt=1)] | None = None
+    proof_s: Elapsed | None = None
+
+
+MemorySamples = tuple[tuple[Count, Count], ...]
+"""Steps that were done so far and bytes in use then."""
+
+
+class MemoryUse(Record):
+    """Memory in use at the end of a block.
+
+    Attributes:
+        host_bytes: Of all processes of a trial and those that they started, what is theirs: no mapped files.
+        device_bytes: Of all their devices; None where the platform or the program does not tell.
+    """
+
+    host_bytes: Count | None = None
+    device_bytes: Count | None = None
+
+
+class SoakArm(Record):
+    """One arm alone for a while.
+
+    Attributes:
+        steps_s: Seconds of all steps.
+        segment_s: Mean step of each of a few equal parts of the run, in order, in seconds.
+        host: Memory of its first process and what that started; empty where nobody tells.
+        device: Likewise of its devices.
+    """
+
+    step_count: AtLeastOne
+    steps_s: Elapsed
+    stalls: Stalls
+    segment_s: Annotated[tuple[StepTime, ...], Field(min_length=1, max_length=100)]
+    host: Annotated[MemorySamples, Field(max_length=1000)] = ()
+    device: Annotated[MemorySamples, Field(max_length=1000)] = ()
+
+
+class SoakLook(Record):
+    """Both arms, one after the other.
+
+    Attributes:
+        candidate: The set.
+        reference: As many steps of the reference; None if it failed, then memory alone is judged.
+    """
+
+    candidate: SoakArm
+    reference: SoakArm | None = None
+
+
+class SoakArms(Record):
+    """Both arms of a soak.
+
+    Attributes:
+        looks: One; two or three if something spoke against the set: then only what all show counts.
+        typical: log of the typical step, candidate over reference, per unit of work, from the proof; None without one.
+        process_sd: Standard deviation of that from one pair of processes to the next.
+        work: What a step of each arm does, where it differs.
+    """
+
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=3)]
+    typical: LogRatio | None = None
+    process_sd: Amount = 0.0
+    work: WorkPerStep | None = None
+
+
+REFERENCE_NUMBER = 0
+"""`same_as` of a trial whose program is the reference's own."""
+
+
+class TrialStatus(StrEnum):
+    """How a trial came to its result."""
+
+    MEASURED = "measured"
+    SAME_SET = "same_set"
+    SAME_PROGRAM = "same_program"
+    FAILED = "failed"
+
+
+class TrialConfig(Record):
+    """One proposed flag set and who proposed it."""
+
+    number: Count
+    settings: Settings
+    origin: str
+    params: dict[str, str] = Field(default_factory=dict)
+
+
+class TrialOutcome(Record):
+    """What became of a set.
+
+    Attributes:
+        comparison: Its figures, or those of the trial that it duplicates.
+        failure: Why it has none, or why that trial has none.
+        same_as: Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference.
+    """
+
+    status: TrialStatus
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    same_as: Count | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        told = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
+        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(self.status, "same_as")
+        if needed not in told or (needed != "same_as" and told != {needed}):
+            raise ValueError(f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}")
+        return self
+
+
+class TrialResult(TrialOutcome, Stamped):
+    """What became of one trial; the raw samples are in `directory`.
+
+    Attributes:
+        worker: What the candidate's process reported, if it became ready.
+        program_key: Names the program that ran and the settings that are read at run time.
+        compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
+    """
+
+    kind: Literal["trial"] = "trial"
+    number: Count
+    settings: Settings
+    origin: str
+    params: dict[str, str] = Field(default_factory=dict)
+    worker: WorkerReport | None = None
+    program_key: str | None = None
+    compiled_key: str | None = None
+    loss: LossCheck | None = None
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+    @property
+    def is_the_default(self) -> bool:
+        """Whether the program turned out to be the reference's own."""
+        return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
+
+    def outlook_at(self, *, min_effect: float) -> Outlook | None:
+        """Whether its figures make it a candidate for a proof; None where it has none."""
+        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
+
+    @property
+    def tokens_per_j(self) -> float | None:
+        """Tokens that one joule trains; None where energy or tokens are not known."""
+        tokens = self.worker.tokens_per_step if self.worker else None
+        energy = self.comparison.energy if self.comparison else None
+        return tokens / energy.candidate_step_j if tokens and energy else None
+
 
 SCHEMA_VERSION = 2
-# 1: first published form (2026-11).
+"""Counts the changes of records that other readers cannot follow."""
 
 
 class ScreenRecord(Stamped):
@@ -93,26 +389,6 @@ class LedgerRecord(Stamped):
     kind: Literal["ledger"] = "ledger"
     device_s: float
     lanes: tuple[str, ...] = ()
-
-
-class PowerAnalysis(Record):
-    """What the proofs of a study can detect, from a cautious estimate of what processes differ by.
-
-    Attributes:
-        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next, cautiously.
-        pairs: Pairs of blocks that each of them runs.
-        pair_s: Seconds of one of them.
-        most: The study's cap of pairs of processes in each proof.
-        smallest: The smallest gain that is proven 9 times in 10 within that cap; None if there is none below 50 %.
-        proof_s: Seconds of all proofs of a study with that gain on one lane, within which 97 of 100 are through.
-    """
-
-    pair_sd: Annotated[float, Field(ge=0)]
-    pairs: AtLeastOne
-    pair_s: Elapsed
-    most: AtLeastOne
-    smallest: Annotated[float, Field(ge=0, lt=1)] | None = None
-    proof_s: Elapsed | None = None
 
 
 class FloorResult(Stamped):
@@ -185,7 +461,7 @@ class ConfirmRun(Stamped):
     directory: str | None = None
 
 
-ONCE_MORE = ("gain", "alone")
+REESTIMATES = ("gain", "alone")
 """Stages that measure what is proven once more; they decide nothing but may speak against it."""
 
 
@@ -301,8 +577,6 @@ class SoakRecord(Stamped):
     """The winner's long run under a watchdog.
 
     Attributes:
-        asked_s: Seconds of steps that were asked for.
-        asked_steps: Fewest steps that were asked for.
         steps_s: Seconds of steps that were run.
         starts: Processes that it took; more than one where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
@@ -314,8 +588,6 @@ class SoakRecord(Stamped):
 
     kind: Literal["soak"] = "soak"
     settings: Settings
-    asked_s: Elapsed
-    asked_steps: Count
     steps_s: Elapsed
     step_count: Count
     starts: Count
@@ -378,3 +650,37 @@ AnyRecord = Annotated[
 
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
 """Reads and checks one line of `records.jsonl`."""
+
+
+class Callbacks(Protocol):
+    """Called as a study goes on: the command line shows it, tests record it."""
+
+    def phase(self, what: str, lane: str = "") -> None:
+        """A worker reached a phase of its start; on which lane, if there are several."""
+
+    def pair(self, ratios: list[float], lane: str = "") -> None:
+        """One more pair is done; log ratios so far."""
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        """One more fresh pair of processes is done, of so many."""
+
+    def stage(self, name: str, detail: str) -> None:
+        """A stage begins."""
+
+    def floor(self, result: FloorResult) -> None:
+        """The noise floor is known."""
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """A set is about to be tried."""
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """A set has its result."""
+
+    def finalist(self, result: FinalistResult) -> None:
+        """A finalist has its verdict."""
+
+    def ablation(self, result: AblationResult) -> None:
+        """One setting was left out."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""

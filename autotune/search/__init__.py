@@ -2,5 +2,5 @@
 
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.search.effects import Change, Effects, as_ratio
-from autotune.search.sampler import SD_KEY, TWIN_KEY, AdditiveFlagSampler
+from autotune.search.sampler import SD_KEY, DUPLICATE_KEY, AdditiveFlagSampler
 from autotune.search.space import Codes, Flag

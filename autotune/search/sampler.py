@@ -26,7 +26,7 @@ from autotune.search.space import FINISHED, CodedSpace, Codes, Design, Flag, Flo
 SD_KEY = "autotune:log_sd"
 """User attribute of a trial: standard error of its value, or of the value's log where values are no log ratios."""
 
-TWIN_KEY = "autotune:twin_of"
+DUPLICATE_KEY = "autotune:duplicate_of"
 """User attribute of a trial: number of the trial whose program it shares, so that it was not measured itself."""
 
 NUMBER_KEY = "autotune:number"
@@ -187,10 +187,10 @@ class AdditiveFlagSampler(BaseSampler):
         """Returns what was measured, and prior knowledge of single values as if it had been."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
-        twins = tuple(
+        duplicates = tuple(
             (at, places[of])
             for at, t in enumerate(kept)
-            if (of := t.user_attrs.get(TWIN_KEY)) in places and places[of] != at
+            if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
         prior_rows, prior_values, prior_sds = coded.expected()
@@ -198,7 +198,7 @@ class AdditiveFlagSampler(BaseSampler):
             np.concatenate([rows, prior_rows]),
             np.concatenate([values, prior_values]),
             np.concatenate([sds, prior_sds]),
-            twins,
+            duplicates,
         )
 
     def _as_logs(self, values: Floats) -> Floats:

@@ -31,19 +31,19 @@ from autotune.model import (
     FloorResult,
     LeftOut,
     LossBasis,
-    Measured,
-    OnceMore,
     ProofRecord,
+    Reestimate,
     SoakRecord,
     Standing,
     TrialResult,
+    TrialStatus,
     alone_of,
     artefacts_of,
     format_seconds,
     gain_of,
     names_left_out,
-    once_more,
     ratios_of,
+    reestimate,
     runs_after,
     runs_of,
     standing,
@@ -87,12 +87,12 @@ LEAST_GROUP = 2
 def choose_candidates(run: StudyRun, without: Container[FlagSet] = ()) -> list[TrialResult]:
     """Returns the best trials that are worth a proof; sets in `without` have had theirs."""
     spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
-    count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
-    return worth_proving(results, count=count, sesoi=sesoi, effects=run.store.last(EffectsRecord))
+    count, min_effect = spec.confirm.finalists, spec.measure.min_effect
+    return worth_proving(results, count=count, min_effect=min_effect, effects=run.store.last(EffectsRecord))
 
 
 def worth_proving(
-    results: Sequence[TrialResult], *, count: int, sesoi: float, effects: EffectsRecord | None = None
+    results: Sequence[TrialResult], *, count: int, min_effect: float, effects: EffectsRecord | None = None
 ) -> list[TrialResult]:
     """Returns the best few of the measured trials whose intervals leave room for an effect, best first.
 
@@ -102,14 +102,14 @@ def worth_proving(
     Args:
         results: The trials.
         count: How many, at most.
-        sesoi: Smallest effect of interest, as a share.
+        min_effect: Smallest effect of interest, as a share.
         effects: Estimates from all trials: of trials that differ only in what is expected to be of no use one is taken,
             and the best expected set first. A trial of nothing else is taken if it was faster all the same.
     """
     hopeful = [
-        (r.outcome.comparison.estimate, r)
+        (r.comparison.estimate, r)
         for r in results
-        if isinstance(r.outcome, Measured) and r.outcome.comparison.estimate.low < 1.0 - sesoi
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
     ]
     ranked = [r for _, r in sorted(hopeful, key=lambda found: found[0].ratio)]
     if effects is None:
@@ -117,8 +117,8 @@ def worth_proving(
     ranked.sort(key=lambda r: r.settings != effects.best.settings)  # the others stay in their order
     different: dict[FlagSet, TrialResult] = {}
     for result in ranked:
-        useful = effects.useful(result.settings, least=sesoi)
-        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - sesoi):
+        useful = effects.useful(result.settings, least=min_effect)
+        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - min_effect):
             different.setdefault(useful, result)
     return list(different.values())[:count]
 
@@ -213,7 +213,7 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
     effects = run.store.last(EffectsRecord)
     if effects is None:
         return ()
-    useful = effects.useful(winner, least=run.spec.measure.smallest_effect)
+    useful = effects.useful(winner, least=run.spec.measure.min_effect)
     likeliest = next((s.name for s in effects.settings if s.name in winner), None)
     group = tuple(n for n in winner if n not in useful and (useful or n != likeliest))
     is_allowed = run.spec.broken_rule(winner.without(*group), run.setup.rule_defaults) is None
@@ -246,7 +246,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
         names = names_left_out(left_out)
         # A compiler that is given a set without its artefacts goes on without them: it speaks of another program.
         if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
-            kept, reason = pays(None, run.spec.measure.smallest_effect)
+            kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
         else:
             what = (
@@ -279,7 +279,7 @@ def final_proof(run: StudyRun) -> None:
         candidate.proof = prove(run, [(candidate.trial, candidate.settings)], stage=candidate.stage)[0]
         candidate.state = SetState.REFUTED
         if candidate.proof.verdict is Verdict.FASTER:
-            candidate.after = measure_once_more(run, candidate.proof)
+            candidate.after = measure_again(run, candidate.proof)
             if candidate.after.objection is None:
                 candidate.state = SetState.PROVEN
 
@@ -310,7 +310,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     """Returns the soak of a set: what an earlier session soaked at least as long is not repeated."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
-    least_steps = run.spec.confirm.soak_steps
+    least_steps = run.spec.soak_steps
     for record in run.store.of(SoakRecord):
         enough = record.steps_s >= least_s and record.step_count >= least_steps
         if record.settings == settings and (enough or record.failure is not None):
@@ -385,7 +385,7 @@ class _Open:
         if self._known is None or self._known[0] != len(runs):
             found = standing(
                 self.plan, runs, trial=self.trial, most=most_processes(self._run),
-                sesoi=spec.measure.smallest_effect,
+                min_effect=spec.measure.min_effect,
             )  # fmt: skip
             self._known = (len(runs), found)
         return self._known[1]
@@ -492,14 +492,14 @@ def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
 # ---------------------------------------------------------------------- the gain of a proven set
 
 
-def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
+def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
     """Measures the gain of a set that its proof calls faster, and looks for what speaks against it."""
     run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     count = gain_pairs(proven.process_count)
     _run_after(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
-    gain = _record(run, gain_of(proven, run.store.of(ConfirmRun), sesoi=run.spec.measure.smallest_effect))
+    gain = _record(run, gain_of(proven, run.store.of(ConfirmRun), min_effect=run.spec.measure.min_effect))
     alone = None if gain.is_vetoed else _check_alone(run, proven)
-    return once_more(gain, alone, run.store.of(ConfirmRun))
+    return reestimate(gain, alone, run.store.of(ConfirmRun))
 
 
 def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
@@ -516,8 +516,8 @@ def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None
         return begun == len(done) and not look_alone(ratios_of(done), turns, most=most).stop
 
     _run_after(run, proven, ALONE, goes_on, asked=most)
-    every, sesoi = run.store.of(ConfirmRun), run.spec.measure.smallest_effect
-    return _record(run, alone_of(proven, every, most=asked, sesoi=sesoi))
+    every, min_effect = run.store.of(ConfirmRun), run.spec.measure.min_effect
+    return _record(run, alone_of(proven, every, most=asked, min_effect=min_effect))
 
 
 def _run_after(
@@ -565,22 +565,22 @@ class Unsettled(NamedTuple):
 
 def unsettled(store: Store) -> Unsettled | None:
     """Returns, of the proofs without a verdict, that which needs least to be settled."""
-    sesoi = store.spec.measure.smallest_effect
+    min_effect = store.spec.measure.min_effect
     found = []
     for result in {(f.stage, f.settings): f for f in store.of(FinalistResult)}.values():
         plan = _plan_of(store, result.stage, result.settings)
         if plan is None or result.corrected is None or result.verdict is not Verdict.UNRESOLVED or result.is_vetoed:
             continue
-        if (gain := 1.0 - result.corrected.low) > sesoi:
+        if (gain := 1.0 - result.corrected.low) > min_effect:
             runs = runs_of(plan, _runs(store, result.stage, result.settings))[: result.process_count]
             ratios = np.asarray([r.log_ratio for r in runs], dtype=np.float64)
-            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.hurdle), sesoi=sesoi)
+            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.hurdle), min_effect=min_effect)
             found.append(Unsettled(result, gain, needed))
     return min(found, key=lambda u: (u.processes or HIGHEST + 1, -u.gain), default=None)
 
 
-def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, sesoi: float) -> int | None:
+def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:
     for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, sesoi=sesoi, optimism=0.5) >= LIKELY:
+        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect, optimism=0.5) >= LIKELY:
             return most
     return None

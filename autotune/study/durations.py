@@ -28,6 +28,7 @@ from autotune.stats import (
     NoiseFloor,
     SequentialPlan,
     proof_pairs,
+    proof_size,
     smallest_gain,
     study_power,
 )
@@ -86,7 +87,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     floor, step_s = result.floor, result.comparison.reference_step_s
     if not (floor.start_s and floor.pair_s):
         return None
-    soak_s = max(spec.confirm.soak, spec.confirm.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
+    soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
@@ -131,7 +132,7 @@ def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
     """Returns the pairs of blocks that each fresh pair of processes runs in turns."""
-    return spec.confirm.pairs_after(floor, starts=spec.turns.starts)
+    return proof_size(floor, starts=spec.turns.starts)
 
 
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
@@ -227,9 +228,9 @@ def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None
     pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == TURNS else 1
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
-    finalists, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
-    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, sesoi=sesoi)
-    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, sesoi=sesoi) if smallest else None
+    finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
+    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, min_effect=min_effect)
+    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, min_effect=min_effect) if smallest else None
     return PowerAnalysis(
         pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
         proof_s=cost.pairs * pair_s if cost else None,

@@ -55,6 +55,9 @@ NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 PREDICTED_BEST = "predicted best"
 """Origin of the trial with which a search ends: the best expected set by all the others."""
 
+STARTUP_TRIALS = 8
+"""Random trials before a sampler other than `additive` proposes."""
+
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
@@ -99,7 +102,7 @@ class Proposer:
         self._spec = spec
         self._space = space
         self._recheck = recheck
-        self._sesoi = spec.measure.smallest_effect
+        self._min_effect = spec.measure.min_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
         no_ops = recheck.sets if recheck else ()
@@ -132,7 +135,7 @@ class Proposer:
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial; a failed one counts as infeasible, for samplers do not see failed trials."""
         self._see(result.settings)
-        if self._recheck is not None and contradicts([result], sesoi=self._sesoi):
+        if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._recheck.whole)
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
@@ -218,7 +221,7 @@ class Proposer:
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive()
-        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._sesoi)
+        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
         """Whether a set keeps the study's own rules."""
@@ -236,7 +239,7 @@ class Proposer:
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and len(self._history) < self._spec.search.startup_trials):
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         if self._opened is not None:
             return self._opened.point(self._space), name

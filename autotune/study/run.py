@@ -12,13 +12,13 @@ from typing import Protocol
 from autotune.cluster import Engine
 from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
 from autotune.model import (
+    Callbacks,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     FloorResult,
-    OnceMore,
+    Reestimate,
     StudySpec,
-    View,
     WorkerReport,
     WorkloadFacts,
 )
@@ -97,7 +97,7 @@ class Candidate:
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
-    after: OnceMore = field(default_factory=OnceMore)
+    after: Reestimate = field(default_factory=Reestimate)
 
 
 @dataclass(kw_only=True)
@@ -126,7 +126,7 @@ class StudyRun:
     """
 
     spec: StudySpec
-    view: View
+    view: Callbacks
     open_store: Callable[[], Store]
     prepare: Callable[[Callable[[str], None]], Setup]
     storage: str | None = None

@@ -1,8 +1,8 @@
 """The screen of a study: compiling decides what is worth a measurement.
 
 No-op settings leave the search space, a set whose program was measured already shares that result, and one that does
-not fit into device memory is never launched. One thread leads all compiling; it touches no GPU. A screen that cannot run is a
-note, never the end of a study.
+not fit into device memory is never launched. One thread leads all compiling; it touches no GPU. A screen that
+cannot run is a note, never the end of a study.
 
 A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So settings
 that the screen calls no-ops are tried on the GPU like any other set: all at their first values, and all at their last.
@@ -39,13 +39,13 @@ from autotune.compiler import (
 from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
+    Callbacks,
     Failure,
     FlagSet,
     LaunchError,
     ScreenRecord,
     StudySpec,
     TrialResult,
-    View,
     WorkerReport,
     format_seconds,
 )
@@ -106,7 +106,7 @@ class StudyScreener:
         kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
 
-    def __init__(self, store: Store, view: View) -> None:
+    def __init__(self, store: Store, view: Callbacks) -> None:
         self.report: ScreenReport | None = None
         self.is_measuring: Callable[[], bool] = lambda: False
         self._store = store
@@ -172,16 +172,15 @@ class StudyScreener:
             return self._screen
         if self._screen is not None:  # opened for a cluster that is not the one that runs
             self._screen.abort()
-        asked, self._opened_for = self._spec.screen, (target, topology)
+        self._opened_for = (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                cache_dir=default_cache_dir(caller_environment()) / "screen",
                 processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
-                limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
@@ -247,9 +246,8 @@ class StudyScreener:
 
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
-        own = self._spec.screen.time_budget
-        if own is not None or budget_s is None:
-            return own
+        if budget_s is None:
+            return None
         left_s = budget_s - self._store.watch.total_s - self.kept_s
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
@@ -262,7 +260,7 @@ class StudyScreener:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
     def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
-        """Begins to compile what the screen needs while the noise floor is measured, where there are processors to spare.
+        """Begins to compile what the screen needs beside the noise floor, where there are processors to spare.
 
         Args:
             wanted: Gives the sets, what matters most first; called by the thread that compiles.
@@ -369,7 +367,7 @@ class StudyScreener:
 
 
 @contextlib.contextmanager
-def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
+def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
     """Opens the screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:
@@ -410,11 +408,11 @@ def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
     return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
 
 
-def contradicts(results: Iterable[TrialResult], *, sesoi: float) -> bool:
+def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
     """Whether a trial of no-op settings did what no set of no-ops can do."""
 
     def is_off(r: TrialResult) -> bool:
-        found = judge(r.comparison.estimate, sesoi=sesoi) if r.comparison is not None else None
+        found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None
         return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
 
     return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from autotune.model import FlagSet, TrialResult, parse_study
 from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.trial import Failed, Measured
+from autotune.model.records import TrialOutcome, TrialStatus
 from autotune.search import AdditiveFlagSampler
 from autotune.search.acquisition import penalties_of
 from autotune.search.additive import smallest
@@ -122,7 +122,7 @@ class Product(Remembers):
                 settings=settings,
                 origin="search",
                 params=self.problem.space.locate(settings) or {},
-                outcome=_failed() if value is None else _measured(value, told_sd),
+                **dict(_failed() if value is None else _measured(value, told_sd)),
             )
         )
         if value is None and self._finds_culprits:
@@ -195,7 +195,7 @@ class Ceiling(Product):
         return whole
 
 
-def _measured(value: float, sd: float) -> Measured:
+def _measured(value: float, sd: float) -> TrialOutcome:
     estimate = Estimate(
         ratio=math.exp(value), low=math.exp(value - _Z * sd), high=math.exp(value + _Z * sd), level=0.95, pair_count=8
     )
@@ -207,11 +207,12 @@ def _measured(value: float, sd: float) -> Measured:
         mode="turns",
         stopped="simulated",
     )
-    return Measured(comparison=comparison)
+    return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)
 
 
-def _failed() -> Failed:
-    return Failed(failure=Failure(kind=FailureKind.CRASH, message="simulated", phase="run"))
+def _failed() -> TrialOutcome:
+    failure = Failure(kind=FailureKind.CRASH, message="simulated", phase="run")
+    return TrialOutcome(status=TrialStatus.FAILED, failure=failure)
 
 
 class Asked(Remembers):

@@ -15,7 +15,7 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.proofs import OnceMore
+from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -24,8 +24,9 @@ from autotune.model.records import (
     IncidentRecord,
     Outcome,
     SessionRecord,
+    TrialResult,
+    TrialStatus,
 )
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
@@ -93,7 +94,7 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    after = OnceMore(estimate=dataclasses.replace(sure.estimate, high=1.02))
+    after = Reestimate(estimate=dataclasses.replace(sure.estimate, high=1.02))
     winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
     run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
     sentence = _found(run, store.of(TrialResult))["sentence"]
@@ -149,9 +150,10 @@ def test_equal_programs_share_one_measurement(run_replay: Run) -> None:
     by_set = {str(r.settings): r for r in store.of(TrialResult)}
     assert by_set["xla_c=1"].status is TrialStatus.SAME_PROGRAM
     assert by_set["xla_c=1"].same_as == 0
-    twins = [by_set["xla_a=1"], by_set["xla_a=1 xla_c=1"]]
-    assert sorted(str(t.status) for t in twins) == ["measured", "same_program"]
-    assert {t.comparison.estimate.ratio for t in twins if t.comparison} == {twins[0].comparison.estimate.ratio}  # type: ignore[union-attr]
+    duplicates = [by_set["xla_a=1"], by_set["xla_a=1 xla_c=1"]]
+    assert sorted(str(t.status) for t in duplicates) == ["measured", "same_program"]
+    one = duplicates[0].comparison.estimate.ratio  # type: ignore[union-attr]
+    assert {t.comparison.estimate.ratio for t in duplicates if t.comparison} == {one}
 
 
 def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_replay: Run) -> None:
