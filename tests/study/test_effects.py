@@ -18,6 +18,7 @@ from autotune.model.records import (
     PairEffect,
     SettingEffect,
     TrialResult,
+    TrialStatus,
     ValueEffect,
 )
 from autotune.model.spec import StudySpec
