@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.compiler import Screener, domains, facts_of
 from autotune.model import (
     FlagSet,
-    FloorResult,
     TrialConfig,
     TrialOutcome,
     TrialResult,
@@ -30,18 +28,9 @@ def measure_reference(run: StudyRun) -> WorkerReport:
         shares = ForeseenShares(run, run.screener)
         run.lanes.must_be_alone = shares.must_be_alone
         run.screener.is_measuring = lambda: run.lanes.is_measuring
-        shares.compile_reference()
-        if not run.store.of(FloorResult):
-            run.screener.compile_beside(lambda screen: _foreseen(run, screen))
     floor = run.lanes.first_floor()
     refuse_untold_work(run.spec, floor.reference)
     return floor.reference
-
-
-def _foreseen(run: StudyRun, screen: Screener) -> Sequence[FlagSet]:
-    """What the screen is going to compile, before the reference has run: its program tells what the space needs."""
-    space = run.setup.space(facts_of(screen.reference(), screen.job.topology))
-    return screen.wanted(domains(space), dict(run.first))
 
 
 def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autotune.compiler import Target, Topology, load_target, parse_topology, target_here
-from autotune.machine import caller_environment, visible_gpus
-from autotune.model import TURNS, FlagSet, FloorResult, StudySpec, format_bytes
+from autotune.model import TURNS, FlagSet, FloorResult
 from autotune.study.run import StudyRun
 from autotune.study.screen import StudyScreener
 from autotune.study.share import SHARED_FRACTION, MemoryShare
@@ -25,24 +23,6 @@ class ForeseenShares:
         self._run = run
         self._screener = screener
         self._share = MemoryShare(run.spec)
-
-    def compile_reference(self) -> None:
-        """Compiles the reference for the GPU that is going to run it, unless a noise floor has shown how it fits.
-
-        The screen needs the same program, so that this costs nothing where it runs later; a recheck has none.
-        """
-        if not self._share.is_optional or self._run.asked_trials == 0 or self._run.store.of(FloorResult):
-            return
-        target, topology = cluster_to_run(self._run.spec)
-        if target is None or topology is None:
-            return
-        self._run.view.phase(f"the default is compiled for {target.name}: what does it need?")
-        self._screener.try_reference(target, topology)
-        if (need := self._need_above_share(FlagSet())) is not None:
-            self._run.view.note(
-                f"the default needs {format_bytes(need.peak)} of each GPU (compiled for {target.name} {topology}) and "
-                f"each of two processes gets {format_bytes(need.room)}: they run one at a time"
-            )
 
     def must_be_alone(self, unit: AnyUnit) -> bool:
         """Whether a unit is known not to fit beside another process; compiles nothing."""
@@ -79,17 +59,3 @@ def sets_of(unit: AnyUnit) -> list[FlagSet]:
     if isinstance(unit, AblationUnit):
         return [unit.settings, unit.rest]
     return [FlagSet()] if isinstance(unit, FloorUnit) else []
-
-
-def cluster_to_run(spec: StudySpec) -> tuple[Target | None, Topology | None]:
-    """The GPUs on which a study is going to run, as far as that is known before it does.
-
-    Raises:
-        StudyFileError: If the study names a target or a topology that is none.
-    """
-    asked, nodes = spec.screen, spec.device.node_count
-    target = load_target(asked.target) if asked.target else target_here()
-    if asked.topology:
-        return target, parse_topology(asked.topology)
-    count = spec.device.count or nodes * len(visible_gpus(caller_environment()))
-    return target, Topology(nodes, count // nodes) if count else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +116,8 @@ class StudyScreener:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
         self._ahead: Future[str | None] | None = None
-        self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
-        self._is_beside = False
         self.kept_s = 0.0
 
     # ------------------------------------------------------------------ the stage
@@ -137,7 +135,7 @@ class StudyScreener:
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
-            left = self._screened(self.open(target, topology), space, named)
+            left = self._screened(self._open(target, topology), space, named)
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
@@ -153,7 +151,6 @@ class StudyScreener:
         Raises:
             LaunchError: If the reference does not compile.
         """
-        self._is_beside = False
         self.report = self._known(screen) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
@@ -161,18 +158,13 @@ class StudyScreener:
         self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
         return left
 
-    def open(self, target: Target | None, topology: Topology | None) -> Screener:
+    def _open(self, target: Target | None, topology: Topology | None) -> Screener:
         """Opens what compiles for a cluster, or for this CPU; nothing is compiled yet.
 
         Raises:
             StudyFileError: If the cluster does not fit the study.
             LaunchError: If no fitting CUDA plugin is installed.
         """
-        if self._screen is not None and self._opened_for == (target, topology):
-            return self._screen
-        if self._screen is not None:  # opened for a cluster that is not the one that runs
-            self._screen.abort()
-        self._opened_for = (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
@@ -259,30 +251,7 @@ class StudyScreener:
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
-    def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
-        """Begins to compile what the screen needs beside the noise floor, where there are processors to spare.
-
-        Args:
-            wanted: Gives the sets, what matters most first; called by the thread that compiles.
-        """
-        screen = self._screen
-        if screen is None or not self._has_spare(screen):
-            return
-        self._is_beside = True
-
-        def work() -> None:
-            with contextlib.suppress(Exception):
-                screen.compile_all(wanted(screen), is_over=lambda: not self._is_beside)
-
-        self._pool.submit(self._give_way, work, is_beside=True)
-
     # ------------------------------------------------------------------ single sets
-
-    def try_reference(self, target: Target, topology: Topology) -> None:
-        """Compiles the reference before anything runs; an error is reported when the screen needs it."""
-        with contextlib.suppress(Exception):
-            screen = self.open(target, topology)
-            self._wait(lambda: screen.result(FlagSet()))
 
     @property
     def believed(self) -> Screener | None:

@@ -81,18 +81,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return go
 
 
-def test_a_reference_known_not_to_fit_twice_is_never_tried_so(run: Run) -> None:
-    store, diary, launcher = run(lambda settings: 53.9)
-    floor = store.last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.mode == "sandwich"
-    assert launcher.failed == []
-    assert not any(SHARE in s for s in launcher.started)
-    assert launcher.most == 1
-    assert any("needs 53.9 GiB" in note and "one at a time" in note for note in diary.notes)
-    assert not any(r.is_alone for r in store.of(ConfirmRun))  # the whole study measures so
-
-
 def test_a_set_known_not_to_fit_twice_is_never_tried_so_in_trial_proof_and_ablation(run: Run) -> None:
     store, _, launcher = run(lambda settings: 50.0 if BUFFER in settings else 20.0)
     known = [s for s in launcher.started if s.get(COMBINE) != "13"]  # that does not compile here: its need is not known
