@@ -15,8 +15,6 @@ from autotune.model import (
     ScreenRecord,
     SessionRecord,
     TrialResult,
-    format_change,
-    format_ratio,
     format_seconds,
 )
 from autotune.results import describe_screen_record, format_estimate
@@ -33,18 +31,13 @@ class LaneStatus:
 
     Attributes:
         is_here: Whether the study runs, and had it when it last wrote down what it uses.
-        ratio: Median step time of its reference over the median of all lanes; None before that is known.
-        low: Lower decile of the ratios seen; `high` is the upper one.
-        is_slow: Whether it is clearly slower than the others. It plays no part in a finding.
+        is_slow: Whether its reference is clearly slower than the others; the report has figures.
     """
 
     lane: str
     host: str
     is_here: bool
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    is_slow: bool = False
+    is_slow: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,17 +124,13 @@ def study_status(path: Path) -> StudyStatus:
 def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
     """Returns every lane that has a noise floor, by name."""
     floors = {f.by: f for f in store.of(FloorResult) if f.by is not None}
-    effects = {n.lane: n for n in node_effects(floors.values(), store.of(TrialResult))}
+    slow = {n.lane for n in node_effects(floors.values(), store.of(TrialResult)) if n.is_slow}
     ledger = store.last(LedgerRecord)
     here = ledger.lanes if ledger and is_running else ()
-    found = []
-    for name, floor in sorted(floors.items()):
-        more = {}
-        if (effect := effects.get(name)) is not None:
-            more = {n: getattr(effect, n) for n in ("ratio", "low", "high", "is_slow")}
-        host = str(floor.provenance.get("host", ""))
-        found.append(LaneStatus(lane=name, host=host, is_here=name in here, **more))
-    return tuple(found)
+    return tuple(
+        LaneStatus(lane=name, host=str(floor.provenance.get("host", "")), is_here=name in here, is_slow=name in slow)
+        for name, floor in sorted(floors.items())
+    )
 
 
 def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
@@ -190,9 +179,6 @@ def format_lanes(status: StudyStatus | UnreadableRun) -> list[str]:
     if status.device_hours >= 0.01:
         lines.append(f"{status.run}: {status.device_hours:.2f} hours of devices used")
     for lane in status.lanes:
-        line = f"{status.run}: lane {lane.lane} on {lane.host}{'' if lane.is_here else ' (not here now)'}"
-        if lane.ratio is not None:
-            line += f"; a step of its reference takes {format_ratio(lane.ratio)} times the median lane's"
-            line += f", a slow machine ({format_change(lane.ratio)})" if lane.is_slow else ""
-        lines.append(line)
+        more = ("" if lane.is_here else " (not here now)") + (", a slow machine" if lane.is_slow else "")
+        lines.append(f"{status.run}: lane {lane.lane} on {lane.host}{more}")
     return lines
