@@ -142,7 +142,6 @@ class _Proposal:
         return codes
 
     def _is_stuck(self, i: int, code: int) -> bool:
-        """Whether a value was in most trials already, so that another trial with it tells nothing of it."""
         trials, tried = self._failures.trials, self._failures.tried[i]
         return bool(trials >= FEW_TRIALS and tried[code] > MOST_TRIALS * trials)
 

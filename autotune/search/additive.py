@@ -245,7 +245,6 @@ class AdditiveModel:
             yield from self._with_another(self._last_chain.look(rest))
 
     def _with_another(self, state: State) -> Iterator[dict[int, int]]:
-        """Yields a state's blocks with each of the likeliest that are not in."""
         for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
             yield {**state.sizes, block: int(state.likelier[block])}
 
@@ -305,7 +304,6 @@ class AdditiveModel:
         return self._weights, np.array(means), np.array(sds)
 
     def _places(self, state: State) -> list[tuple[int, slice]]:
-        """Returns the blocks that are in, each with where its coefficients are among those of the state."""
         at, found = 0, []
         for b in state.sizes:
             found.append((b, slice(at, at := at + self.design.blocks[b].table.shape[1])))
@@ -358,7 +356,6 @@ class AdditiveModel:
 
 
 def _is_in(state: State) -> NDArray[np.bool_]:
-    """Returns of each block whether it is in, shape (blocks,)."""
     found = np.zeros(len(state.chance), dtype=bool)
     found[list(state.sizes)] = True
     return found

@@ -110,7 +110,6 @@ class Effects:
         return single, {pair: cost(self.failures.pair(*pair)) for pair in self.failures.suspected}
 
     def _opened(self, codes: Codes) -> Codes:
-        """Opens settings that another one switches off, where that is expected to pay."""
         mean, (single, _) = self.model.mean, self._risks
         for i, factor in enumerate(self.design.factors):
             if not factor.needs:

@@ -69,11 +69,9 @@ class FailureModel:
         self._blame([*rows, *map(self._alone, narrowed)], ran)
 
     def _holds_another(self, cause: tuple[tuple[int, int], ...]) -> bool:
-        """Whether a combination holds another one that is known to fail."""
         return any(set(other) < set(cause) for other in self._known)
 
     def _alone(self, cause: tuple[tuple[int, int], ...]) -> Codes:
-        """Returns a combination as a set, all else at its default."""
         row = self.design.neutral.copy()
         for i, code in cause:
             row[i] = code

@@ -203,7 +203,6 @@ class Place:
         self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
 
     def _settle(self) -> None:
-        """Computes the coefficients of what is in."""
         chain, at = self._chain, 0
         self._spans: dict[int, slice] = {}
         for block in self.sizes:

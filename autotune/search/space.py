@@ -300,7 +300,6 @@ class CodedSpace:
 
 
 def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Orders names, each after those that it needs."""
     found: dict[str, None] = {}
 
     def add(name: str, above: tuple[str, ...] = ()) -> None:
@@ -380,7 +379,6 @@ def _number(value: Any) -> float | None:
 
 
 def _is_feasible(trial: FrozenTrial) -> bool:
-    """Whether a trial completed with a finite value and no violated constraint."""
     if trial.state is not TrialState.COMPLETE or not all(map(math.isfinite, trial.values)):
         return False
     return all(v <= 0 for v in trial.constraints.values())

@@ -45,7 +45,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    """Returns outcome and sentence, and of a winner its set and figures."""
     spec, winner = run.spec, run.winner
     where = _where(spec)
     soaks = run.store.of(SoakRecord)

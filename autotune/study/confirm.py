@@ -146,7 +146,6 @@ def confirm(run: StudyRun) -> None:
 
 
 def _affordable(run: StudyRun, refuted: Container[FlagSet]) -> list[TrialResult]:
-    """Returns the candidates for whose proofs there is time."""
     chosen = choose_candidates(run, refuted)
     begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
     allowed = run.time.allows_proofs("confirm", begun)
@@ -285,7 +284,6 @@ def final_proof(run: StudyRun) -> None:
 
 
 def _first_waiting(run: StudyRun) -> list[tuple[FlagSet, int]]:
-    """Returns the first candidate, with the pairs of processes that its final proof has run."""
     return [(c.settings, pairs_run(run, c.stage, c.settings)) for c in run.waiting[:1]]
 
 
@@ -367,8 +365,6 @@ def prove(
 
 
 class _Open:
-    """One proof that is under way."""
-
     def __init__(self, run: StudyRun, trial: int, plan: ProofRecord) -> None:
         self._run = run
         self.trial = trial

@@ -262,7 +262,6 @@ def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float |
 
 
 def _budgets_s(store: Store, used_s: float) -> list[float]:
-    """Returns what is left of each budget, in seconds of wall time."""
     search, found = store.spec.search, []
     if search.time_budget is not None:
         found.append(search.time_budget - used_s)

@@ -103,5 +103,4 @@ def _figures(change: Change) -> dict[str, float]:
 
 
 def _natural(text: str) -> tuple[int, int, str]:
-    """Sorts numbers by size, before words."""
     return (0, int(text), "") if text.lstrip("-").isdigit() else (1, 0, text)

@@ -169,7 +169,6 @@ def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
 
 
 def _recipe_counts() -> Mapping[str, int]:
-    """Returns how many distinct published sets hold each setting."""
     return Counter(name for settings in {r.settings for r in load_recipes().values()} for name in settings)
 
 

@@ -172,7 +172,6 @@ class Proposer:
         return notes + (self._stored.news() if self._stored is not None else [])
 
     def _widen(self, whole: SearchSpace) -> None:
-        """Proposes points of a larger space from now on."""
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
@@ -224,7 +223,6 @@ class Proposer:
         return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
-        """Whether a set keeps the study's own rules."""
         return self._spec.broken_rule(settings, self._rule_defaults) is None
 
     def _is_point(self, settings: FlagSet) -> bool:
@@ -279,7 +277,6 @@ class Proposer:
         }
 
     def _tell_failing(self, sampler: AdditiveFlagSampler) -> None:
-        """Sets what is known to fail, where it is of the space."""
         located = (self._located(part) for part in self.failing)
         sampler.known_failing = [values for values in located if values is not None]
 
@@ -331,7 +328,6 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
 
 
 def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
-    """Returns user attributes of a trial that begins."""
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 

@@ -143,7 +143,6 @@ def _conclusion(winner: Winner, result: FinalistResult, after: Reestimate) -> Co
 
 
 def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
-    """Says what became of a winner, with both figures."""
     before = _figures(winner.estimate)
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"

@@ -92,7 +92,6 @@ class Opened:
 
 
 def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
-    """Suggests a parameter's value in an open trial."""
     distribution = distribution_of(parameter)
     if isinstance(distribution, CategoricalDistribution):
         return trial.suggest_categorical(parameter.name, distribution.choices)
@@ -153,7 +152,6 @@ def make_sampler(
 
 
 def _find(name: str) -> Callable[..., Any]:
-    """Imports a sampler's class."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
@@ -241,7 +239,6 @@ def to_text(parameter: Parameter, value: Any) -> str:
 
 
 def _only(distribution: BaseDistribution) -> Any:
-    """Returns the one value of a distribution that has no other."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
     assert isinstance(distribution, IntDistribution)

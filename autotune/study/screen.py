@@ -200,14 +200,11 @@ class StudyScreener:
             if record.report is None or (record.target, record.topology, record.versions) != here:
                 continue
             report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            if report.canary is None or report.choices != tuple(filter(None, screen.choices)):
-                continue
-            if report.target_digest == (gpu.digest if gpu else ""):
+            if report.canary is not None and report.target_digest == (gpu.digest if gpu else ""):
                 return report
         return None
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
-        """Screens, and records the report."""
         values = domains(space)
         self._store.tell_stage("screen")
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
@@ -244,7 +241,6 @@ class StudyScreener:
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
-        """Goes on without a screen, and notes why."""
         self._is_on = False
         said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
         self._view.note(f"the study goes on without a screen: {said}")

@@ -79,7 +79,6 @@ class Search:
             self._run.view.note(text)
 
     def _tell_effects(self) -> None:
-        """Records the estimated effects, unless they are recorded of just these trials."""
         self._read_causes()
         known = self._store.last(EffectsRecord)
         is_news = known is None or known.trials != len(self._results())
@@ -195,14 +194,12 @@ class Search:
         self._run.view.trial_ends(result)
 
     def _guess_after(self, config: TrialConfig) -> FlagSet | None:
-        """Returns what would be proposed after a set, were that to tell nothing new."""
         following = self._proposer.ask(config.number + 1, taken=[config.settings])
         return following.settings if following is not None else None
 
     # ------------------------------------------------------------------ causes of failures
 
     def _read_causes(self) -> None:
-        """Tells the proposer the failing sets that were found since the last look."""
         news = self._store.since(BlameRecord, self._causes_seen)
         self._causes_seen += len(news)
         failing = self._proposer.failing

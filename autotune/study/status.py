@@ -122,7 +122,6 @@ def study_status(path: Path) -> StudyStatus:
 
 
 def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
-    """Returns every lane that has a noise floor, by name."""
     floors = {f.by: f for f in store.of(FloorResult) if f.by is not None}
     slow = {n.lane for n in node_effects(floors.values(), store.of(TrialResult)) if n.is_slow}
     ledger = store.last(LedgerRecord)
@@ -146,7 +145,6 @@ def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
 
 
 def _since_last_record_s(path: Path) -> float:
-    """Returns the seconds by the calendar since something was recorded."""
     try:
         return max(0.0, time.time() - max(f.stat().st_mtime for f in path.glob("records.jsonl")))
     except (OSError, ValueError):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler.canary import GPU_CANARIES
 from autotune.compiler.targets import load_target
 from autotune.compiler.toolkit import toolkit_of
 from autotune.model.errors import LaunchError
@@ -181,15 +179,6 @@ def test_a_screen_to_which_all_is_dead_is_not_believed_and_the_winner_is_found(r
     assert not any("dead here" in note for note in diary.notes)
 
 
-def test_the_canary_stands_in_the_record_and_is_told(run: Run) -> None:
-    _, store, diary, _ = run(study(), Rules(), trials=1)
-    record = store.last(ScreenRecord)
-    assert record is not None
-    assert record.report is not None
-    assert record.report["canary"]["settings"] == dict(GPU_CANARIES[0])
-    assert any("the canary" in note and "changes the program" in note for note in diary.notes)
-
-
 class Failing(Rules):
     """A compiler that cannot even do the reference."""
 
@@ -199,17 +188,6 @@ class Failing(Rules):
 
     def compile(self, sets: Any) -> Iterator[Any]:
         raise self.error
-
-
-def test_a_report_that_asked_for_one_kernel_choice_is_not_taken_over(run: Run) -> None:
-    _, store, _, _ = run(study(), Rules(), trials=1)
-    records = store.path / "records.jsonl"
-    text = records.read_text(encoding="utf-8")
-    older = re.sub(r'"choices": ?\[[^]]*\]', '"choices":[]', text)
-    assert older != text
-    records.write_text(older, encoding="utf-8")
-    _, store, diary, _ = run(study(), Rules(), trials=2)
-    assert "screen" in diary.stages
 
 
 @pytest.mark.parametrize(
