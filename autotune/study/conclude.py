@@ -24,7 +24,7 @@ from autotune.results import (
     loss_addition,
     time_of,
 )
-from autotune.stats import Outlook, Verdict
+from autotune.stats import Verdict
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
@@ -101,20 +101,11 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
     """Returns what a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
-    if left_over := run.time.unproven:
-        dull = {r.settings for r in results if r.outlook_at(min_effect=min_effect) is Outlook.NOT_PROMISING}
-        dull -= {f.settings for f in run.store.of(FinalistResult)}  # of these a proof says more than their trial
-        worth = [s for s in left_over if s not in dull]
-        if not worth:
-            return Outcome.INCONCLUSIVE, (
-                f"inconclusive: nothing is proven {where}, and what the budget left no time to prove does not look "
-                f"promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with a "
-                "larger one the same command goes on from here"
-            )
-        more = f" and {len(worth) - 1} more" if len(worth) > 1 else ""
+    if run.time.unproven:
         return Outcome.INCONCLUSIVE, (
-            "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
-            f"{worth[0]}{more}; with a larger one the same command goes on from here"
+            f"inconclusive: nothing is proven {where}: the budget left no time for that; gains of step time up to "
+            f"{format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command goes on "
+            "from here"
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (

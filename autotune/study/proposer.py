@@ -190,9 +190,7 @@ class Proposer:
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:
             if settings not in self._seen and settings not in now_tried:
-                return TrialConfig(
-                    number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {}
-                )
+                return self._config(number, settings, origin)
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
         questions = functools.cache(lambda: self._questions(number))
@@ -201,8 +199,7 @@ class Proposer:
             if settings in self._seen or settings in now_tried:
                 continue
             if self._is_allowed(settings) and not contains_failing(settings, self.failing):
-                params = self._space.locate(settings) or {}
-                return TrialConfig(number=number, settings=settings, origin=origin, params=params)
+                return self._config(number, settings, origin)
         return None
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
@@ -210,8 +207,11 @@ class Proposer:
         settings = self._estimates().best
         if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
             return None
+        return self._config(number, settings, PREDICTED_BEST)
+
+    def _config(self, number: int, settings: FlagSet, origin: str) -> TrialConfig:
         params = self._space.locate(settings) or {}
-        return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
+        return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
         """Returns estimates from all trials, whichever sampler proposed them; None where none was measured."""

@@ -57,9 +57,7 @@ class Search:
             self._run.lanes.work(self._next)
             if self._run.screener is not None:
                 self._run.screener.rest()
-        self._tell_effects()
-        self._proposer.finish()
-        self._tell_news()
+        self._finish()
 
     def go_on(self) -> bool:
         """Tries more with the time that proofs have left, but for what another one needs; returns whether it did."""
@@ -70,13 +68,17 @@ class Search:
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
-        self._tell_effects()
-        self._proposer.finish()
+        self._finish()
         return len(self._results()) > before
 
     def _tell_news(self) -> None:
         for text in self._proposer.news():
             self._run.view.note(text)
+
+    def _finish(self) -> None:
+        self._tell_effects()
+        self._proposer.finish()
+        self._tell_news()
 
     def _tell_effects(self) -> None:
         self._read_causes()

@@ -81,11 +81,6 @@ def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
 
 
-def test_it_is_read_back_as_it_was_written(wide: Store) -> None:
-    again = taught(Store.open(wide.path))
-    assert again == taught(wide)
-
-
 @pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
 def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> None:
     spec = wide_study(study={"search": {"sampler": sampler}})
