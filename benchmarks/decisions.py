@@ -1,7 +1,7 @@
 """Decisions of 200 simulated studies, to hold one commit against another.
 
 `python -m benchmarks.decisions OUT.json` runs them (seeds fixed) and keeps verdict, winner and ratio of each;
-`python -m benchmarks.decisions A.json B.json` prints the studies whose decision differs, and exits with status 1 if any.
+`python -m benchmarks.decisions A.json B.json` prints the studies whose decision differs (exit status 1: there are any).
 """
 
 from __future__ import annotations
