@@ -9,17 +9,16 @@ from autotune.compiler.predict import predict_step
 from autotune.compiler.targets import Target
 from autotune.compiler.verdicts import Screener
 from autotune.model import Failure, FailureKind, FlagSet, StudySpec
-from autotune.stats.simulate import Process
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.noise import Process
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 
 
-class CompiledMachine(ReplayLauncher):
+class CompiledMachine(SimulatedLauncher):
     """Stands in for GPUs: a step takes what the model predicts of the really compiled program, with noise."""
 
     def __init__(self, spec: StudySpec, screen: Screener, target: Target) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
+        super().__init__(spec)
         self._screen, self._target = screen, target
         self.started = 0
 
@@ -30,7 +29,7 @@ class CompiledMachine(ReplayLauncher):
             return None
         return predict_step(program, self._target, self._screen.job.topology).step_s
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         """See `base.Launcher`."""
         self.started += 1
         if (step_s := self.step_s(settings)) is None:
@@ -38,4 +37,4 @@ class CompiledMachine(ReplayLauncher):
         worker = super().start(settings, folder, progress=progress)
         own = f"t{hashlib.sha256(str(settings).encode()).hexdigest()[:15]}"  # a GPU cannot tell that programs are equal
         report = worker.report.model_copy(update={"fingerprint": own})
-        return ReplayWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)
+        return SimulatedWorker(Process(self._machine, step_s=step_s), report, delay_s=0.0)

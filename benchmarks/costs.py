@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from autotune.model import ConfirmRun, ReplaySpec
+from autotune.model import ConfirmRun
 from benchmarks.coverage import BLOCK_STEPS, DEFAULTS
+from harness.simulated_machine import Simulation
 
-STEP_S = ReplaySpec().step_s
+STEP_S = Simulation().step_s
 PAIR_S = 2 * BLOCK_STEPS * STEP_S
-"""Seconds of one pair of blocks of a replayed study."""
+"""Seconds of one pair of blocks of a simulated study."""
 BOTH_AT_ONCE = 1.5
 """What starting two processes at once takes, over starting one: they share the machine that compiles them."""
 

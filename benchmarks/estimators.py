@@ -11,10 +11,10 @@ import numpy as np
 
 from autotune.stats.estimates import DEFAULT_SESOI
 from autotune.stats.intervals import hodges_lehmann, student_quantile
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from benchmarks.coverage import BLOCK_STEPS, FINALISTS, PLAN, process_centres, without_process_effects
 from benchmarks.machines import Case
 from benchmarks.proportions import crossing
+from harness.noise import Machine, Process, log_ratios, run_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

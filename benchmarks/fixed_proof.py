@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from autotune.stats.estimates import DEFAULT_SESOI
 from autotune.stats.intervals import Floats, student_quantile
-from autotune.stats.noise_models import NoiseModel
 from benchmarks.costs import Cost
 from benchmarks.coverage import CONFIRM_PAIRS, FINALISTS, PROCESSES, process_centres
+from harness.noise import NoiseModel
 
 SEARCH_PAIRS = 40
 """Pairs of blocks of a trial that runs to its cap."""

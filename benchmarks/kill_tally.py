@@ -4,7 +4,7 @@
         [--real-lanes 35] [--real-slurm 15] [--real-dask 15] [--seed 0] [--out FILE]
 
 Each number is that of strikes; one study takes about eight of them, then it is left to finish and everything of it is
-counted. Replayed studies on several lanes of this machine are mirrored in PostgreSQL where that is installed; a part
+counted. Simulated studies on several lanes of this machine are mirrored in PostgreSQL where that is installed; a part
 on SLURM is left out where that is not. The tally is written after each study, so that one that is stopped is of use.
 Struck are, as chance has it: the driver (SIGKILL, SIGTERM, SIGUSR1), a lane (killed, or frozen for some seconds),
 a Dask worker, a process that measures, and the database.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.machine import describe_machine
-from harness.kills import REAL, REPLAYED, kill_study
+from harness.kills import REAL, SIMULATED, kill_study
 from harness.places import Here, InSlurmJob, OnDask, Place
 from harness.sandbox import Postgres, Slurm, missing_slurm
 from harness.tally import STAGES
@@ -72,7 +72,7 @@ def studies(name: str, part: Part, strikes: int, seed: int) -> Iterator[dict[str
                     place = InSlurmJob(cluster, part.lanes)
                 found = kill_study(
                     Path(folder),
-                    REAL if part.is_real else REPLAYED,
+                    REAL if part.is_real else SIMULATED,
                     trials=4 if part.is_real else 30,
                     strikes=min(strikes, STRIKES_EACH),
                     rng=rng,
@@ -92,7 +92,7 @@ def _cluster() -> Iterator[Slurm]:
 
 @contextlib.contextmanager
 def _database(part: Part) -> Iterator[Postgres | None]:
-    """An empty database for a replayed study on several lanes."""
+    """An empty database for a simulated study on several lanes."""
     if part.is_real or part.where != "here" or part.lanes == 1 or Postgres.programs() is None:
         yield None
         return

@@ -33,7 +33,7 @@ from autotune.cluster.engine import Engine
 from autotune.model import Pair, Stopwatch, TrialResult
 from autotune.study import Runner, StudyRun, choose_engine, new_run, parse_groups, run_study, study_with
 from autotune.study.units import Assignment
-from autotune.workers import ReplayLauncher
+from harness.simulated_machine import SimulatedLauncher
 
 HERE = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -62,7 +62,7 @@ finalists = 2
 processes = 4
 pairs = 10
 soak = 0
-[replay.effects]
+[simulation.effects]
 "xla_cpu_prefer_vector_width=512" = 0.97
 """
 
@@ -101,8 +101,7 @@ class InProcess:
     def _do(self, lane: str, text: str) -> None:
         run = self._run
         if lane not in self._runners:
-            assert run.spec.replay is not None
-            launcher = ReplayLauncher(run.spec.replay, seed=len(self._runners), platform="cpu")
+            launcher = SimulatedLauncher(run.spec, seed=len(self._runners))
             self._runners[lane] = Runner(run.spec, run.store, launcher, _Desk(self, lane))
         record = self._runners[lane].do(Assignment.model_validate(json.loads(text)["assignment"]))
         self.say(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)})

@@ -48,7 +48,7 @@ finalists = 2
 processes = 4
 pairs = 10
 soak = 0
-[replay.effects]
+[simulation.effects]
 "xla_cpu_prefer_vector_width=512" = 0.97
 """
 

@@ -46,6 +46,7 @@ from autotune.study import Compared, StudyRun, fixed, probe, run_study
 from autotune.workers.local import LocalLauncher
 from benchmarks.compiled_machine import CompiledMachine
 from harness.simulated import GivenSetup, given_run, runner_of
+from harness.simulated_machine import parse_simulated
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SPACE = {
@@ -176,13 +177,13 @@ def replayed(screen: Screener, target: Target, folder: Path, *, trials: int) -> 
     """One study of a GPU space twice: with the screen and without."""
     found = {}
     for name in ("without", "with"):
-        spec = parse_study(
+        spec = parse_simulated(
             {
                 "name": f"saves-{name}",
                 "workload": {"entry": GPU_WORKLOAD[0], "options": GPU_WORKLOAD[1]},
                 "device": {"platform": "cuda", "count": 8},
                 "screen": {"enabled": name == "with", "target": target.name, "topology": "8"},
-                "replay": {"noise": "quiet"},
+                "simulation": {"noise": "quiet"},
             }
         )
         found[name] = _study(spec, screen, target, folder / name, trials=trials)

@@ -1,7 +1,7 @@
 """Whole studies on simulated machines: the shipped stages, from the noise floor to the conclusion, none of them copied.
 
-What is simulated is what lies below the stages: workers that draw step times of known truth (`ReplayLauncher`), and a
-run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
+What is simulated is what lies below the stages: workers that draw step times of known truth (`SimulatedLauncher`), and
+a run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
 that a winner is minimised and, where the minimal set does not hold, the whole set gets its second chance.
 """
 
@@ -24,7 +24,6 @@ from autotune.model import (
     Outcome,
     StudySpec,
     TrialResult,
-    parse_study,
 )
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate
@@ -32,6 +31,7 @@ from autotune.study import StudyRun, run_study
 from benchmarks.costs import Cost, cost_of
 from benchmarks.machines import Case
 from harness.simulated import GivenSetup, given_run, silent
+from harness.simulated_machine import parse_simulated
 
 CANDIDATES = 12
 FINAL_STAGES = ("final", "full")
@@ -81,7 +81,7 @@ def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processe
         seed: Of the study and of the noise.
         processes: Pairs of processes that a proof may have at most; default: the shipped number.
     """
-    return parse_study(
+    return parse_simulated(
         {
             "name": "simulated",
             "seed": seed,
@@ -89,7 +89,7 @@ def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processe
             "device": {"platform": "cpu"},
             "search": {"trials": len(effects)},
             "confirm": ({} if case.soaks else {"soak": 0}) | ({} if processes is None else {"processes": processes}),
-            "replay": {
+            "simulation": {
                 "noise": asdict(case.model),
                 "effects": {f"xla_effect_{i}=1": math.exp(e) for i, e in enumerate(effects)},
                 "start_s": START_S,

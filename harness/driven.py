@@ -28,7 +28,7 @@ class Driven:
             all processes of the study, of this session and of others.
         arguments: More of the command line.
         env: In place of this process's environment.
-        program: What runs ``autotune``, in place of ``-m autotune``.
+        program: What runs ``autotune``; default: on the simulated machine that is described beside the study, if any.
         outlive: Processes that may outlive the driver, such as workers of its Dask cluster; not so what is below them.
     """
 
@@ -38,7 +38,7 @@ class Driven:
         arguments: Sequence[str] = (),
         *,
         env: Mapping[str, str] = os.environ,
-        program: Sequence[str] = ("-m", "autotune"),
+        program: Sequence[str] = ("-m", "harness.simulated_machine"),
         outlive: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.mark = str(folder)

@@ -23,9 +23,10 @@ from autotune.model import STOPPED
 from harness.driven import Driven
 from harness.places import Here, Place
 from harness.sandbox import Postgres
+from harness.simulated_machine import write_study
 from harness.tally import STAGES, stage_of, tally_in, tally_of
 
-REPLAYED = """
+SIMULATED = """
 name = "killed"
 [workload]
 entry = "llama"
@@ -46,7 +47,7 @@ finalists = 2
 pairs = 6
 soak = "30s"
 soak_steps = 20
-[replay]
+[simulation]
 delay_s = {delay_s}
 noise = "drift"
 effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_width=512" = 0.95 }}
@@ -107,7 +108,7 @@ class Killing:
         trials: Asked for.
         place: Where its lanes are.
         rng: Chooses when and whom.
-        delay_s: Of a replayed block.
+        delay_s: Of a simulated block.
         database: Holds the Optuna study.
 
     Attributes:
@@ -129,7 +130,7 @@ class Killing:
     def __post_init__(self) -> None:
         """Writes the study and starts its driver."""
         text = self.text.format(trials=self.trials, delay_s=self.delay_s)
-        (self.folder / "study.toml").write_text(text, encoding="utf-8")
+        write_study(self.folder / "study.toml", text)
         self.driver = self._start()
 
     def _start(self) -> Driven:

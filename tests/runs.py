@@ -11,7 +11,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialConfig, TrialResult
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
@@ -22,6 +22,7 @@ from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import parse_simulated
 
 
 class Diary:
@@ -88,7 +89,7 @@ def asking(spec: StudySpec, trials: int) -> StudySpec:
 def replay_study(**replay: Any) -> StudySpec:
     """A study of `SPACE` on a formula; the rest of the study under the key `study`."""
     more = replay.pop("study", {})
-    return parse_study({"name": "replayed", "workload": {"entry": "llama"}, "replay": replay, **more})
+    return parse_simulated({"name": "replayed", "workload": {"entry": "llama"}, "simulation": replay, **more})
 
 
 @pytest.fixture(autouse=True, scope="session")

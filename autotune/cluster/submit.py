@@ -103,7 +103,7 @@ def _directive(option: str) -> str:
 
 def _dask_steps(spec: StudySpec, request: JobRequest, program: Program) -> dict[str, list[str]]:
     """What starts scheduler, driver, and a worker on each node of the job, called after its node."""
-    with_gpus = spec.replay is None and spec.device.platform == "cuda"
+    with_gpus = spec.device.platform == "cuda"
     shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
     once = ["srun", "--nodes=1", "--ntasks=1", *shared] if request.container_image is not None else []
     scheduler = request.inside(program.dask_command("scheduler", "--port", "0"), with_gpus=False)

@@ -45,7 +45,6 @@ from autotune.model.records import (
 from autotune.model.secrets import (
     STRUCK, refuse_struck, strike_command, strike_text, struck_names,
 )  # fmt: skip
-from autotune.model.replay import ReplaySpec
 from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import WITH_SECRETS, ReadSpec
 from autotune.model.spec import STUDY_NAME, Effort, StudySpec, load_study, parse_study

@@ -25,7 +25,6 @@ from autotune.model.measurement import Settings
 from autotune.model.names import OPTION
 from autotune.model.network import NetworkSpec
 from autotune.model.options import PROCESS_COUNT, option_sets, options_in
-from autotune.model.replay import ReplaySpec
 from autotune.model.rules import broken_rule, check_rules, combinations
 from autotune.model.search_sections import SearchSpec
 from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
@@ -60,7 +59,6 @@ class StudySpec(Section):
         confirm: How finalists prove themselves.
         limits: What a candidate must keep, whatever its speed.
         pgle: Whether the winner is compiled again with what its instructions took.
-        replay: A formula instead of a machine: for tests, and to try a search.
     """
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
@@ -76,7 +74,6 @@ class StudySpec(Section):
     confirm: ConfirmSpec = ConfirmSpec()
     limits: LimitsSpec = LimitsSpec()
     pgle: PgleSpec = PgleSpec()
-    replay: ReplaySpec | None = None
 
     @field_validator("name")
     @classmethod
@@ -135,7 +132,7 @@ class StudySpec(Section):
                 )
             for values in combinations(Expression(text).names, domains):
                 self.work_under(FlagSet(option_sets(values)))
-        elif self.workload.command is not None and self.search.options and self.replay is None:
+        elif self.workload.command is not None and self.search.options:
             raise ValueError(
                 "where the options of a `command` are searched, what a step does must be told: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
@@ -240,8 +237,6 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
-        if data["replay"] is not None:
-            data["replay"].pop("delay_s")
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:

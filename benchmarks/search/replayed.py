@@ -28,7 +28,7 @@ from autotune.compiler.targets import Target, load_target, parse_topology
 from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.machine.environment import default_cache_dir
-from autotune.model import FlagSet, Stopwatch, parse_study
+from autotune.model import FlagSet, Stopwatch
 from autotune.model.trial import TrialResult
 from autotune.settings import for_build, load_catalog, load_recipes
 from autotune.study import run_study
@@ -36,6 +36,7 @@ from benchmarks.compiled_machine import CompiledMachine
 from benchmarks.search.catalogue import _space, known_settings
 from benchmarks.search.runs import made_with, write_row
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import parse_simulated
 
 PATH = Path(__file__).parents[1] / "results" / "search" / "replayed.jsonl"
 ENTRY, OPTIONS, PROGRAM = "llama-tiny", {"mesh": {"fsdp": 8}}, 1
@@ -51,14 +52,14 @@ NEAR = 0.002
 
 def study(search: str, seed: int, trials: int, screen: Screener, target: Target, folder: Path) -> dict[str, Any]:
     """One study, with the truth of each of its sets."""
-    spec = parse_study(
+    spec = parse_simulated(
         {
             "name": f"replayed-{search}-{seed}",
             "seed": seed,
             "workload": {"entry": ENTRY, "options": OPTIONS},
             "device": {"platform": "cuda", "count": 8},
             "search": {"sampler": SEARCHES[search], "trials": trials},
-            "replay": {"noise": "quiet"},
+            "simulation": {"noise": "quiet"},
         }
     )
     launcher = CompiledMachine(spec, screen, target)

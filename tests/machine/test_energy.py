@@ -18,9 +18,9 @@ from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study.runner import Runner
 from autotune.study.stages import run_study
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Diary, asking, replay_study
 
 pynvml = load_nvml()
@@ -212,12 +212,12 @@ def test_blocks_shorter_than_the_counter_can_tell_give_no_figure() -> None:
     assert slow.use_of([pair(0, reference_j=40.0, candidate_j=10.0)]) is None
 
 
-class Metered(ReplayLauncher):
+class Metered(SimulatedLauncher):
     """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
 
     joules = 0.0
 
-    def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
+    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
         worker = super().start(settings, folder, **more)
         power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
         run_block: Callable[[int], tuple[float, ...]] = worker.run_block
@@ -234,8 +234,7 @@ class Metered(ReplayLauncher):
 def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     """A finished replayed study whose workers draw power."""
     spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
-    assert spec.replay is not None
-    launcher = Metered(spec.replay, seed=0, platform="cpu")
+    launcher = Metered(spec)
 
     def metered(runner: Runner) -> None:
         runner.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.stats.noise_models import EVEN_MODELS, UNEVEN_MODELS
+from harness.noise import EVEN_MODELS, UNEVEN_MODELS
 
 ROOT = Path(__file__).parents[2]
 CLASSIC = list(EVEN_MODELS)[:9]

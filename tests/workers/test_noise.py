@@ -1,4 +1,4 @@
-"""Each term of a noise model, measured from replayed workers: in turns, and where a process is alone."""
+"""Each term of a noise model, measured from simulated workers: in turns, and where a process is alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import pytest
 from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair
-from autotune.model.replay import ReplaySpec
 from autotune.stats.estimates import Decision, estimate_pairs, judge
-from autotune.stats.noise_models import NoiseModel
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.study.turns import measure_pairs
 from autotune.workers.base import Worker
-from autotune.workers.replay import ReplayLauncher
+from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
+from harness.simulated_machine import SimulatedLauncher
+from tests.runs import replay_study
 
 REFERENCE, CANDIDATE = FlagSet(), FlagSet({"xla_effect": 1})
 STEPS = 3
@@ -31,14 +30,14 @@ class Place:
     """A launcher on a machine whose only noise is what a test asks for; every start is in a folder of its own."""
 
     def __init__(self, effect: float = 1.0, **noise: float) -> None:
-        replay = ReplaySpec(step_s=1.0, effects={"xla_effect=1": effect}, noise={"white_sd": 0.0} | noise)
-        self.launcher = ReplayLauncher(replay, seed=1, platform="cpu")
+        spec = replay_study(step_s=1.0, effects={"xla_effect=1": effect}, noise={"white_sd": 0.0} | noise)
+        self.launcher = SimulatedLauncher(spec, seed=1)
         self.starts = 0
 
     @contextlib.contextmanager
     def start(self, settings: FlagSet) -> Iterator[Worker]:
         self.starts += 1
-        folder = Path(f"/replayed/{self.starts}")
+        folder = Path(f"/simulated/{self.starts}")
         self.launcher.log = lambda settings, folder: folder  # type: ignore[method-assign]  # nothing is written
         with contextlib.closing(self.launcher.start(settings, folder, progress=lambda phase: None)) as worker:
             yield worker
@@ -197,7 +196,7 @@ def test_two_that_are_started_at_once_draw_the_same_whichever_comes_first() -> N
     for order in ((REFERENCE, CANDIDATE), (CANDIDATE, REFERENCE)):
         launcher = Place(fault_share=0.5, fault_cost=0.1, **noise).launcher
         launcher.log = lambda settings, folder: folder  # type: ignore[method-assign]
-        workers = {s: launcher.start(s, Path(f"/replayed/{len(s)}"), progress=lambda phase: None) for s in order}
+        workers = {s: launcher.start(s, Path(f"/simulated/{len(s)}"), progress=lambda phase: None) for s in order}
         found.append([workers[s].run_block(STEPS) for s in (REFERENCE, CANDIDATE, REFERENCE)])
     assert found[0] == found[1]
 
