@@ -99,7 +99,7 @@ def _promise_of(case: Case, effects: Sequence[float], seed: int) -> Promise | No
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        return promise_of(run.spec, run.store.of(FloorResult)[0])  # a replayed study does not work it out
+        return promise_of(run.spec, run.store.of(FloorResult)[0])  # a study in memory does not work it out
 
 
 def what_it_takes(promise: Promise | None) -> tuple[int, float] | None:

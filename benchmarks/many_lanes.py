@@ -1,6 +1,6 @@
 """Processor time of the driver for each trial, with 1, 8 and 64 lanes: does it grow with the number of trials?
 
-`python -m benchmarks.many_lanes` runs replayed studies of 1,000 trials and writes `benchmarks/results/many_lanes.json`
+`python -m benchmarks.many_lanes` runs simulated studies of 1,000 trials and writes `benchmarks/results/many_lanes.json`
 and `.svg`. Their lanes are in the driver's own process: what they do is not counted, what they say is carried as text
 and read by the driver as it would be from a lane that is a process. That 64 lanes that are processes work is shown by
 one study with them (`--processes 64`), of fewer trials, whose driver's whole processor time is told beside.

@@ -1,7 +1,7 @@
-"""The driver's own processor time for a replayed study of 1,000 trials, against another commit's, in turns in one run.
+"""The driver's own processor time for a simulated study of 1,000 trials, against another commit's, in turns in one run.
 
 `python -m benchmarks.rereading --against FOLDER` (a checkout of that commit: `git worktree add FOLDER 2b61fbc`) runs
-the same study with both and writes `benchmarks/results/rereading.json`. A replayed study measures nothing: what is
+the same study with both and writes `benchmarks/results/rereading.json`. A simulated study measures nothing: what is
 left is proposing, deciding, drawing from the formula, and writing and reading records.
 """
 

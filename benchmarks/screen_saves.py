@@ -64,7 +64,7 @@ GPU_SPACE = {
     "xla_gpu_experimental_parallel_collective_overlap_limit": ["2"],
 }
 RUNTIME = {"NCCL_PROTO": ["LL128"]}
-"""Searched beside `GPU_SPACE` in the replayed study: what is read at run time must stay in the space."""
+"""Searched beside `GPU_SPACE` in the simulated study: what is read at run time must stay in the space."""
 
 CPU_WORKLOAD: tuple[str, dict[str, Any]] = ("workloads.example:build", {"width": 256, "rows": 512})
 GPU_WORKLOAD: tuple[str, dict[str, Any]] = ("llama-tiny", {"mesh": {"fsdp": 8}})
@@ -222,7 +222,7 @@ def main() -> None:
     """Runs the parts that are asked for, and keeps the others as they stand in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["all points", "measured", "replayed"])
-    parser.add_argument("--trials", type=int, default=24, help="of the replayed study")
+    parser.add_argument("--trials", type=int, default=24, help="of the simulated study")
     args = parser.parse_args()
     versions = compiler_versions()
     path = RESULTS / f"screen_saves_{versions['jaxlib']}.json"

@@ -1,4 +1,4 @@
-"""What several tests of the driver need: replayed studies without a file, and a view that remembers."""
+"""What several tests of the driver need: simulated studies without a file, and a view that remembers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary]]
 
 @pytest.fixture
 def run_replay(tmp_path: Path) -> Run:
-    """Runs a replayed study to its end, or goes on with it: `run_replay(spec, trials=..., folder=...)`."""
+    """Runs a simulated study to its end, or goes on with it: `run_replay(spec, trials=..., folder=...)`."""
 
     def run(
         spec: StudySpec,
@@ -164,7 +164,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
 
 
 def record(path: Path, spec: StudySpec, *, trials: int, space: SearchSpace = SPACE) -> Store:
-    """Runs a replayed study to its end; for runs that several tests only read."""
+    """Runs a simulated study to its end; for runs that several tests only read."""
     run = given_run(asking(spec, trials), path, GivenSetup(given_space=space), Diary())
     run_study(run)
     return run.store

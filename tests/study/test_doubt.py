@@ -33,7 +33,7 @@ def whole() -> SearchSpace:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a replayed study on a GPU on which the screen's dead settings may do what `replay` says."""
+    """Runs a simulated study on a GPU on which the screen's dead settings may do what `simulation` says."""
 
     def go(trials: int, platform: str = "cuda", **replay: Any) -> tuple[Store, Diary]:
         spec = parse_simulated(

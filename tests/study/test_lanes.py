@@ -104,7 +104,7 @@ class Scripted:
 def study(
     tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
 ) -> tuple[StudyRun, Diary]:
-    """A replayed study on scripted lanes, ready to run."""
+    """A simulated study on scripted lanes, ready to run."""
     replayed = replay_study(
         effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}}
     )

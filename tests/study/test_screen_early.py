@@ -80,7 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def go(spec: StudySpec, rules: Told, *, waits: bool = False) -> Any:
         opened = contextlib.nullcontext((spec, screen(rules)))
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: opened)
-        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a simulated study is not, by itself
         cluster = (load_target("h100-sxm"), parse_topology("1x8"))
         monkeypatch.setattr(need, "cluster_to_run", lambda spec: cluster)
         diary, launcher = Diary(), Waiting(spec, rules.enough if waits else None)

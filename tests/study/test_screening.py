@@ -66,7 +66,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Counting]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a replayed study whose screen compiles by rules."""
+    """Runs a simulated study whose screen compiles by rules."""
 
     def go(
         spec: StudySpec,
@@ -80,7 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             yield spec, screen(rules)
 
         monkeypatch.setattr(stage, "open_screener", opened)
-        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a simulated study is not, by itself
         diary, launcher = Diary(), Counting(spec)
         setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
         study = given_run(asking(spec, trials), tmp_path / "run", setup, diary)
