@@ -118,7 +118,7 @@ def given_run(
         runner.bench.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
         runner.bench.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
-            run._resources.enter_context(mock.patch.object(lanes, "promise_of", lambda spec, floor: None))
+            run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))
         equip(runner)
         return Here(runner)
 

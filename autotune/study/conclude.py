@@ -98,8 +98,8 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
         if not worth:
             return Outcome.INCONCLUSIVE, (
                 f"inconclusive: nothing is proven on this machine, and what the budget left no time to prove does not "
-                f"look promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with "
-                "a larger one the same command goes on from here"
+                f"look promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); "
+                "with a larger one the same command goes on from here"
             )
         more = f" and {len(worth) - 1} more" if len(worth) > 1 else ""
         return Outcome.INCONCLUSIVE, (

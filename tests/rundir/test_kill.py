@@ -1,4 +1,4 @@
-"""What a study is made of is killed or stopped at random moments; `benchmarks/kill_tally.py` does it at length."""
+"""What a study is made of is killed or stopped at random moments."""
 
 from __future__ import annotations
 
