@@ -77,9 +77,9 @@ purpose (at least 95 %). What should be at least 95 % counts as missed below 94 
 in total, and the smallest speed-up found 9 times in 10. Then process pairs of the proofs by true speed-up, and their
 cost over all. Then what is reported of winners: how often by speed-up, how many of these intervals hold the true ratio
 in total, bias (mean log of reported over true ratio), coverage of the true ratio in total and of that of typical steps
-in typical processes, which is what is reported (goal: 95 %); the two differ where some of a set's own processes or steps are slow. Last:
-studies that name a wrong one, bias of the search's own figure, share of named sets without the setting that does
-nothing, share of studies with a second chance for the whole set.""",
+in typical processes, which is what is reported (goal: 95 %); the two differ where some of a set's own processes or
+steps are slow. Last: studies that name a wrong one, bias of the search's own figure, share of named sets without the
+setting that does nothing, share of studies with a second chance for the whole set.""",
         (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
          ("winners", "held", "coverage", "typical_coverage"), ("bias",),
          ("named_wrong", "search_bias", "minimal", "second_chances", "search_pairs", "ablation_pairs")),

@@ -94,7 +94,7 @@ class Victim(NamedTuple):
 
 
 ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1))
-LANES = (*ALONE, Victim("lane", 4), Victim("dask worker", 3), Victim("frozen lane", 2))
+LANES = (*ALONE, Victim("lane", 4), Victim("frozen lane", 2))
 MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
 
 
@@ -233,7 +233,6 @@ class Killing:
             "SIGTERM": lambda: self._end_driver(signal.SIGTERM),
             "SIGUSR1": lambda: self._end_driver(signal.SIGUSR1),
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
-            "dask worker": self._kill_member,
             "frozen lane": self._freeze_lane,
             "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
             "database": self._kill_database,
@@ -283,14 +282,6 @@ class Killing:
         self._note(what)
         with contextlib.suppress(psutil.NoSuchProcess):
             self.rng.choice(living).kill()
-        return True
-
-    def _kill_member(self) -> bool:
-        at = len(self.strikes)
-        self._note("dask worker")
-        if not self.place.kill_member(self.rng):
-            del self.strikes[at:]
-            return False
         return True
 
     def _freeze_lane(self) -> bool:

@@ -171,7 +171,7 @@ class SimulatedLauncher:
                 message = f"simulated failure of {entry}"
                 raise WorkerFailed(Failure(kind=kind, message=message, phase="compile", log=str(log)))
             losses = tuple(x * 1.5 for x in LOSSES)
-        step_s = simulation.step_s * _factor(simulation.effects, entries)
+        step_s = _factor(simulation.effects, entries, start=simulation.step_s)
         seen = sorted(e for e in entries if e not in simulation.inert)
         if profiled and simulation.profile_effect is not None:
             step_s *= simulation.profile_effect
@@ -238,8 +238,8 @@ class SimulatedLauncher:
         )
 
 
-def _factor(effects: Mapping[str, float], entries: Sequence[str]) -> float:
-    return math.prod(effects.get(e, 1.0) for e in entries)
+def _factor(effects: Mapping[str, float], entries: Sequence[str], *, start: float = 1.0) -> float:
+    return math.prod((effects.get(e, 1.0) for e in entries), start=start)
 
 
 def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
