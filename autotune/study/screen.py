@@ -79,7 +79,7 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     if spec.workload.entry is None:
         return False, "not screened: a screen compiles an `entry`, this study runs a command" if asked is True else ""
     if asked == "auto":
-        if spec.device.platform != "cuda" or spec.replay is not None:
+        if spec.device.platform != "cuda":
             return False, ""
         if problem := compiler_problem(compiler_versions()):
             return False, f"not screened: {problem}"

@@ -21,6 +21,7 @@ from autotune.cli.shapes import SHAPES
 from autotune.model import Effort, load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
+from harness.simulated_machine import write_study
 from tests import atlas_tables
 from tests.compiler.rules import COMBINE, Rules, screen
 from tests.runs import make_winner
@@ -39,7 +40,7 @@ pairs_cap = 8
 [confirm]
 processes = 3
 finalists = 1
-[replay]
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
@@ -112,7 +113,7 @@ def test_every_command_with_json_has_a_shape_and_a_call_here() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, a run that cannot be read, a library and an exported file."""
     folder = tmp_path_factory.mktemp("shapes")
-    (folder / "shapes.toml").write_text(STUDY, encoding="utf-8")
+    write_study(folder / "shapes.toml", STUDY)
     (folder / "train.log").write_text("".join(f"step {i}: {9 + i % 2} ms loss=0.5\n" for i in range(20)))
     study, runs = str(folder / "shapes.toml"), folder / "runs"
     assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0

@@ -17,8 +17,8 @@ from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.parameters import SearchSpace
 from autotune.study.recheck import recheck_winner
-from autotune.workers.replay import ReplayLauncher
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher
 from tests.runs import EFFECTS, Diary, make_winner, replay_study
 
 
@@ -99,8 +99,7 @@ def test_a_strange_file_in_the_library_is_named(tmp_path: Path) -> None:
 
 
 def again(spec: StudySpec, folder: Path, winner: Winner) -> tuple[ConclusionRecord, Store]:
-    assert spec.replay is not None
-    launcher = ReplayLauncher(spec.replay, seed=spec.seed + 1, platform="cpu")
+    launcher = SimulatedLauncher(spec, seed=spec.seed + 1)
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(spec, folder, setup, Diary())
     return recheck_winner(run, winner), run.store
