@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.model import StudySpec, parse_study
-from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
-from autotune.stats.intervals import Floats, hodges_lehmann
+from autotune.stats import Estimate, SequentialPlan, confirm, estimate_aba
+from autotune.stats.estimates import Floats, hodges_lehmann
 from autotune.stats.noise_models import NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.study import sequential
@@ -106,8 +106,7 @@ def _at_stop(ratios: list[float]) -> Estimate:
     """What a trial with these log ratios reports when its rule stops it."""
     rule = sequential(PLAN, sesoi=DEFAULTS.measure.smallest_effect, incumbent=None)
     for count in range(1, len(ratios) + 1):
-        decision = rule.stop(ratios[:count])
-        if decision is not None and decision.stop:
+        if rule.stop(ratios[:count]) is not None:
             return rule.estimate(ratios[:count])
     raise AssertionError("the last look always stops")
 
@@ -128,8 +127,7 @@ def _sandwich_coverage(case: Case, rng: np.random.Generator, samples: int, count
     runs = np.asarray(sequences)  # [count, 3, samples]
     held = []
     for rows in np.moveaxis(runs, -1, 0):
-        sandwiches = [Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in rows]
-        held.append(covers(estimate_sandwiches(sandwiches), TRUE_LOG_RATIO))
+        held.append(covers(estimate_aba(rows.tolist()), TRUE_LOG_RATIO))
     return float(np.mean(held))
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.stats.estimates import DEFAULT_SESOI
-from autotune.stats.intervals import hodges_lehmann, student_quantile
+from autotune.stats.estimates import DEFAULT_SESOI, hodges_lehmann, student_quantile
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from benchmarks.coverage import BLOCK_STEPS, FINALISTS, PLAN, process_centres, without_process_effects
 from benchmarks.machines import Case

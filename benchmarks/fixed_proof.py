@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_SESOI
-from autotune.stats.intervals import Floats, student_quantile
+from autotune.stats.estimates import DEFAULT_SESOI, Floats, student_quantile
 from autotune.stats.noise_models import NoiseModel
 from benchmarks.costs import Cost
 from benchmarks.coverage import CONFIRM_PAIRS, FINALISTS, PROCESSES, process_centres

@@ -31,8 +31,8 @@ from autotune.cli.live import LineView
 from autotune.cluster import JOINED, Message, Told
 from autotune.cluster.engine import Engine
 from autotune.model import Pair, Stopwatch, TrialResult
-from autotune.study import Runner, StudyRun, choose_engine, new_run, parse_groups, run_study, study_with
-from autotune.study.units import Assignment
+from autotune.study import StudyRun, TaskRunner, choose_engine, new_run, parse_groups, run_study, study_with
+from autotune.study.tasks import Assignment
 from autotune.workers import ReplayLauncher
 
 HERE = Path(__file__).resolve().parent.parent
@@ -82,7 +82,7 @@ class InProcess:
         joined = json.dumps({"type": JOINED, "host": socket.gethostname(), "devices": 1})
         self._said = deque((f"lane-{i}", joined) for i in range(count))
         self._units: deque[tuple[str, str]] = deque()
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, TaskRunner] = {}
 
     def begin(self, lane: str, message: Message) -> None:
         """Takes a unit."""
@@ -103,7 +103,7 @@ class InProcess:
         if lane not in self._runners:
             assert run.spec.replay is not None
             launcher = ReplayLauncher(run.spec.replay, seed=len(self._runners), platform="cpu")
-            self._runners[lane] = Runner(run.spec, run.store, launcher, _Desk(self, lane))
+            self._runners[lane] = TaskRunner(run.spec, run.store, launcher, _Desk(self, lane))
         record = self._runners[lane].do(Assignment.model_validate(json.loads(text)["assignment"]))
         self.say(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)})
 

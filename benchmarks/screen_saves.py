@@ -42,7 +42,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.study import Compared, StudyRun, fixed, probe, run_study
+from autotune.study import ComparisonRequest, StudyRun, fixed, probe, run_study
 from autotune.workers.local import LocalLauncher
 from benchmarks.compiled_machine import CompiledMachine
 from harness.simulated import GivenSetup, given_run, runner_of
@@ -152,8 +152,10 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
 def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
     """One point: its real program, its ratio, and what the screen says."""
     folder = session.store.folder("trials", f"{number:04d}")
-    rule = fixed(PAIRS, sesoi=0.005)
-    measured: Compared[None] = runner_of(session).comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
+    request: ComparisonRequest[None] = ComparisonRequest(
+        candidate=settings, folder=folder, name=f"point-{number}", rule=fixed(PAIRS)
+    )
+    measured = runner_of(session).comparer.compare(request)
     assert measured.comparison is not None
     found = measured.comparison.estimate
     # Lost: the search would never have come to this program, for the setting that makes it was called dead.

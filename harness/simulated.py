@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.model import FlagSet, Pair, Stamped, Stopwatch, StudySpec, View, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun
+from autotune.study import NO_LESSONS, Lessons, LocalExecutor, StudyRun, TaskRunner
 from autotune.workers import Launcher, ReplayLauncher
 
 
@@ -93,9 +93,9 @@ class MemoryStore(Store):
         """Writes nothing."""
 
 
-def runner_of(run: StudyRun) -> Runner:
+def runner_of(run: StudyRun) -> TaskRunner:
     """What does the work of a study whose only lane is this process."""
-    assert isinstance(run.lanes.engine, Here)
+    assert isinstance(run.lanes.engine, LocalExecutor)
     return run.lanes.engine.runner
 
 
@@ -106,15 +106,15 @@ def given_run(
     view: View,
     *,
     storage: str | None = None,
-    equip: Callable[[Runner], None] = lambda runner: None,
+    equip: Callable[[TaskRunner], None] = lambda runner: None,
 ) -> StudyRun:
     """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
     create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
 
-    def here(run: StudyRun) -> Here:
-        runner = Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+    def here(run: StudyRun) -> LocalExecutor:
+        runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
         equip(runner)
-        return Here(runner)
+        return LocalExecutor(runner)
 
     return StudyRun(
         spec=spec,

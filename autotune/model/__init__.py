@@ -54,7 +54,7 @@ from autotune.model.totals import describe_stalls, figures_of, format_growth, ju
 from autotune.model.trial import (
     REFERENCE_NUMBER, Failed, Measured, TrialConfig, TrialOutcome, TrialResult, TrialStatus, Twin,
 )  # fmt: skip
-from autotune.model.turn_sizes import EVERY_STEP, TurnCosts, TurnSizes
+from autotune.model.turn_sizes import TurnCosts, TurnSizes
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_detectable, format_interval, format_joules,
     format_ratio, format_seconds, format_share, parse_duration,

@@ -101,8 +101,7 @@ class FloorResult(Stamped):
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
         rounding: Likewise to the reference in another rounding; None where that did not run.
-        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
-            runs have none.
+        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to.
         promise: What the study's proofs can find here; of its first noise floor, where times are known and real.
         kernels: What XLA's autotuner chose in its processes; None where fewer than two told.
     """
@@ -114,7 +113,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread | None = None
+    loss_spread: LossSpread
     promise: Promise | None = None
     kernels: KernelSpread | None = None
     directory: str

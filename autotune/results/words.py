@@ -129,8 +129,7 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
         f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
-    if floor.process_sd is not None:
-        lines[1] += f" ({_spreads(floor)})"
+    lines[1] += f" ({_spreads(floor)})"
     if result.comparison.mode != TURNS:
         lines.append(
             "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
@@ -147,13 +146,8 @@ def describe_floor(result: FloorResult) -> list[str]:
         lines.append(describe_promise(result.promise))
     if result.kernels is not None:
         lines.append(describe_kernels(result.kernels))
-    if floor.process_sd is not None and not floor.is_honest:
+    if not floor.is_honest:
         lines.append(_DIFFERENT)
-    elif not floor.is_honest:
-        lines.append(
-            "two equal processes differ here by more than their own interval says: a trial alone can't be believed on "
-            "this machine now; the proof in fresh processes can"
-        )
     return lines
 
 
@@ -165,7 +159,7 @@ _DIFFERENT = (
 
 def _spreads(floor: NoiseFloor) -> str:
     """What a process and a pair of blocks spread by, as standard deviations."""
-    of_process, of_pair = (f"{(sd or 0.0) * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
+    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
     if not floor.within_sd:
         return f"standard deviation of a fresh run {of_process}"
     return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
@@ -276,8 +270,7 @@ def warning_lines(store: Store) -> list[str]:
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
             )
         if not floor.floor.is_honest:
-            of_old = "two equal processes differ here by more than their interval says: believe proofs only"
-            found.append(of_old if floor.floor.process_sd is None else _DIFFERENT)
+            found.append(_DIFFERENT)
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")

@@ -1,9 +1,12 @@
-"""The noise of a machine, from the reference measured against itself: what can be resolved here, and how honestly.
+"""Noise floor of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
 
 Two things make equal processes look different. Within a pair of processes every pair of blocks has noise, which more
 pairs average out. Between processes each has a constant deviation of its own (how its memory lies, which cores it got),
 which only more processes average out. So the reference is started several times beside one living process of itself:
 with that one's deviation as the zero, the centres of the others are so many more draws of the same spread.
+
+References:
+    Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
 """
 
 from __future__ import annotations
@@ -11,14 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from autotune.stats.estimates import DEFAULT_LEVEL, DEFAULT_SESOI, Estimate, SequentialPlan, finite, widen
-from autotune.stats.intervals import Floats, hodges_lehmann, student_quantile
-
-_NORMAL = NormalDist()
+from autotune.stats.estimates import (
+    DEFAULT_LEVEL,
+    DEFAULT_SESOI,
+    NORMAL,
+    Estimate,
+    Floats,
+    SequentialPlan,
+    finite,
+    hodges_lehmann,
+    student_quantile,
+    widen,
+)
 
 CAUTION = 0.9
 """Confidence of the upper limit from which it is announced what can be proven. Spreads from few processes are often
@@ -27,7 +37,7 @@ too small; with this limit the announced power of 90 % is held on average (tests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """What the reference measured against itself says about this machine.
+    """Noise of this machine, from A/A runs of the reference.
 
     Attributes:
         estimate: A/A ratio; its interval holds what one pair of equal processes may differ by.
@@ -35,25 +45,25 @@ class NoiseFloor:
             memory. False: only the spread between processes, which a trial's interval has in it, makes it honest.
         pair_sd: Robust standard deviation of one pair's log ratio.
         detectable: Smallest true speed-up that one trial shows 9 times in 10 at the cap of pairs.
-        process_sd: Standard deviation of the constant deviation of one process, in log; None in older runs.
+        process_sd: Standard deviation of the constant deviation of one process, in log.
         within_sd: Standard deviation of one pair's log ratio about the centre of its two processes, as far as it
             matters to that centre (a few outliers do not); 0 where a whole run is one figure.
         degrees: Degrees of freedom of `process_sd`.
-        spread: By how much the log ratio of one pair of equal processes may be off (95 %); 0 in older runs.
+        spread: By how much the log ratio of one pair of equal processes may be off (95 %).
         start_s: Seconds until a process is ready; 0 where that is not known.
         pair_s: Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known.
     """
 
-    __pydantic_config__ = {"extra": "ignore", "ser_json_inf_nan": "strings"}  # noqa: RUF012  # records of earlier versions hold more figures
+    __pydantic_config__ = {"ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
     is_honest: bool
     pair_sd: float
     detectable: float
-    process_sd: float | None = None
-    within_sd: float | None = None
-    degrees: int = 0
-    spread: float = 0.0
+    process_sd: float
+    within_sd: float
+    degrees: int
+    spread: float
     start_s: float = 0.0
     pair_s: float = 0.0
 
@@ -63,7 +73,7 @@ class NoiseFloor:
         Raises:
             ValueError: If there is one.
         """
-        figures = (self.pair_sd, self.detectable, self.process_sd or 0.0, self.within_sd or 0.0, self.spread)
+        figures = (self.pair_sd, self.detectable, self.process_sd, self.within_sd, self.spread)
         if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s, self.degrees)):
             raise ValueError(
                 f"a noise floor must be 0 or more but got {self.pair_sd:g} and {self.detectable:g} (processes: "
@@ -71,21 +81,12 @@ class NoiseFloor:
                 f"and {self.pair_s:g} s)"
             )
 
-    def cautious_process_sd(self, level: float = CAUTION) -> float:
-        """Upper confidence limit of `process_sd`: few processes often agree by luck.
-
-        Args:
-            level: Of the one-sided limit.
-
-        Raises:
-            ValueError: If the spread between processes was not measured (older runs).
-        """
+    def cautious_process_sd(self) -> float:
+        """Upper confidence limit of `process_sd`: few processes often agree by luck."""
         from scipy.special import chdtri  # 0.2 s to import, so not before it is needed
 
-        if self.process_sd is None or not self.degrees:
-            raise ValueError("a cautious spread needs one that was measured, but this noise floor is of an older run")
-        noise = _noise_of_centres(self.within_sd or 0.0, self.estimate.pair_count, self.degrees)
-        most = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, level))
+        noise = _noise_of_centres(self.within_sd, self.estimate.pair_count, self.degrees)
+        most = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, CAUTION))
         return math.sqrt(max(0.0, most - noise))
 
 
@@ -101,7 +102,7 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
         degrees: Its degrees of freedom.
         noise: What pairs of blocks have added to it.
     """
-    student, normal = student_quantile(1.0 - DEFAULT_LEVEL, degrees), _NORMAL.inv_cdf(0.95)
+    student, normal = student_quantile(1.0 - DEFAULT_LEVEL, degrees), NORMAL.inv_cdf(0.95)
     return math.sqrt(2.0 * max(0.0, student**2 * variance - normal**2 * noise))
 
 
@@ -118,10 +119,6 @@ def read_noise_floor(
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
-        plan: The plan trials will follow.
-        sesoi: Smallest effect of interest.
-        start_s: Seconds until a process is ready.
-        pair_s: Seconds of one pair of blocks.
         least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages seconds.
 
     Raises:
@@ -139,7 +136,7 @@ def read_noise_floor(
     process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
     capped_sd = within_sd / math.sqrt(plan.cap)
     everything, ratio = np.concatenate(groups), math.exp(float(np.mean(centres)))
-    half = _NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0) * within_sd / math.sqrt(count)
+    half = NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0) * within_sd / math.sqrt(count)
     estimate = Estimate(
         ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=DEFAULT_LEVEL, pair_count=count
     )
@@ -149,7 +146,7 @@ def read_noise_floor(
         pair_sd=float(np.median(np.abs(everything - np.median(everything)))) * 1.4826,
         detectable=sesoi
         + math.hypot(plan.critical_value * capped_sd, spread)
-        + _NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
+        + NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
         process_sd=process_sd,
         within_sd=within_sd,
         degrees=degrees,
@@ -164,7 +161,7 @@ def _within_sd(residuals: Sequence[Floats]) -> float:
     values = np.concatenate(residuals)
     _, low, high = hodges_lehmann(values, level=DEFAULT_LEVEL)
     # The interval has the data's own tails in it; twice 1.96 sigma turns it into one. Each centre took one degree.
-    sigma = float(high - low) / (2.0 * _NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0)) * math.sqrt(len(values))
+    sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0)) * math.sqrt(len(values))
     return sigma * math.sqrt(len(values) / (len(values) - len(residuals)))
 
 
@@ -188,4 +185,67 @@ def _has_memory(residuals: Sequence[Floats]) -> bool:
     first, second = np.concatenate([r[:-1] for r in each]), np.concatenate([r[1:] for r in each])
     first, second = first - first.mean(), second - second.mean()
     correlation = float((first @ second) / math.sqrt((first @ first) * (second @ second)))
-    return correlation >= _NORMAL.inv_cdf(0.99) / math.sqrt(len(first))
+    return correlation >= NORMAL.inv_cdf(0.99) / math.sqrt(len(first))
+
+
+LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
+"""Fewest and most pairs of blocks in a process, and how many where it is not known what is best."""
+
+STARTS = 1.5
+"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
+
+MEASURED_S = 4.0
+"""Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
+machine what others do comes and goes within seconds, and pairs of blocks that see one moment of it tell neither their
+noise nor that of processes. Where processes do differ, this costs at most half of what starting them does."""
+
+LONG_PAIR_S, LEAST_LONG = 4.0, 2
+"""From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
+
+
+def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST) -> int:
+    """The number of pairs of blocks in each pair of processes with which a proof takes least time.
+
+    A pair of processes with `n` pairs of blocks has the variance 2 p^2 + w^2 / n (p: spread between processes, w: of
+    one pair of blocks) and costs `start + n * pair` seconds. The product of both, which is the time at equal precision,
+    is least at n = w / (sqrt(2) p) * sqrt(start / pair).
+
+    Args:
+        within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of processes.
+        process_sd: Standard deviation of the deviation of one process, in log.
+        start_s: Seconds to start a pair of processes.
+        pair_s: Seconds of one pair of blocks, above 0.
+
+    Raises:
+        ValueError: If a figure is negative or not finite, or `pair_s` is 0.
+    """
+    figures = (within_sd, process_sd, start_s, pair_s)
+    if not all(0.0 <= x < math.inf for x in figures) or pair_s == 0.0:
+        raise ValueError(f"spreads and times must be finite and 0 or more, a pair's time above 0, but got {figures}")
+    if process_sd == 0.0:  # no process is like another by so much that more of them would help
+        return MOST if within_sd and start_s else least
+    best = within_sd / (math.sqrt(2.0) * process_sd) * math.sqrt(start_s / pair_s)
+    return min(MOST, max(least, round(best)))
+
+
+def proof_size(floor: NoiseFloor, *, starts: float = STARTS) -> int:
+    """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
+
+    Args:
+        starts: What starting a pair of processes takes, over starting one.
+    """
+    if not (floor.start_s and floor.pair_s):
+        return DEFAULT_PROOF_SIZE
+    least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
+    least = max(least, moments(starts * floor.start_s, floor.pair_s))
+    return pairs_in_process(floor.within_sd, floor.process_sd, starts * floor.start_s, floor.pair_s, least=least)
+
+
+def moments(start_s: float, pair_s: float) -> int:
+    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`.
+
+    Args:
+        start_s: Seconds to start what runs them.
+        pair_s: Seconds of one pair of blocks, above 0.
+    """
+    return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

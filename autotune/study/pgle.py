@@ -11,7 +11,7 @@ from autotune.stats import FIRST_LOOK, Verdict
 from autotune.study.minimise import pays_for_itself
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
-from autotune.study.units import Job, ProfileUnit
+from autotune.study.tasks import PendingTask, ProfileTask
 
 ON_CPU = "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
 OF_COMMAND = (
@@ -70,6 +70,6 @@ def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
     for known in run.store.of(ProfileRecord):
         if known.settings == settings and known.profile is not None:
             return known
-    unit = ProfileUnit(settings=settings, steps=run.spec.pgle.steps)
-    run.lanes.do(Job(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
+    unit = ProfileTask(settings=settings, steps=run.spec.pgle.steps)
+    run.lanes.do(PendingTask(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
     return run.store.of(ProfileRecord)[-1]

@@ -31,7 +31,7 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
         result: Its noise floor.
     """
     floor, most = result.floor, spec.confirm.processes
-    if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
+    if not (floor.start_s and floor.pair_s):
         return None
     if most < FIRST_LOOK:
         return None

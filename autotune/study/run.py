@@ -23,11 +23,10 @@ from autotune.model import (
 from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
 from autotune.study.doubt import Doubt
-from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.library_priors import Lessons
 from autotune.study.proposer import Proposer
-from autotune.study.runner import Runner
+from autotune.study.runner import LocalExecutor, TaskRunner
 from autotune.study.screen import StudyScreener, open_study_screener
 from autotune.study.time_left import TimeLeft
 from autotune.workers import Launcher
@@ -180,4 +179,4 @@ class StudyRun:
 
 
 def _this_process(run: StudyRun) -> Engine:
-    return Here(Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
+    return LocalExecutor(TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))

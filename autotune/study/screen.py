@@ -45,7 +45,7 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.memory import compiled_over_limit, does_not_fit
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.kernels import DUMP_HERE, DUMP_VARIABLE
 from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.rundir.artefacts import in_force, place_artefacts
-from autotune.study.profiling import NO_GRAPHS
+from autotune.study.runner import NO_GRAPHS
 
 pytestmark = pytest.mark.aot
 

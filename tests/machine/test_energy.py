@@ -16,7 +16,7 @@ from autotune.model.records import ConfirmRun, FloorResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
@@ -237,8 +237,8 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     assert spec.replay is not None
     launcher = Metered(spec.replay, seed=0, platform="cpu")
 
-    def metered(runner: Runner) -> None:
-        runner.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+    def metered(runner: TaskRunner) -> None:
+        runner.context.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)

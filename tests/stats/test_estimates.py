@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
+    Floats,
     Outlook,
-    Sandwich,
     SequentialPlan,
     Verdict,
     confirm,
     decide,
+    estimate_aba,
     estimate_pairs,
-    estimate_sandwiches,
+    hodges_lehmann,
     judge,
     least_ratio,
     outlook_of,
+    pocock_critical_value,
 )
-from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
 from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 
@@ -192,16 +193,16 @@ def test_one_process_confirms_nothing() -> None:
         confirm([-0.03])
 
 
-def test_single_sandwich_has_the_drift_between_its_references_in_its_interval() -> None:
-    found = estimate_sandwiches([Sandwich(before_s=1.0, candidate_s=1.1, after_s=1.21)])
+def test_a_single_aba_run_has_the_drift_between_its_references_in_its_interval() -> None:
+    found = estimate_aba([(1.0, 1.1, 1.21)])
     assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
     assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
 
 
-def test_sandwiches_that_agree_still_show_the_drift() -> None:
-    still = [Sandwich(before_s=1.0, candidate_s=1.02 + d, after_s=1.0) for d in (0.001, -0.001, 0.002)]
-    adrift = [Sandwich(before_s=1.0, candidate_s=s.candidate_s * 1.1, after_s=1.21) for s in still]
-    quiet, noisy = estimate_sandwiches(still), estimate_sandwiches(adrift)
+def test_aba_runs_that_agree_still_show_the_drift() -> None:
+    middles = [1.02 + d for d in (0.001, -0.001, 0.002)]
+    quiet = estimate_aba([(1.0, middle, 1.0) for middle in middles])
+    noisy = estimate_aba([(1.0, middle * 1.1, 1.21) for middle in middles])
     assert quiet.ratio == pytest.approx(noisy.ratio)
     assert noisy.high / noisy.low > quiet.high / quiet.low
 

@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.model.measurement import Record
-from autotune.stats.estimates import REFERENCE, Estimate, SequentialPlan, decide, widen
-from autotune.stats.intervals import Floats
+from autotune.stats.estimates import REFERENCE, Estimate, Floats, SequentialPlan, decide, widen
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
 from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
@@ -34,7 +32,7 @@ def floors(
 @pytest.mark.parametrize(("process_sd", "within_sd"), [(0.013, 0.006), (0.005, 0.004), (0.0025, 0.0025)])
 def test_both_spreads_are_right_on_average(process_sd: float, within_sd: float) -> None:
     found = [f for f, _ in floors(np.random.default_rng(3), process_sd=process_sd, within_sd=within_sd, repeats=300)]
-    variances = np.asarray([(f.process_sd or 0.0) ** 2 for f in found])
+    variances = np.asarray([f.process_sd**2 for f in found])
     # With 4 degrees of freedom a variance has the standard deviation sqrt(2 / 4) of itself; 4 sigma of the mean.
     allowed = 4 * math.sqrt(2 / PROCESSES / len(found)) * (process_sd**2 + within_sd**2 / PAIRS)
     assert variances.mean() == pytest.approx(process_sd**2, abs=allowed)
@@ -46,7 +44,7 @@ def test_noise_of_blocks_is_not_taken_for_processes() -> None:
     found = [f for f, _ in floors(np.random.default_rng(5), process_sd=0.0, within_sd=0.05, repeats=300)]
     each = 0.05 / math.sqrt(PAIRS)
     assert np.mean([f.process_sd == 0.0 for f in found]) > 0.4
-    assert np.mean([(f.process_sd or 0.0) ** 2 for f in found]) < 0.4 * each**2
+    assert np.mean([f.process_sd**2 for f in found]) < 0.4 * each**2
     raw = [np.var([0.0, *np.random.default_rng(i).normal(0, each, PROCESSES)], ddof=1) for i in range(300)]
     assert np.mean(raw) > 0.7 * each**2  # what it would be if the noise were not taken off
 
@@ -114,10 +112,6 @@ def test_spread_is_of_two_processes_and_knows_how_few_it_is_from() -> None:
     assert spread_of(1e-4, 3) > spread_of(1e-4, 4)
     assert spread_of(1e-4, 4, noise=1e-4) == pytest.approx(math.sqrt(2 * (2.77645**2 - 1.64485**2)) * 0.01, rel=1e-4)
     assert spread_of(3e-5, 4, noise=1e-4) == 0.0
-    old = NoiseFloor(estimate=REFERENCE, is_honest=True, pair_sd=0.01, detectable=0.02)
-    assert old.spread == 0.0
-    with pytest.raises(ValueError, match="older run"):
-        old.cautious_process_sd()
 
 
 def test_a_cautious_spread_is_an_upper_limit() -> None:
@@ -157,20 +151,6 @@ def test_what_a_trial_can_find_has_the_processes_in_it() -> None:
     assert alike.detectable < 0.01
     expected = 0.005 + spread_of(1e-4, 4) + 1.2816 * math.sqrt(2) * 0.01
     assert differing.detectable == pytest.approx(expected, rel=0.03)
-
-
-def test_a_recorded_noise_floor_may_hold_figures_of_earlier_versions() -> None:
-    class Holder(Record):
-        floor: NoiseFloor
-
-    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]], plan=PLAN)
-    data = Holder(floor=floor).model_dump(mode="json")
-    data["floor"] |= {"autocorrelation": 0.1, "half_width": 0.02, "pairs_for_sesoi": 7, "order_effect": {"ratio": 1.0}}
-    assert Holder.model_validate(data).floor == floor
-    for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
-        del data["floor"][young]
-    old = Holder.model_validate(data).floor
-    assert (old.process_sd, old.spread, old.estimate) == (None, 0.0, floor.estimate)
 
 
 def test_noise_floor_admits_when_equal_processes_differ() -> None:

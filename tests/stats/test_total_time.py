@@ -7,11 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from autotune.stats.estimates import Verdict, confirm, judge
-from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.noise_models import NOISE_MODELS
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
-from autotune.stats.total_time import (
+from autotune.stats.estimates import Floats, Verdict, confirm, hodges_lehmann, judge
+from autotune.stats.long_run import (
     Stalls,
     TotalTime,
     add_stalls,
@@ -24,6 +21,8 @@ from autotune.stats.total_time import (
     slower_total,
     stalled_total,
 )
+from autotune.stats.noise_models import NOISE_MODELS
+from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 
 CASES = 1000
 LOOKS = 3

@@ -17,7 +17,7 @@ from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, F
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Verdict
-from autotune.study import alone as sandwich
+from autotune.study.compare import aba_estimate, aba_noise_floor
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -83,7 +83,7 @@ def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
 
 
 def test_a_steady_drift_cancels() -> None:
-    found = sandwich.estimate(pairs_of((1.00, 1.01 * 0.9, 1.0201), (1.0201, 1.0201 * 1.01 * 0.9, 1.0201**2)))
+    found = aba_estimate(pairs_of((1.00, 1.01 * 0.9, 1.0201), (1.0201, 1.0201 * 1.01 * 0.9, 1.0201**2)))
     assert found.ratio == pytest.approx(0.9)
     assert found.pair_count == 2
     # log drift 0.0199 in both: variance 0.75 * 0.0199**2, one degree of freedom (12.7062)
@@ -92,7 +92,7 @@ def test_a_steady_drift_cancels() -> None:
 
 
 def test_the_floor_says_what_can_be_found() -> None:
-    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
+    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
     half = math.log(floor.estimate.high / floor.estimate.low) / 2
     assert floor.is_honest
     assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
@@ -123,7 +123,7 @@ def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
         assert len(pairs) == 6
         assert pairs[0].candidate_s == pairs[1].candidate_s
         assert len(pairs[0].candidate_s) >= 20
-        assert sandwich.estimate(pairs) == result.comparison.estimate
+        assert aba_estimate(pairs) == result.comparison.estimate
 
 
 @pytest.mark.gate

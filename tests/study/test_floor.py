@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.stats.noise_floor import read_noise_floor, spread_of
-from autotune.study.alone import sandwich_floor
+from autotune.study.compare import aba_noise_floor, floor_pairs
 from autotune.study.runner import pays
-from autotune.study.turns import floor_pairs
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -175,29 +173,6 @@ def test_a_proof_s_pairs_follow_from_the_floor_unless_the_study_says(run_replay:
     assert counted(store) == {11}
 
 
-@pytest.mark.slow
-def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> None:
-    """Its noise floor knows no processes: intervals are not widened, and proofs have their 20 pairs."""
-    spec = replay_study(effects=EFFECTS, noise=NOISE, start_s=4.0)
-    run_replay(spec, trials=1)
-    file = tmp_path / "run" / "records.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in (x for x in lines if x["kind"] == "floor"):
-        line.pop("promise", None)
-        for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
-            line["floor"].pop(young)
-    lines = [x for x in lines if x["kind"] not in ("conclusion", "trial", "confirm_run", "finalist")]
-    file.write_text("".join(json.dumps(x) + "\n" for x in lines))
-    _, store, _ = run_replay(spec, trials=6)
-    assert len(store.of(FloorResult)) == 1
-    assert counted(store) == {20}
-    trial = next(r for r in store.of(TrialResult) if r.status is TrialStatus.MEASURED)
-    assert trial.directory is not None
-    assert trial.comparison is not None
-    ratios = [log_ratio(p) for p in store.pairs(trial.directory)]
-    assert trial.comparison.estimate == SequentialPlan(cap=40).estimate(ratios)
-
-
 @given(ratio=st.floats(0.9, 1.1), below=st.floats(0, 0.1), above=st.floats(0, 0.1), spread=st.floats(0, 0.1))
 def test_a_wider_interval_keeps_no_setting_that_was_dropped(
     ratio: float, below: float, above: float, spread: float
@@ -215,13 +190,13 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
 
 
 def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
-    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), sesoi=0.005, start_s=30.0)
+    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), sesoi=0.005, start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
     assert floor.process_sd == pytest.approx(math.sqrt(total / 6))
     assert (floor.within_sd, floor.degrees, floor.start_s) == (0.0, 6, 30.0)
-    assert floor.spread == spread_of((floor.process_sd or 0) ** 2, 6)
+    assert floor.spread == spread_of(floor.process_sd**2, 6)
     assert floor.pair_s == pytest.approx(6.0, rel=0.02)
 
 
@@ -230,7 +205,7 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
+        found.append((aba_noise_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
 
 
@@ -239,5 +214,5 @@ def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
     _, store, _ = run_replay(spec, trials=0)
     floor = store.of(FloorResult)[0]
     assert floor.comparison.mode == "sandwich"
-    assert floor.floor == sandwich_floor(list(store.pairs("floor")), sesoi=0.005)
+    assert floor.floor == aba_noise_floor(list(store.pairs("floor")), sesoi=0.005)
     assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)

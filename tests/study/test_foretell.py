@@ -17,7 +17,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
 from autotune.settings.parameters import SearchSpace
-from autotune.study import foretell, measured, stages, start
+from autotune.study import foretell, prefilter, stages, start
 from autotune.study.foretell import foretell_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
@@ -76,7 +76,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
 
     def run(study: Path) -> SearchSpace:
         spaces: list[SearchSpace] = []
-        narrow = measured.narrow_space
+        narrow = prefilter.narrow_space
 
         def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
             spaces.append(narrow(run, space))

@@ -16,7 +16,7 @@ from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
-from autotune.study.bench import Bench, ReferenceFailed
+from autotune.study.context import MeasurementContext, ReferenceFailed
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
@@ -129,7 +129,7 @@ class Watched(ReplayLauncher):
 
 
 class Silent:
-    """A desk that nobody reads."""
+    """Progress that nobody reads."""
 
     def phase(self, what: str) -> None: ...
 
@@ -143,9 +143,9 @@ def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...]
 
     spec = replay_study(study={"device": {"platform": platform}})
     launcher, folders = Watched(spec, fails=fails), Folders(tmp_path)
-    bench = Bench(spec, folders, launcher, Silent())
+    context = MeasurementContext(spec, folders, launcher, Silent())
     try:
-        bench.start_both(FlagSet(), FlagSet({"xla_a": "1"}), folders.folder("confirm", name), name=name)
+        context.start_both(FlagSet(), FlagSet({"xla_a": "1"}), folders.folder("confirm", name), name=name)
     except WorkerFailed as error:
         launcher.order.append(f"{type(error).__name__} {error.failure.message}")
     return launcher

@@ -19,9 +19,9 @@ from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S
 from autotune.study.run import StudyRun
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from autotune.study.units import Assignment
+from autotune.study.tasks import Assignment
 from autotune.workers.replay import ReplayLauncher
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
@@ -31,7 +31,7 @@ Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
 
 
-class Desk:
+class Sink:
     """Gathers what a lane says on its way."""
 
     def __init__(self, run: StudyRun, said: list[Told], lane: str) -> None:
@@ -57,7 +57,7 @@ class Scripted:
     def __init__(self, run: StudyRun, names: list[str], fate: Fate, *, hosts: Mapping[str, str] | None = None) -> None:
         self._run, self._fate, self._hosts = run, fate, hosts or {}
         self.said: deque[Told] = deque(self._joined(n) for n in names)
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, TaskRunner] = {}
         self._units: deque[tuple[str, Assignment]] = deque()
         self.given_up: list[str] = []
         self.most_at_once = 0
@@ -85,8 +85,10 @@ class Scripted:
         if lane not in self._runners:
             assert spec.replay is not None
             launcher = ReplayLauncher(spec.replay, seed=len(self._runners), platform="cpu")
-            self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane), is_shared=True)
-        self._runners[lane].bench.desk = Desk(self._run, said, lane)
+            self._runners[lane] = TaskRunner(
+                spec, self._run.store, launcher, Sink(self._run, said, lane), is_shared=True
+            )
+        self._runners[lane].context.progress = Sink(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)
             said.append(Told(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)}))
@@ -262,16 +264,16 @@ def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Pa
 
 def test_failures_of_units_have_records_of_their_own_kind() -> None:
     from autotune.model.flags import FlagSet
-    from autotune.study import units
+    from autotune.study import tasks
 
     failure = Failure(kind=FailureKind.NODE_LOST, message="m", phase="step")
     one = FlagSet({"xla_a": "1"})
     for unit in (
-        units.PairUnit(stage="confirm", trial=1, settings=one, repeat=2),
-        units.AblationUnit(settings=one, left_out="xla_a"),
-        units.SoakUnit(settings=one, least_s=1.0, least_steps=1),
-        units.ProfileUnit(settings=one, steps=3),
-        units.BlameUnit(trial=1, settings=one, failure_kind=FailureKind.CRASH),
+        tasks.PairTask(stage="confirm", trial=1, settings=one, repeat=2),
+        tasks.AblationTask(settings=one, left_out="xla_a"),
+        tasks.SoakTask(settings=one, least_s=1.0, least_steps=1),
+        tasks.ProfileTask(settings=one, steps=3),
+        tasks.BlameTask(trial=1, settings=one, failure_kind=FailureKind.CRASH),
     ):
         record = unit.failed(failure)
         assert getattr(record, "settings", None) == one

@@ -23,7 +23,7 @@ from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.study.traces import OTHER_ROUNDING
+from autotune.study.loss_gate import OTHER_ROUNDING
 from autotune.study.verify import verify_winner
 from autotune.workers.base import Progress
 from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker

@@ -22,7 +22,7 @@ from autotune.results.words import evidence, time_words
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
-from autotune.study.work import refuse_untold_work
+from autotune.study.context import refuse_untold_work
 from autotune.workers.base import Progress
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, asking

@@ -21,7 +21,7 @@ from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.stats import Verdict
 from autotune.study import minimise
-from autotune.study.profiling import NO_GRAPHS
+from autotune.study.runner import NO_GRAPHS
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Diary, Run, replay_study

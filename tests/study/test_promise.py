@@ -50,7 +50,7 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
         announced_sd = math.hypot(math.sqrt(2) * floor.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
         found.append(np.interp(reach * announced_sd / pair_sd, distances, curve, left=0.0))
     assert np.mean(found) >= 0.90
-    plain = [np.interp(reach * (f.process_sd or 0.0) / process_sd, distances, curve, left=0.0)
+    plain = [np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
              for f in (floor_of(rng, process_sd) for _ in range(200))]  # fmt: skip
     assert np.mean(plain) < 0.85  # what would be announced without caution
 
@@ -104,7 +104,6 @@ def test_what_is_out_of_reach_is_never_found() -> None:
 
 def test_without_times_or_with_too_few_processes_nothing_is_promised() -> None:
     assert told(start_s=0.0) is None
-    assert told(process_sd=None) is None
     assert told(processes=3) is None
 
 

@@ -16,7 +16,7 @@ from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.parameters import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
-from autotune.stats.proof_design import CLAIM, HURDLE
+from autotune.stats.proof import CLAIM, HURDLE
 from autotune.study.proof import unsettled
 from autotune.study.time_left import TimeLeft
 from autotune.workers.base import Progress, WorkerFailed

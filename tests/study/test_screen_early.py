@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ScreenRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study import need
+from autotune.study import prefilter
 from autotune.study import screen as stage
 from autotune.study.screen import StudyScreener
 from autotune.study.stages import run_study
@@ -83,7 +83,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: opened)
         monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
         cluster = (load_target("h100-sxm"), parse_topology("1x8"))
-        monkeypatch.setattr(need, "cluster_to_run", lambda spec: cluster)
+        monkeypatch.setattr(prefilter, "cluster_to_run", lambda spec: cluster)
         diary, launcher = Diary(), Waiting(spec, rules.enough if waits else None)
         setup = GivenSetup(given_space=space(), given_launcher=launcher)
         made = given_run(spec, tmp_path / "run", setup, diary)

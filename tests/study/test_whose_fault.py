@@ -14,7 +14,7 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
-from autotune.study.bench import REFERENCE_RESTARTS
+from autotune.study.context import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
 from autotune.study.stages import run_study
 from autotune.study.start import new_run

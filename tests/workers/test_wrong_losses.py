@@ -147,7 +147,6 @@ def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[
     assert message.startswith("loss at step ")
     assert int(message.split()[3]) >= least
     (floor,) = store.of(FloorResult)
-    assert floor.loss_spread is not None
     assert floor.loss_spread.is_rounded
     assert max(floor.loss_spread.steps) > 12
 
