@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.model import StudySpec, parse_study
-from autotune.stats import Estimate, SequentialPlan, confirm, estimate_aba
-from autotune.stats.estimates import Floats, hodges_lehmann
+from autotune.stats import Estimate, SequentialPlan, estimate_aba, estimate_processes
+from autotune.stats.estimates import Floats, hodges_lehmann, student_quantile
 from autotune.stats.noise_models import NoiseModel
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.study import sequential
@@ -54,9 +54,8 @@ def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> C
     stopped = [_at_stop(row.tolist()) for row in pairs]
     typical = np.full(n, truth - case.shift)
     centres = process_centres(case.model, rng, typical, processes=PROCESSES, pairs=CONFIRM_PAIRS)
-    confirmed = [confirm(row, family=FINALISTS) for row in centres]
     # For a family, every one of its corrected intervals must hold at once.
-    corrected = np.asarray([covers(c.corrected, truth) for c in confirmed])
+    corrected = np.asarray([_holds_for_family(row, truth) for row in centres])
     families = corrected[: n - n % FINALISTS].reshape(-1, FINALISTS).all(axis=1)
     few = n // 2
     return Coverage(
@@ -66,7 +65,7 @@ def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> C
         one_process_40=float(_holds(hodges_lehmann(pairs, level=0.95), truth).mean()),
         every_look=float(np.all(look_holds, axis=0).mean()),
         at_stop=float(np.mean([covers(e, truth) for e in stopped])),
-        confirmed=float(np.mean([covers(c.ordinary, truth) for c in confirmed])),
+        confirmed=float(np.mean([covers(estimate_processes(row), truth) for row in centres])),
         confirmed_family=float(families.mean()),
         sandwiches_1=_sandwich_coverage(case, rng, few, 1),
         sandwiches_5=_sandwich_coverage(case, rng, few, 5),
@@ -100,6 +99,13 @@ def process_centres(
     each = np.repeat(effects[..., None], processes, axis=-1)
     centres: Floats = hodges_lehmann(pair_data(model, rng, each, pairs=pairs), level=0.95)[0]
     return centres
+
+
+def _holds_for_family(centres: Floats, truth: float) -> bool:
+    """Whether the interval of one of several finalists, corrected for their number, holds the truth."""
+    error = float(np.std(centres, ddof=1)) / math.sqrt(len(centres))
+    half = student_quantile(0.05 / FINALISTS, len(centres) - 1) * error
+    return abs(float(np.mean(centres)) - truth) <= half
 
 
 def _at_stop(ratios: list[float]) -> Estimate:

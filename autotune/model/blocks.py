@@ -9,7 +9,7 @@ from autotune.model.measurement import Arm, Pair, WorkPerStep
 from autotune.model.turn_sizes import TurnSizes
 
 TURNS = "turns"
-"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.alone.MODE`."""
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.compare.SANDWICH`."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

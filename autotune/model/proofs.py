@@ -8,7 +8,7 @@ from typing import NamedTuple
 from autotune.model.records import ONCE_MORE, ConfirmRun, FinalistResult, ProofRecord
 from autotune.model.totals import training_total, veto_of
 from autotune.model.units import format_change
-from autotune.stats import FIRST_LOOK, Estimate, ProofPlan, Verdict, confirm, judge, look, look_alone
+from autotune.stats import FIRST_LOOK, Estimate, ProofPlan, Verdict, estimate_processes, judge, look, look_alone
 
 GAIN, ALONE = ONCE_MORE
 
@@ -80,7 +80,7 @@ def standing(
     return Standing(
         base.model_copy(
             update={
-                "estimate": confirm(ratios[:used]).ordinary,
+                "estimate": estimate_processes(ratios[:used]),
                 "corrected": corrected,
                 "verdict": verdict if veto is None else Verdict.UNRESOLVED,
                 "veto": veto,
@@ -105,7 +105,7 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
-    return confirm(ratios).ordinary if len(ratios) >= 2 else None
+    return estimate_processes(ratios) if len(ratios) >= 2 else None
 
 
 def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, sesoi: float) -> FinalistResult:

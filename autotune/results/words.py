@@ -146,15 +146,7 @@ def describe_floor(result: FloorResult) -> list[str]:
         lines.append(describe_promise(result.promise))
     if result.kernels is not None:
         lines.append(describe_kernels(result.kernels))
-    if not floor.is_honest:
-        lines.append(_DIFFERENT)
     return lines
-
-
-_DIFFERENT = (
-    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a "
-    "trial's interval includes that spread, and only a proof in several fresh processes narrows it"
-)
 
 
 def _spreads(floor: NoiseFloor) -> str:
@@ -269,8 +261,6 @@ def warning_lines(store: Store) -> list[str]:
             found.append(
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
             )
-        if not floor.floor.is_honest:
-            found.append(_DIFFERENT)
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")

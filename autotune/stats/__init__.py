@@ -1,8 +1,8 @@
 """Numbers in, numbers out."""
 
 from autotune.stats.estimates import (
-    REFERENCE, Decision, Estimate, Outlook, SequentialPlan, Verdict, confirm, decide, estimate_aba, estimate_pairs,
-    judge, outlook_of, standard_error, widen,
+    REFERENCE, Estimate, Outlook, SequentialPlan, Verdict, estimate_aba, estimate_pairs, estimate_processes, judge,
+    outlook_of, reason_to_stop, standard_error, widen,
 )  # fmt: skip
 from autotune.stats.loss_check import (
     GRAD_NORM, LOSS, MOST_TOLERANCE, Comparability, LossSpread, StepLoss, Trace, compare_first_steps,

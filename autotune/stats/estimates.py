@@ -25,11 +25,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-DEFAULT_LEVEL = 0.95
+LEVEL = 0.95
+"""Coverage of intervals, over all looks together where there are several."""
+
 DEFAULT_SESOI = 0.005
 """Smallest effect of interest, as a share of the reference step time."""
 
 NORMAL = NormalDist()
+
+TRIAL_FIRST_LOOK, TRIAL_GROWTH = 8, 1.5
+"""Pairs before the first look at a trial, and the ratio of successive looks."""
 
 NARROWEST = 1.05
 """A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
@@ -139,7 +144,7 @@ def student_quantile(alpha: float, degrees: float) -> float:
 # ---------------------------------------------------------------------- one process pair
 
 
-def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAULT_LEVEL) -> Estimate:
+def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL) -> Estimate:
     """Hodges-Lehmann ratio of one process pair with the exact signed-rank interval.
 
     The interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
@@ -218,40 +223,29 @@ class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
     Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration such that the intervals
-    of all looks together hold the true ratio with probability `level` (`benchmarks/truth.py` measures it).
+    of all looks together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
 
     Attributes:
         cap: Pairs after which a trial ends in any case.
-        level: Simultaneous coverage over all looks.
-        first_look: Pairs before the first look (at most `cap`).
-        growth: Ratio of successive looks.
         looks: The pair counts at which to decide; the last one is `cap`.
         critical_value: Normal quantile that a single look's interval uses.
     """
 
     cap: int = 40
-    level: float = DEFAULT_LEVEL
-    first_look: int = 8
-    growth: float = 1.5
     looks: tuple[int, ...] = field(init=False)
     critical_value: float = field(init=False)
 
     def __post_init__(self) -> None:
-        if not (self.cap >= 1 and self.first_look >= 1 and self.growth > 1.0 and 0.0 < self.level < 1.0):
-            raise ValueError(
-                "a sequential plan needs cap >= 1, first_look >= 1, growth > 1 and 0 < level < 1 "
-                f"but got {self.cap}, {self.first_look}, {self.growth} and {self.level}"
-            )
-        looks = [min(self.first_look, self.cap)]
-        while (following := max(looks[-1] + 1, round(looks[-1] * self.growth))) < self.cap:
+        looks = [min(TRIAL_FIRST_LOOK, self.cap)]
+        while (following := max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))) < self.cap:
             looks.append(following)
         # A last look just before the cap would cost level and save nothing.
-        if len(looks) > 1 and looks[-1] * (1.0 + self.growth) / 2.0 > self.cap:
+        if len(looks) > 1 and looks[-1] * (1.0 + TRIAL_GROWTH) / 2.0 > self.cap:
             looks.pop()
         if looks[-1] < self.cap:
             looks.append(self.cap)
         object.__setattr__(self, "looks", tuple(looks))
-        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), self.level))
+        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), LEVEL))
 
     @property
     def nominal_level(self) -> float:
@@ -260,7 +254,7 @@ class SequentialPlan:
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""
-        return replace(estimate_pairs(log_ratios, level=self.nominal_level), level=self.level)
+        return replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
 
 
 @lru_cache(maxsize=64)
@@ -290,61 +284,31 @@ def _stay_probability(looks: tuple[int, ...], critical: float, nodes: int = 64) 
     return float(density.sum())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """Whether a trial goes on, why, and what is known now.
-
-    Attributes:
-        estimate: Ratio with the interval that is honest over all looks.
-        verdict: Verdict of that interval.
-    """
-
-    stop: bool
-    reason: str
-    estimate: Estimate
-    verdict: Verdict
-
-
-def decide(
-    log_ratios: Sequence[float] | Floats,
-    plan: SequentialPlan,
-    *,
-    sesoi: float = DEFAULT_SESOI,
-    incumbent: Estimate | None = None,
-    spread: float = 0.0,
-) -> Decision:
-    """Decides after a look whether a trial goes on.
+def reason_to_stop(
+    estimate: Estimate, plan: SequentialPlan, *, sesoi: float, incumbent: Estimate | None = None, spread: float = 0.0
+) -> str | None:
+    """Why a trial ends at a look; None where it goes on.
 
     Args:
-        log_ratios: All pairs of the trial so far; their count should be one of `plan.looks`.
-        plan: The looks and their levels.
-        sesoi: Smallest effect of interest.
+        estimate: Of all pairs so far, with the interval that is honest over all looks and has `spread` in it.
         incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while there is
             none. None when the candidate's verdict is wanted whatever it is.
-        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): it is in the interval,
-            and no further pair of blocks takes it out.
+        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): no further pair of
+            blocks takes it out.
     """
-    estimate = widen(plan.estimate(log_ratios), spread)
-    verdict = judge(estimate, sesoi=sesoi)
-
-    def decision(stop: bool, reason: str) -> Decision:
-        return Decision(stop=stop, reason=reason, estimate=estimate, verdict=verdict)
-
-    if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
-        return decision(False, "between two looks")
-    if verdict is not Verdict.UNRESOLVED:
-        return decision(True, "its interval is narrow enough")
+    if judge(estimate, sesoi=sesoi) is not Verdict.UNRESOLVED:
+        return "its interval is narrow enough"
     if incumbent is not None:
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - sesoi:
-                return decision(True, f"surely no gain of {sesoi:.1%} or more over {name}")
+                return f"surely no gain of {sesoi:.1%} or more over {name}"
     if estimate.pair_count >= plan.cap:
-        return decision(True, f"cap of {plan.cap} pairs reached")
+        return f"cap of {plan.cap} pairs reached"
     if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
-        return decision(True, f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}")
-    return decision(False, "not decided yet")
+        return f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}"
+    return None
 
 
 def least_ratio(candidate: Estimate, other: Estimate) -> float:
@@ -359,47 +323,20 @@ def least_ratio(candidate: Estimate, other: Estimate) -> float:
 # ---------------------------------------------------------------------- several processes, and ABA runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmation:
-    """What fresh processes say about one finalist.
-
-    Attributes:
-        corrected: The interval widened for the number of finalists; this one decides.
-        process_sd: Standard deviation of the log ratio from one process pair to the next.
-    """
-
-    ordinary: Estimate
-    corrected: Estimate
-    process_sd: float
-
-
-def confirm(
-    process_log_ratios: Sequence[float] | Floats, *, family: int = 1, level: float = DEFAULT_LEVEL
-) -> Confirmation:
-    """Student's interval over fresh process pairs, ordinary and corrected for the number of finalists.
-
-    Args:
-        process_log_ratios: log of each process pair's own estimate, at least two.
-        family: Finalists confirmed together (Bonferroni, so that all intervals hold together).
-        level: Coverage of the ordinary interval, and of all `family` corrected ones together.
-    """
-    if family < 1:
-        raise ValueError(f"`family` must be at least 1 but got {family}")
+def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
+    """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own estimate."""
     values = finite(process_log_ratios, least=2)
-    centre, sd, n = float(np.mean(values)), float(np.std(values, ddof=1)), len(values)
-
-    def student(alpha: float) -> Estimate:
-        return _around(centre, student_quantile(alpha, n - 1) * sd / math.sqrt(n), level=level, count=n)
-
-    return Confirmation(ordinary=student(1.0 - level), corrected=student((1.0 - level) / family), process_sd=sd)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = student_quantile(1.0 - LEVEL, len(values) - 1) * error
+    return _around(float(np.mean(values)), half, count=len(values))
 
 
-def _around(centre: float, half: float, *, level: float, count: int) -> Estimate:
+def _around(centre: float, half: float, *, count: int) -> Estimate:
     low, high = math.exp(centre - half), math.exp(centre + half)
-    return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
+    return Estimate(ratio=math.exp(centre), low=low, high=high, level=LEVEL, pair_count=count)
 
 
-def estimate_aba(runs: Sequence[tuple[float, float, float]], *, level: float = DEFAULT_LEVEL) -> Estimate:
+def estimate_aba(runs: Sequence[tuple[float, float, float]]) -> Estimate:
     """Ratio against the mean of both references, with the drift between them in the interval.
 
     With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the mean squared
@@ -409,7 +346,6 @@ def estimate_aba(runs: Sequence[tuple[float, float, float]], *, level: float = D
     Args:
         runs: Step times of reference, candidate and reference again, in seconds; a single run gives a very wide
             interval (one degree of freedom).
-        level: Coverage of the interval.
     """
     times = np.asarray(runs, dtype=np.float64)
     if times.size == 0 or not np.all(times > 0.0) or not np.all(np.isfinite(times)):
@@ -420,5 +356,5 @@ def estimate_aba(runs: Sequence[tuple[float, float, float]], *, level: float = D
     variance = 0.75 * float(np.mean((after - before) ** 2))
     if n > 1:
         variance = max(variance, float(np.var(values, ddof=1)))
-    half = student_quantile(1.0 - level, max(1, n - 1)) * math.sqrt(variance / n)
-    return _around(float(np.mean(values)), half, level=level, count=n)
+    half = student_quantile(1.0 - LEVEL, max(1, n - 1)) * math.sqrt(variance / n)
+    return _around(float(np.mean(values)), half, count=n)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.stats.estimates import Estimate, confirm, student_quantile
+from autotune.stats.estimates import Estimate, estimate_processes, student_quantile
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
@@ -171,7 +171,7 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
     """
     if (apart := apart_total(totals, log_ratios, typical)) is not None and apart.high >= 1.0:
         return apart
-    total = confirm([t.log_ratio for t in totals]).ordinary
+    total = estimate_processes([t.log_ratio for t in totals])
     if total.ratio < 1.0:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
@@ -184,7 +184,7 @@ def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typica
     That is so if the whole interval of the total lies above the whole one of the typical step, and the total is above
     it in process after process.
     """
-    total = confirm([t.log_ratio for t in totals]).ordinary
+    total = estimate_processes([t.log_ratio for t in totals])
     return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.stats.estimates import (
-    DEFAULT_LEVEL,
     DEFAULT_SESOI,
+    LEVEL,
     NORMAL,
     Estimate,
     Floats,
@@ -41,9 +41,6 @@ class NoiseFloor:
 
     Attributes:
         estimate: A/A ratio; its interval holds what one pair of equal processes may differ by.
-        is_honest: True when equal processes differ by no more than their pairs of blocks tell, and pairs have no
-            memory. False: only the spread between processes, which a trial's interval has in it, makes it honest.
-        pair_sd: Robust standard deviation of one pair's log ratio.
         detectable: Smallest true speed-up that one trial shows 9 times in 10 at the cap of pairs.
         process_sd: Standard deviation of the constant deviation of one process, in log.
         within_sd: Standard deviation of one pair's log ratio about the centre of its two processes, as far as it
@@ -57,8 +54,6 @@ class NoiseFloor:
     __pydantic_config__ = {"ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
-    is_honest: bool
-    pair_sd: float
     detectable: float
     process_sd: float
     within_sd: float
@@ -73,10 +68,10 @@ class NoiseFloor:
         Raises:
             ValueError: If there is one.
         """
-        figures = (self.pair_sd, self.detectable, self.process_sd, self.within_sd, self.spread)
+        figures = (self.detectable, self.process_sd, self.within_sd, self.spread)
         if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s, self.degrees)):
             raise ValueError(
-                f"a noise floor must be 0 or more but got {self.pair_sd:g} and {self.detectable:g} (processes: "
+                f"a noise floor must be 0 or more but got {self.detectable:g} (processes: "
                 f"{self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, {self.start_s:g} s "
                 f"and {self.pair_s:g} s)"
             )
@@ -102,7 +97,7 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
         degrees: Its degrees of freedom.
         noise: What pairs of blocks have added to it.
     """
-    student, normal = student_quantile(1.0 - DEFAULT_LEVEL, degrees), NORMAL.inv_cdf(0.95)
+    student, normal = student_quantile(1.0 - LEVEL, degrees), NORMAL.inv_cdf(0.95)
     return math.sqrt(2.0 * max(0.0, student**2 * variance - normal**2 * noise))
 
 
@@ -127,7 +122,7 @@ def read_noise_floor(
     if not processes:
         raise ValueError("a noise floor needs at least one second process but got none")
     groups = [finite(p, least=least) for p in processes]
-    centres = np.asarray([float(hodges_lehmann(g, level=DEFAULT_LEVEL)[0]) for g in groups])
+    centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     within_sd, degrees, count = _within_sd(residuals), len(groups), sum(map(len, groups))
     noise = _noise_of_centres(within_sd, count, degrees)
@@ -135,15 +130,13 @@ def read_noise_floor(
     variance = float(np.var([0.0, *centres], ddof=1))
     process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
     capped_sd = within_sd / math.sqrt(plan.cap)
-    everything, ratio = np.concatenate(groups), math.exp(float(np.mean(centres)))
-    half = NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0) * within_sd / math.sqrt(count)
+    ratio = math.exp(float(np.mean(centres)))
+    half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
     estimate = Estimate(
-        ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=DEFAULT_LEVEL, pair_count=count
+        ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=LEVEL, pair_count=count
     )
     return NoiseFloor(
         estimate=widen(estimate, spread),
-        is_honest=_is_noise_of_pairs(centres, within_sd, count) and not _has_memory(residuals),
-        pair_sd=float(np.median(np.abs(everything - np.median(everything)))) * 1.4826,
         detectable=sesoi
         + math.hypot(plan.critical_value * capped_sd, spread)
         + NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
@@ -159,33 +152,15 @@ def read_noise_floor(
 def _within_sd(residuals: Sequence[Floats]) -> float:
     """Standard deviation of a pair about its processes' centre, from the width of the interval of such a centre."""
     values = np.concatenate(residuals)
-    _, low, high = hodges_lehmann(values, level=DEFAULT_LEVEL)
+    _, low, high = hodges_lehmann(values, level=LEVEL)
     # The interval has the data's own tails in it; twice 1.96 sigma turns it into one. Each centre took one degree.
-    sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0)) * math.sqrt(len(values))
+    sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + LEVEL) / 2.0)) * math.sqrt(len(values))
     return sigma * math.sqrt(len(values) / (len(values) - len(residuals)))
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
     """What pairs of blocks add to the variance of the centres and the zero among them (which has none)."""
     return within_sd**2 * degrees / count * degrees / (degrees + 1) if count else 0.0
-
-
-def _is_noise_of_pairs(centres: Floats, within_sd: float, count: int) -> bool:
-    """Whether pairs of blocks alone explain how far the centres are from 0 (a chi-squared test at 5 %)."""
-    from scipy.special import chdtri
-
-    each = within_sd**2 * len(centres) / count
-    return float(centres @ centres) <= each * float(chdtri(len(centres), 1.0 - DEFAULT_LEVEL))
-
-
-def _has_memory(residuals: Sequence[Floats]) -> bool:
-    """Whether a pair tells of the next one, by Spearman's correlation; ranks, because one outlier must not decide."""
-    ranks = np.argsort(np.argsort(np.concatenate(residuals))).astype(np.float64)
-    each = np.split(ranks, np.cumsum([len(r) for r in residuals])[:-1])
-    first, second = np.concatenate([r[:-1] for r in each]), np.concatenate([r[1:] for r in each])
-    first, second = first - first.mean(), second - second.mean()
-    correlation = float((first @ second) / math.sqrt((first @ first) * (second @ second)))
-    return correlation >= NORMAL.inv_cdf(0.99) / math.sqrt(len(first))
 
 
 LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
@@ -215,13 +190,7 @@ def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s
         process_sd: Standard deviation of the deviation of one process, in log.
         start_s: Seconds to start a pair of processes.
         pair_s: Seconds of one pair of blocks, above 0.
-
-    Raises:
-        ValueError: If a figure is negative or not finite, or `pair_s` is 0.
     """
-    figures = (within_sd, process_sd, start_s, pair_s)
-    if not all(0.0 <= x < math.inf for x in figures) or pair_s == 0.0:
-        raise ValueError(f"spreads and times must be finite and 0 or more, a pair's time above 0, but got {figures}")
     if process_sd == 0.0:  # no process is like another by so much that more of them would help
         return MOST if within_sd and start_s else least
     best = within_sd / (math.sqrt(2.0) * process_sd) * math.sqrt(start_s / pair_s)

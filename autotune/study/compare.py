@@ -38,12 +38,12 @@ from autotune.stats import (
     Estimate,
     NoiseFloor,
     SequentialPlan,
-    decide,
     estimate_aba,
     estimate_pairs,
     largest_drift,
     moments,
     read_noise_floor,
+    reason_to_stop,
     spread_of,
     widen,
 )
@@ -104,21 +104,23 @@ def sequential(
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 
     Args:
-        incumbent: See `autotune.stats.decide`.
+        incumbent: See `autotune.stats.reason_to_stop`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
         most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
     """
     last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
 
-    def stop(ratios: list[float]) -> str | None:
-        if len(ratios) not in plan.looks and len(ratios) < plan.cap:
-            return None
-        found = decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
-        if len(ratios) >= last and not found.stop:
-            return "no time for more pairs"
-        return found.reason if found.stop else None
+    def estimate(ratios: list[float]) -> Estimate:
+        return widen(plan.estimate(ratios), spread)
 
-    return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
+    def stop(ratios: list[float]) -> str | None:
+        count = len(ratios)
+        if count not in plan.looks and count < plan.cap:
+            return None
+        reason = reason_to_stop(estimate(ratios), plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        return reason or ("no time for more pairs" if count >= last else None)
+
+    return StoppingRule(stop, estimate)
 
 
 def fixed(count: int) -> StoppingRule:
@@ -697,12 +699,8 @@ def aba_noise_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0
     found = aba_estimate(pairs)
     count = found.pair_count
     half = math.log(found.high / found.low) / 2
-    ratios = [sum(log_ratio(p) for p in two) / 2 for two in zip(pairs[::2], pairs[1::2], strict=True)]
-    mean = sum(ratios) / count
     return NoiseFloor(
         estimate=found,
-        is_honest=found.low <= 1.0 <= found.high,
-        pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
         detectable=sesoi + 1.0 - math.exp(-2 * half),
         process_sd=(run_sd := _run_sd(pairs)),

@@ -39,7 +39,6 @@ from autotune.model import (
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.stats import LossSpread
-from autotune.study.compare import SANDWICH
 from autotune.study.context import floor_folder
 from autotune.study.promise import promise_of
 from autotune.study.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
@@ -113,11 +112,9 @@ class Lanes:
 
     Attributes:
         engine: Offers the lanes; set before the first use.
-        must_be_alone: Whether a task is known not to fit beside another process.
     """
 
     engine: Engine
-    must_be_alone: Callable[[AnyTask], bool] = staticmethod(lambda task: False)
 
     def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
@@ -222,14 +219,12 @@ class Lanes:
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending, lane.heard_s = pending, self._store.watch.total_s
         self._learn_programs()
-        floor_mode = lane.floor.comparison.mode if lane.floor else None
-        is_alone = floor_mode != SANDWICH and self.must_be_alone(pending.task)
         assignment = Assignment(
-            task=self._sized(pending.task, is_alone=is_alone),
+            task=self._sized(pending.task),
             lane=lane.name,
             folder=pending.own_folder,
             name=pending.name,
-            mode=SANDWICH if is_alone else floor_mode,
+            mode=lane.floor.comparison.mode if lane.floor else None,
             loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
             loss_spread=lane.floor.loss_spread if lane.floor else LossSpread(),
             spread=lane.floor.floor.spread if lane.floor else 0.0,
@@ -243,14 +238,14 @@ class Lanes:
             lane.told_programs = len(self._programs)
         self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
 
-    def _sized(self, task: AnyTask, *, is_alone: bool) -> AnyTask:
+    def _sized(self, task: AnyTask) -> AnyTask:
         """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
         if not isinstance(task, PairTask) or task.pairs is not None:
             return task
         floors = self._store.of(FloorResult)
         spec = self._store.spec
         pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
-        return task.model_copy(update={"pairs": pairs, "is_alone": task.is_alone or is_alone})
+        return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
         """All settings that a task may run under."""

@@ -1,9 +1,9 @@
-"""Decides which sets need no measurement, and which must run isolated, from earlier trials and compiled programs."""
+"""Decides which sets need no measurement, from earlier trials and compiled programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from autotune.compiler import (
     Screener,
@@ -18,7 +18,6 @@ from autotune.compiler import (
 from autotune.machine import caller_environment, visible_gpus
 from autotune.model import (
     REFERENCE_NUMBER,
-    TURNS,
     Failed,
     FlagSet,
     FloorResult,
@@ -30,32 +29,37 @@ from autotune.model import (
     TrialStatus,
     Twin,
     WorkerReport,
-    format_bytes,
 )
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import REFERENCE, Estimate
 from autotune.study.context import refuse_untold_work
 from autotune.study.doubt import DEAD_TOGETHER, contradicts, doubt_of
-from autotune.study.memory import SHARED_FRACTION, MemoryShare
 from autotune.study.run import StudyRun
 from autotune.study.screen import Precheck, StudyScreener
-from autotune.study.tasks import AnyTask, TrialTask, sets_beside_another
+from autotune.study.tasks import TrialTask
 from autotune.study.time_left import FEWEST_TRIALS
 
 
 def measure_reference(run: StudyRun) -> WorkerReport:
     """Has the A/A run done, unless an earlier session did, and gives the reference's report."""
     if run.screener is not None:
-        shares = ForeseenShares(run, run.screener)
-        run.lanes.must_be_alone = shares.must_be_alone
         run.screener.is_measuring = lambda: run.lanes.is_measuring
-        shares.compile_reference()
-        if not run.store.of(FloorResult):
-            run.screener.compile_beside(lambda screen: _foreseen(run, screen))
+        if run.asked_trials != 0 and not run.store.of(FloorResult):  # a recheck has no screen
+            _begin_screen(run, run.screener)
     floor = run.lanes.first_floor()
     refuse_untold_work(run.spec, floor.reference)
     return floor.reference
+
+
+def _begin_screen(run: StudyRun, screener: StudyScreener) -> None:
+    """Compiles the reference for the GPU that is going to run it, then, beside the A/A run, what the screen needs."""
+    target, topology = cluster_to_run(run.spec) if run.spec.device.platform == "cuda" else (None, None)
+    if target is None or topology is None:
+        return
+    run.view.phase(f"the default is compiled for {target.name}")
+    screener.try_reference(target, topology)
+    screener.compile_beside(lambda screen: _foreseen(run, screen))
 
 
 def _foreseen(run: StudyRun, screen: Screener) -> Sequence[FlagSet]:
@@ -183,61 +187,6 @@ def incumbent(results: Iterable[TrialResult]) -> Estimate:
     found = [r.outcome.comparison.estimate for r in results if isinstance(r.outcome, Measured)]
     best = min(found, key=lambda e: e.ratio, default=None)
     return best if best is not None and best.ratio < 1 else REFERENCE
-
-
-# ---------------------------------------------------------------------- memory of compiled programs
-
-
-class _Need(NamedTuple):
-    """Bytes of each GPU that a set needs, and those that it is given."""
-
-    peak: int
-    room: int
-
-
-class ForeseenShares:
-    """Which sets do not fit beside another process, as far as programs that are compiled already show."""
-
-    def __init__(self, run: StudyRun, screener: StudyScreener) -> None:
-        self._run = run
-        self._screener = screener
-        self._share = MemoryShare(run.spec)
-
-    def compile_reference(self) -> None:
-        """Compiles the reference for the GPU that is going to run it, unless an A/A run has shown how it fits.
-
-        The screen needs the same program, so that this costs nothing where it runs later; a recheck has none.
-        """
-        if not self._share.is_optional or self._run.asked_trials == 0 or self._run.store.of(FloorResult):
-            return
-        target, topology = cluster_to_run(self._run.spec)
-        if target is None or topology is None:
-            return
-        self._run.view.phase(f"the default is compiled for {target.name}: what does it need?")
-        self._screener.try_reference(target, topology)
-        if (need := self._need_above_share(FlagSet())) is not None:
-            self._run.view.note(
-                f"the default needs {format_bytes(need.peak)} of each GPU (compiled for {target.name} {topology}) and "
-                f"each of two processes gets {format_bytes(need.room)}: they run one at a time"
-            )
-
-    def must_be_alone(self, task: AnyTask) -> bool:
-        """Whether a task is known not to fit beside another process; compiles nothing."""
-        needs = [self._need_above_share(s) for s in sets_beside_another(task)]
-        floor = self._run.store.last(FloorResult)
-        if floor is not None and floor.comparison.mode == TURNS and self._need_above_share(FlagSet()) is not None:
-            return False  # the default was not to fit, and did: what is compiled here is not what runs
-        return any(needs)
-
-    def _need_above_share(self, settings: FlagSet) -> _Need | None:
-        """What a set needs of each GPU, if that is known to be more than it is given in interleaved pairs."""
-        screen = self._screener.believed
-        if screen is None or screen.job.target is None or not self._share.is_optional:
-            return None
-        if not self._share.is_given(settings, alone=False):  # the study has shares of its own: trying tells
-            return None
-        peak, room = screen.known_peak(settings), int(float(SHARED_FRACTION) * screen.job.target.memory_bytes)
-        return _Need(peak, room) if peak is not None and peak > room else None
 
 
 def cluster_to_run(spec: StudySpec) -> tuple[Target | None, Topology | None]:

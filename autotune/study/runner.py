@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import socket
 import time
 from pathlib import Path
 
 from autotune.cluster import JOINED, Message, Told
-from autotune.machine import describe_machine, reproduction_environment
+from autotune.machine import describe_machine
 from autotune.model import (
     PROFILE,
     REFERENCE_NUMBER,
@@ -289,7 +288,7 @@ def measure_trial(
     """Measures one proposed set, unless its program turns out to be known; then the driver adds the other's figures.
 
     Args:
-        folder: Where logs and the request go.
+        folder: Where logs go.
         name: Seeds the order of blocks.
 
     Raises:
@@ -298,7 +297,6 @@ def measure_trial(
         RunDirectoryError: If the folder cannot be written.
     """
     settings = task.config.settings
-    context.folders.write_beside(folder, "request.json", lambda: _request(context, comparer, task))
     report: WorkerReport | None = None
     key: str | None = None
     loss: LossCheck | None = None
@@ -348,25 +346,6 @@ def _relative(context: MeasurementContext, failure: Failure) -> Failure:
     path = Path(failure.log)
     inside = path.is_relative_to(context.folders.path)
     return failure.model_copy(update={"log": context.folders.relative(path) if inside else path.name})
-
-
-def _request(context: MeasurementContext, comparer: Comparer, task: TrialTask) -> str:
-    """What a trial was asked to do: settings and the environment they make, allow-listed."""
-    spec, config = context.spec, task.config
-    merged = context.share.settings_of(config.settings, alone=comparer.mode == SANDWICH)
-    body = {
-        "trial": config.number,
-        "origin": config.origin,
-        "settings": dict(config.settings),
-        "baseline": dict(spec.baseline),
-        "frame": {n: v for n, v in merged.items() if n not in config.settings and n not in spec.baseline},
-        "mode": comparer.mode,
-        "environment": reproduction_environment(
-            merged, platform_name=spec.device.platform, virtual_devices=spec.device.count
-        ),
-        "workload": spec.workload.model_dump(),
-    }
-    return json.dumps(body, indent=1) + "\n"
 
 
 def _profile(context: MeasurementContext, task: ProfileTask, folder: Path) -> ProfileRecord:

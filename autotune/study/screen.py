@@ -285,11 +285,6 @@ class StudyScreener:
             screen = self.open(target, topology)
             self._wait(lambda: screen.result(FlagSet()))
 
-    @property
-    def believed(self) -> Screener | None:
-        """What has been compiled so far, if its word on memory counts."""
-        return self._screen if self._is_on and self._believes_memory else None
-
     def _wait(self, work: Callable[[], R]) -> R:
         """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()

@@ -185,17 +185,6 @@ AnyTask = Annotated[
 ]
 
 
-def sets_beside_another(task: AnyTask) -> list[FlagSet]:
-    """The sets whose processes a task starts beside another one; of a soak or a profile none, for they are alone."""
-    if isinstance(task, TrialTask):
-        return [FlagSet(), task.config.settings]
-    if isinstance(task, PairTask):
-        return [task.against or FlagSet(), task.settings]
-    if isinstance(task, AblationTask):
-        return [task.settings, task.rest]
-    return [FlagSet()] if isinstance(task, FloorTask) else []
-
-
 class Assignment(Record):
     """A task, and what its lane must know to do it as every other lane would.
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from autotune.stats import proof
-from autotune.stats.estimates import DEFAULT_SESOI, Estimate, confirm, student_quantile
+from autotune.stats.estimates import DEFAULT_SESOI, Estimate, estimate_processes, student_quantile
 from autotune.stats.proof import (
     CLAIM,
     ProofPlan,
@@ -174,9 +174,10 @@ def test_what_success_does_to_a_proof_s_own_figure_it_does_not_do_to_the_gain() 
     plan = ProofPlan(base=20, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
     data = truth + 0.018 * rng.standard_normal((REPEATS, 20))
     holds, ended = looks_of(data, plan, sesoi=DEFAULT_SESOI)
-    own = [confirm(data[i, : ended[i]]).ordinary for i in np.flatnonzero(holds)]
+    own = [estimate_processes(data[i, : ended[i]]) for i in np.flatnonzero(holds)]
     again = [
-        confirm(truth + 0.018 * rng.standard_normal(gain_pairs(int(ended[i])))).ordinary for i in np.flatnonzero(holds)
+        estimate_processes(truth + 0.018 * rng.standard_normal(gain_pairs(int(ended[i]))))
+        for i in np.flatnonzero(holds)
     ]
     assert len(own) > 1000
     assert np.mean([math.log(e.ratio) for e in own]) - truth == pytest.approx(-0.008, abs=0.001)

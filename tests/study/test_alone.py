@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -94,8 +93,6 @@ def test_a_steady_drift_cancels() -> None:
 def test_the_floor_says_what_can_be_found() -> None:
     floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
     half = math.log(floor.estimate.high / floor.estimate.low) / 2
-    assert floor.is_honest
-    assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
     assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
 
 
@@ -178,9 +175,6 @@ def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_r
     launcher = Narrow(spec, holds=lambda s: 2)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)
     assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s in launcher.asked[:3])
-    request = json.loads((store.path / "trials" / "0001" / "request.json").read_text())
-    assert request["frame"] == {"XLA_CLIENT_MEM_FRACTION": "0.45"}
-    assert request["environment"]["XLA_CLIENT_MEM_FRACTION"] == "0.45"
     assert "XLA_CLIENT_MEM_FRACTION" not in store.of(TrialResult)[0].settings
     other = replay_study(study={**cuda, "baseline": {own: "0.3"}})
     launcher = Narrow(other, holds=lambda s: 2)

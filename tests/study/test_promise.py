@@ -60,7 +60,7 @@ def told(**floor: Any) -> Promise | None:
     spec = replay_study(study=study)
     figures = {"process_sd": 0.004, "within_sd": 0.004, "degrees": 4, "start_s": 20.0, "pair_s": 1.0, **floor}
     made = read_noise_floor([[0.0] * 8, [0.001] * 8], plan=SequentialPlan(cap=40))
-    noise = NoiseFloor(estimate=made.estimate, is_honest=True, pair_sd=0.0, detectable=0.0, **figures)
+    noise = NoiseFloor(estimate=made.estimate, detectable=0.0, **figures)
     result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
     return promise_of(spec, result)
 
