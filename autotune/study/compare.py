@@ -28,6 +28,7 @@ from autotune.model import (
     FlagSet,
     LaunchError,
     Pair,
+    SameStep,
     WorkerReport,
     WorkPerStep,
     block_step_s,
@@ -104,7 +105,6 @@ def sequential(
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 
     Args:
-        incumbent: See `autotune.stats.reason_to_stop`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
         most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
     """
@@ -133,7 +133,6 @@ class ComparisonRequest(Generic[S]):
     """What is to be compared, and how.
 
     Attributes:
-        folder: Where raw samples and logs go.
         name: Seeds the order of blocks and runs.
         rule: When to stop, where blocks are interleaved; isolated runs have numbers of their own.
         against: What to compare with, in a fresh process; None is the study's reference.
@@ -286,7 +285,6 @@ class Comparer(ABC):
         """The figures of a comparison.
 
         Args:
-            stopped: Why no more were measured.
             work: What a step of each arm does, where it differs.
         """
         looked, meter = self.context.gpus.take(), self.context.meter
@@ -414,7 +412,6 @@ class InterleavedBlocks:
     """Pairs of blocks of two living processes.
 
     Attributes:
-        folder: Of the measurement, where its raw pairs are kept.
         workers: Reference and candidate, idle.
         traces: What both report of their losses.
         work: What a step of each arm does, where it differs: ratios are then of time per unit of it.
@@ -463,48 +460,52 @@ class InterleavedBlocks:
                 return pairs, reason
 
     def _pair(self, index: int, order: Sequence[Arm], steps: int) -> Pair:
-        at_s, sizes = self.context.now_s, self.context.spec.turns
+        at_s = self.context.now_s
         blocks = {arm: self._block(arm, steps) for arm in order}
         for trace, worker in zip(self.traces, self.workers, strict=True):
             trace.take(worker, steps)
-        reference, reference_j = blocks[Arm.REFERENCE]
-        candidate, candidate_j = blocks[Arm.CANDIDATE]
-        (reference_settling_s, reference_s), (candidate_settling_s, candidate_s) = map(
-            sizes.split, (reference, candidate)
-        )
-        return Pair(
-            index=index,
-            first=order[0],
-            reference_s=reference_s,
-            candidate_s=candidate_s,
-            reference_settling_s=reference_settling_s or None,
-            candidate_settling_s=candidate_settling_s or None,
-            at_s=round(at_s, 3),
-            reference_j=reference_j,
-            candidate_j=candidate_j,
-            loss=self.traces[1].beside(self.traces[0]),
-        )
+        told = self.traces[1].beside(self.traces[0])
+        return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
 
-    def _block(self, arm: Arm, steps: int) -> tuple[tuple[float, ...], float | None]:
-        """Step times of one block, and joules where they are counted."""
-        worker = self.workers[arm is Arm.CANDIDATE]
+    def _block(self, arm: Arm, steps: int) -> Timed:
+        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.turns
         try:
-            with self.context.gpus.block(arm, settle_s=self.context.spec.turns.settle_s):
-                return self.context.meter.measure(lambda: worker.run_block(steps))
+            with self.context.gpus.block(arm, settle_s=sizes.settle_s):
+                times_s, joules = self.context.meter.measure(lambda: worker.run_block(steps))
         except WorkerFailed as error:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
+        return Timed(*sizes.split(times_s), joules)
+
+
+class Timed(NamedTuple):
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+
+    settling_s: tuple[float, ...]
+    counted_s: tuple[float, ...]
+    joules: float | None
+
+
+def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
+    return Pair(
+        index=index,
+        first=first,
+        reference_s=reference.counted_s,
+        candidate_s=candidate.counted_s,
+        reference_settling_s=reference.settling_s or None,
+        candidate_settling_s=candidate.settling_s or None,
+        at_s=round(at_s, 3),
+        reference_j=reference.joules,
+        candidate_j=candidate.joules,
+        loss=loss,
+    )
 
 
 def floor_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
 
     And as many as last some seconds, as in a proof: see `autotune.stats.moments`.
-
-    Args:
-        report: Of the reference.
-        steps: Steps in a block.
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS
@@ -518,12 +519,10 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
 
 
 class Run(NamedTuple):
-    """One fresh run: its report, seconds of each counted step and of those before, joules of all, and its losses."""
+    """One fresh run."""
 
     report: WorkerReport
-    times_s: tuple[float, ...]
-    settling_s: tuple[float, ...] | None
-    joules: float | None
+    timed: Timed
     trace: LossTrace
 
 
@@ -601,18 +600,9 @@ class Isolated(Comparer):
         at_s: float | None = None,
     ) -> Pair:
         """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
-        pair = Pair(
-            index=index,
-            first=first,
-            reference_s=reference.times_s,
-            candidate_s=candidate.times_s,
-            reference_settling_s=reference.settling_s,
-            candidate_settling_s=candidate.settling_s,
-            at_s=round(self.context.now_s if at_s is None else at_s, 3),
-            reference_j=reference.joules,
-            candidate_j=candidate.joules,
-            loss=candidate.trace.beside(reference.trace),
-        )
+        at_s = self.context.now_s if at_s is None else at_s
+        told = candidate.trace.beside(reference.trace)
+        pair = _make_pair(index, first, at_s, reference.timed, candidate.timed, told)
         self.context.progress.pair(request.folder, pair, work)
         if request.inspect is not None:
             candidate.trace.refuse_shorter(reference.trace)
@@ -668,8 +658,7 @@ class Isolated(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look(folder)
-        settling_s, counted_s = spec.turns.split_alone(times)
-        return Run(worker.report, counted_s, settling_s or None, total, trace)
+        return Run(worker.report, Timed(*spec.turns.split_alone(times), total), trace)
 
     def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
         """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
@@ -694,7 +683,6 @@ def aba_noise_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0
 
     Args:
         pairs: ABA runs stored as pairs.
-        start_s: Seconds until a process is ready.
     """
     found = aba_estimate(pairs)
     count = found.pair_count

@@ -71,14 +71,11 @@ class MeasurementContext:
     """The place where comparisons are made; each lane has one.
 
     Args:
-        folders: Where logs go.
         is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
         assignment: The task in hand, and what the driver said with it.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
-        losses: Holds candidates to the losses of the reference here.
-        reference_trace: Losses of the living reference.
         has_run: Whether a reference ever ran: one that never did cannot run at all.
         restarts: How often the reference was lost over the task in hand.
         share: What two processes on one GPU get of its memory, and who does not fit so.

@@ -246,7 +246,6 @@ class LongLosses:
     Attributes:
         report: Of its first process.
         losses: Steps of that process since it was ready, and the loss there, in order.
-        steps: Steps of all its processes.
     """
 
     report: WorkerReport

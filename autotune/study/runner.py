@@ -73,8 +73,6 @@ class TaskRunner:
     """One lane's measurement context, and how it compares.
 
     Args:
-        folders: Where logs go.
-        progress: Told what is under way.
         is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
@@ -287,10 +285,6 @@ def measure_trial(
 ) -> TrialResult:
     """Measures one proposed set, unless its program turns out to be known; then the driver adds the other's figures.
 
-    Args:
-        folder: Where logs go.
-        name: Seeds the order of blocks.
-
     Raises:
         ReferenceFailed: If no reference stayed alive beside it.
         LaunchError: If the reference cannot be started.
@@ -369,11 +363,7 @@ def _profile(context: MeasurementContext, task: ProfileTask, folder: Path) -> Pr
 
 
 class LocalExecutor:
-    """The engine of a study with one lane: this very process; see `autotune.cluster.Engine`.
-
-    Args:
-        runner: Does the work; its progress goes to the driver itself.
-    """
+    """The engine of a study with one lane: this very process; see `autotune.cluster.Engine`."""
 
     words = "this process"
 

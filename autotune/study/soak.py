@@ -56,12 +56,8 @@ class _Asked:
     """How long a run is to be, and for what.
 
     Attributes:
-        is_enough: Whether a run has lasted long enough.
-        least_s: Seconds of steps, about.
-        least_steps: Steps, at least.
         is_compared: Its losses are compared by work done: every step gets a batch of its own, where a worker makes its
             batches.
-        block: Steps of a block, so that both arms train on the same batches; None leaves that to its own speed.
     """
 
     is_enough: Callable[[LongRun], bool]
@@ -78,7 +74,6 @@ class LongRun:
     Attributes:
         losses: Steps of the first process up to the end of a block, and the loss there, as far as it is told.
         memory: Likewise of memory in use.
-        block: Steps of a block.
     """
 
     times: list[float] = field(default_factory=list)

@@ -190,18 +190,13 @@ class Assignment(Record):
 
     Attributes:
         lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
-        folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         mode: How this lane compares; None before its A/A run.
         loss_tolerance: What the lane's A/A run allows first losses to differ.
-        loss_spread: How far references were apart there, by step.
         spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
-        artefacts: Those that the settings in question stand for.
-        at_s: The study's time now, in seconds.
-        limits: What processes may take; None before the A/A run.
     """
 
     task: AnyTask = FloorTask()
@@ -224,9 +219,7 @@ class PendingTask:
     """One task on its way to a result.
 
     Attributes:
-        folder: Where its raw samples go; another attempt gets a folder of its own.
         name: Seeds the order of blocks.
-        done: Called with the result.
         lost: Lanes that were lost over it.
     """
 

@@ -26,49 +26,17 @@ EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 
 
-class Narrow(ReplayLauncher):
-    """A device that holds one process: a second one finds no memory."""
+class Asked(ReplayLauncher):
+    """Remembers under which settings workers were asked for."""
 
-    def __init__(self, spec: StudySpec, *, holds: Callable[[FlagSet], int] = lambda s: 1) -> None:
+    def __init__(self, spec: StudySpec) -> None:
         assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
-        self._holds = holds
-        self.living: list[OneOf] = []
+        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
         self.asked: list[FlagSet] = []
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> ReplayWorker:
         self.asked.append(settings)
-        if len(self.living) >= self._holds(settings):
-            raise WorkerFailed(
-                Failure(kind=FailureKind.OUT_OF_MEMORY, message="m", phase="build", log=str(folder / "w"))
-            )
-        worker = super().start(settings.without("XLA_CLIENT_MEM_FRACTION"), folder, progress=progress)
-        self.living.append(OneOf(worker, self))
-        return self.living[-1]
-
-    def close(self) -> None:
-        self.living.clear()
-
-
-class OneOf(ReplayWorker):
-    """A worker that leaves the device when it is closed."""
-
-    last_loss: float | None = None
-    last_norm: float | None = None
-    loss_lag = 0
-    fresh_batches = False
-
-    def __init__(self, worker: ReplayWorker, device: Narrow) -> None:
-        self.report = worker.report
-        self._worker = worker
-        self._device = device
-
-    def run_block(self, steps: int) -> tuple[float, ...]:
-        return self._worker.run_block(steps)
-
-    def close(self) -> None:
-        if self in self._device.living:
-            self._device.living.remove(self)
+        return super().start(settings.without("XLA_CLIENT_MEM_FRACTION"), folder, progress=progress)
 
 
 def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
@@ -135,49 +103,16 @@ def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.SAME_PROGRAM]
 
 
-def test_a_device_that_holds_one_process_turns_the_whole_study_to_sandwiches(run_replay: Run) -> None:
-    spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
-    launcher = Narrow(spec)
-    conclusion, store, diary = run_replay(spec, trials=5, launcher=launcher, first=BEST)
-    assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
-    assert any("do not fit into the device's memory" in note for note in diary.notes)
-    assert {r.comparison.mode for r in store.of(TrialResult) if r.comparison} == {"sandwich"}
-    # Going on with it does not try two processes again.
-    before = len(launcher.asked)
-    run_replay(spec, trials=6, launcher=launcher, first=BEST)
-    assert not any("XLA_CLIENT_MEM_FRACTION" in s for s in launcher.asked[before:])
-
-
-def test_one_set_that_needs_the_whole_device_is_measured_alone(run_replay: Run) -> None:
-    spec = replay_study(effects=EFFECTS, study={"device": {"platform": "cuda"}}, noise={"white_sd": 0.003})
-    launcher = Narrow(spec, holds=lambda s: 1 if "xla_a" in s else 2)
-    first = (*BEST, ("beside", FlagSet({"xla_b": 1})))
-    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=first)
-    modes = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
-    assert modes == {(True, "sandwich"), (False, "turns")}
-    assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
-    assert store.of(IncidentRecord) == []
-
-
-def test_what_does_not_fit_even_alone_has_failed(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_a=1": "out_of_memory"}, study={"device": {"platform": "cuda"}})
-    first = (("hungry", FlagSet({"xla_a": 1})), ("fits", FlagSet({"xla_b": 1})))
-    _, store, _ = run_replay(spec, trials=2, launcher=Narrow(spec, holds=lambda s: 2), first=first)
-    failed = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert failed
-    assert all(r.settings["xla_a"] == "1" for r in failed)
-
-
 @pytest.mark.parametrize("own", ["XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"])
 def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_replay: Run, own: str) -> None:
     cuda = {"device": {"platform": "cuda"}}
     spec = replay_study(study=cuda)
-    launcher = Narrow(spec, holds=lambda s: 2)
+    launcher = Asked(spec)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)
     assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s in launcher.asked[:3])
     assert "XLA_CLIENT_MEM_FRACTION" not in store.of(TrialResult)[0].settings
     other = replay_study(study={**cuda, "baseline": {own: "0.3"}})
-    launcher = Narrow(other, holds=lambda s: 2)
+    launcher = Asked(other)
     run_replay(other, trials=1, launcher=launcher, folder="other")
     assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s in launcher.asked)
 
@@ -185,7 +120,7 @@ def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_r
 def test_a_reference_that_dies_in_a_sandwich_is_not_the_candidates_fault(run_replay: Run) -> None:
     spec = replay_study(study=ALONE)
 
-    class Mortal(Narrow):
+    class Mortal(Asked):
         def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
             if len(self.asked) == 12 and folder.name == "reference":
                 self.asked.append(settings)
@@ -207,7 +142,7 @@ def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.8}, study=ALONE)
     seen: dict[FlagSet, int] = {}
 
-    class Fickle(Narrow):
+    class Fickle(Asked):
         def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
             worker = super().start(settings, folder, progress=progress)
             seen[settings] = seen.get(settings, 0) + 1

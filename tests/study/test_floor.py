@@ -15,7 +15,7 @@ from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, Failure, FailureKind
 from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord
-from autotune.model.spec import Effort, StudySpec
+from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
@@ -69,25 +69,6 @@ def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     assert floor.floor.degrees == 4
     centres = [np.mean(g) for g in groups]
     assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
-
-
-def test_the_number_of_processes_is_a_key_and_scales_with_effort(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE, study={"measure": {"floor_processes": 2}})
-    launcher = Counting(spec)
-    run_replay(spec, trials=0, launcher=launcher)
-    assert len(launcher.started) == 3
-    standard = replay_study()
-    counts = [standard.at_effort(e).measure.floor_processes for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
-    assert counts == [3, 4, 8]
-    assert spec.at_effort(Effort.QUICK).measure.floor_processes == 2
-
-
-def test_a_run_goes_on_with_other_numbers_of_processes_and_not_with_another_replay() -> None:
-    spec = replay_study()
-    assert "floor_processes" not in spec.lasting()["measure"]
-    assert spec.identity == replay_study(study={"measure": {"floor_processes": 7}}).identity
-    assert spec.identity == replay_study(study={"confirm": {"pairs": 20}}).identity
-    assert spec.identity != replay_study(start_s=3.0).identity
 
 
 @pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
@@ -207,12 +188,3 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
         found.append((aba_noise_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
-
-
-def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE, study={"measure": {"mode": "sandwich"}})
-    _, store, _ = run_replay(spec, trials=0)
-    floor = store.of(FloorResult)[0]
-    assert floor.comparison.mode == "sandwich"
-    assert floor.floor == aba_noise_floor(list(store.pairs("floor")), sesoi=0.005)
-    assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)

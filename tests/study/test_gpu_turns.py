@@ -84,14 +84,6 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(run_
     assert fooled.outcome is Outcome.WINNER  # which is why
 
 
-@pytest.mark.parametrize("clock_s", [0.5, 2.0])
-def test_a_gain_that_power_takes_a_part_of_is_reported_as_it_is(run_replay: Run, clock_s: float) -> None:
-    noise = {**POWER, "clock_s": clock_s, "candidate_power_cost": 0.02}
-    conclusion, _, _ = run_replay(gpu_study(noise=noise, effects={"xla_a=1": 0.93}, step_s=0.1), trials=4)
-    assert conclusion.estimate is not None
-    assert conclusion.estimate.low <= 0.93 * 1.0202 <= conclusion.estimate.high
-
-
 # ---------------------------------------------------------------------- starts
 
 

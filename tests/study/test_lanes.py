@@ -12,7 +12,7 @@ import pytest
 
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.errors import LaunchError, NodeLostError
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
@@ -260,41 +260,6 @@ def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Pa
     last = run.store.of(LedgerRecord)[-1]
     assert first.device_s < last.device_s
     assert 5 <= len(run.store.of(TrialResult)) < 54  # the space has as many
-
-
-def test_failures_of_units_have_records_of_their_own_kind() -> None:
-    from autotune.model.flags import FlagSet
-    from autotune.study import tasks
-
-    failure = Failure(kind=FailureKind.NODE_LOST, message="m", phase="step")
-    one = FlagSet({"xla_a": "1"})
-    for unit in (
-        tasks.PairTask(stage="confirm", trial=1, settings=one, repeat=2),
-        tasks.AblationTask(settings=one, left_out="xla_a"),
-        tasks.SoakTask(settings=one, least_s=1.0, least_steps=1),
-        tasks.ProfileTask(settings=one, steps=3),
-        tasks.BlameTask(trial=1, settings=one, failure_kind=FailureKind.CRASH),
-    ):
-        record = unit.failed(failure)
-        assert getattr(record, "settings", None) == one
-        assert getattr(record, "failure", failure) == failure
-
-
-def test_hours_of_devices_are_shown_wherever_a_study_is(tmp_path: Path) -> None:
-    from autotune.results.api import load
-    from autotune.results.report import render_html
-    from autotune.study import describe_lanes, study_status
-
-    run, _ = study(tmp_path, fair, lanes=["a", "b"], trials=3)
-    run_study(run)
-    with (run.store.path / "records.jsonl").open("a") as records:
-        records.write(LedgerRecord(device_s=7.5 * 3600, lanes=("a", "b"), at_s=9e9).model_dump_json() + "\n")
-    status = study_status(run.store.path)
-    assert status.device_hours == 7.5
-    assert any("7.50 hours of devices" in line for line in describe_lanes(status))
-    assert [(x.lane, x.is_here, x.is_slow) for x in status.lanes] == [("a", False, False), ("b", False, False)]
-    assert load(run.store.path).device_hours == 7.5
-    assert "7.500, all sessions together" in render_html(Store.open(run.store.path))
 
 
 def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others_are_lost(tmp_path: Path) -> None:

@@ -58,7 +58,15 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
 def told(**floor: Any) -> Promise | None:
     study: dict[str, Any] = {"confirm": {"processes": floor.pop("processes", MOST)}}
     spec = replay_study(study=study)
-    figures = {"process_sd": 0.004, "within_sd": 0.004, "degrees": 4, "spread": 0.0, "start_s": 20.0, "pair_s": 1.0, **floor}
+    figures = {
+        "process_sd": 0.004,
+        "within_sd": 0.004,
+        "degrees": 4,
+        "spread": 0.0,
+        "start_s": 20.0,
+        "pair_s": 1.0,
+        **floor,
+    }
     made = read_noise_floor([[0.0] * 8, [0.001] * 8], plan=SequentialPlan(cap=40))
     noise = NoiseFloor(estimate=made.estimate, detectable=0.0, **figures)
     result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]

@@ -93,13 +93,6 @@ def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay:
     assert [p.index for p in pairs] == list(range(first.comparison.pair_count))
 
 
-def test_a_reference_whose_memory_grows_turns_to_running_alone(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0), grown=gib(50.0))
-    _, store, _ = run_replay(spec, trials=3, launcher=launcher)
-    assert modes(store) == {"sandwich"}
-
-
 def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> None:
     def need(settings: FlagSet) -> float:
         return 50.0 if "xla_a" not in settings and settings else 20.0  # what changes rounding, and nothing else
