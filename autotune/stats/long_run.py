@@ -144,7 +144,6 @@ def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *
     """Total times of one pair of processes.
 
     Args:
-        reference_s: Duration of every step of the reference, in seconds.
         candidate_s: Duration of every step of the candidate.
         work_ratio: What a step of the candidate does over what one of the reference does.
     """
@@ -206,7 +205,6 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
 
     Args:
         candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
-        reference: Stalls of as many runs of it.
         log_ratio: log of the typical step, candidate over reference, per unit of work.
     """
     mine, base = add_stalls(candidate), add_stalls(reference)
@@ -234,7 +232,6 @@ def slower_run(
 
     Args:
         candidate: Mean step of each segment of its run or runs, in seconds, at least three each.
-        reference: The same of as many runs of it.
         work_ratio: What a step of the candidate does over what one of the reference does.
         process_sd: Standard deviation of the log ratio from one pair of processes to the next.
     """
@@ -259,7 +256,6 @@ def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, 
 
     Args:
         candidate_s: Mean step time of each of its segments in order, in seconds, at least four.
-        reference_s: The same of the reference.
         log_ratio: log of the typical step, candidate over reference, as the run begins.
     """
     arms = [_growth(np.log(np.asarray(x))) for x in (candidate_s, reference_s)]
@@ -345,7 +341,6 @@ def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak 
     does not count.
 
     Args:
-        reference: Too few samples count as no growth.
         step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
     """
     if not _keeps_growing(candidate, 0.0):  # which is nearly always so, and known sooner than a slope

@@ -294,9 +294,9 @@ def compare_traces(
 ) -> TraceCheck:
     """Compares loss and global gradient norm at every step that the reference tells; same seed and data.
 
+    A candidate that told less, or anything that is not finite, is wrong.
+
     Args:
-        reference: Finite at every step.
-        candidate: It must have told as much, and any NaN or infinity is a failure.
         dtype: Arithmetic of the matrix products; see `formats_of`. On NVIDIA GPUs float32 products are tensorfloat32 by
             default.
         spacing: By quantity, how far neighbours are apart in the format in which it is told, if that is narrow.
@@ -388,8 +388,6 @@ def compare_first_steps(
     step twice that), more for a smaller batch: of few steps no more can be told, and a long run has the last word.
 
     Args:
-        reference: Loss at each of its first steps, finite.
-        candidate: Loss at each of its first steps.
         norms: Global gradient norms of both, as far as they are told.
         work: What a step of reference and candidate does.
         least_tolerance: Relative difference that arithmetic alone may make at the first step.
@@ -456,9 +454,9 @@ def compare_long_runs(
 ) -> Comparability:
     """Compares the losses of two long runs over the second half of the work that both have done.
 
+    Each is work done so far, and the loss there, in order and in the same unit of work.
+
     Args:
-        reference: Work done so far, and the loss there; in order.
-        candidate: The same, in the same unit of work.
         tolerance: Relative difference of the mean losses that is allowed, beside what scatter of the points makes.
         is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong as one above: with
             a smaller batch there are more updates in as much work, and a lower loss is no fault.

@@ -93,8 +93,7 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     half of the cases in which processes and blocks make equal noise, and the interval would hold in 0.87 of trials.
 
     Args:
-        variance: Of the centres of equal processes.
-        degrees: Its degrees of freedom.
+        variance: Of the centres of equal processes, with so many degrees of freedom.
         noise: What pairs of blocks have added to it.
     """
     student, normal = student_quantile(1.0 - LEVEL, degrees), NORMAL.inv_cdf(0.95)
@@ -189,7 +188,6 @@ def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s
         within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of processes.
         process_sd: Standard deviation of the deviation of one process, in log.
         start_s: Seconds to start a pair of processes.
-        pair_s: Seconds of one pair of blocks, above 0.
     """
     if process_sd == 0.0:  # no process is like another by so much that more of them would help
         return MOST if within_sd and start_s else least
@@ -211,10 +209,5 @@ def proof_size(floor: NoiseFloor, *, starts: float = STARTS) -> int:
 
 
 def moments(start_s: float, pair_s: float) -> int:
-    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`.
-
-    Args:
-        start_s: Seconds to start what runs them.
-        pair_s: Seconds of one pair of blocks, above 0.
-    """
+    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`."""
     return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

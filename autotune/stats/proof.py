@@ -143,7 +143,6 @@ def look(
 
     Args:
         log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
-        most: Pairs after which it ends in any case.
         is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
             proof goes on, for more pairs may clear it.
     """
@@ -178,7 +177,6 @@ def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: fl
 
     Args:
         log_ratios: Of the pairs so far, from 2 to `most` - 1 of them.
-        most: The cap.
     """
     mean, sd = log_ratios.mean(keepdims=True), log_ratios.std(ddof=1, keepdims=True)
     return float(_chance(np.asarray([len(log_ratios)]), mean, sd, plan, most=most, sesoi=sesoi, optimism=0.5)[0])
@@ -197,9 +195,6 @@ def _chance(
     """Chance that a gain is proven at the cap, were the true effect as good as it may still be.
 
     Args:
-        n: Number of pairs so far.
-        mean: Of their log ratios.
-        sd: Of their log ratios.
         optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
     """
     from scipy.special import ndtr, stdtrit
@@ -240,7 +235,6 @@ def simulate_looks(
 
     Args:
         effect: True log ratio.
-        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next.
         stream: Of random numbers; proofs of different sets have different ones.
     """
     rng = np.random.default_rng([stream, 20261122])
@@ -363,7 +357,6 @@ class StudyPower:
     """Power and cost of a study's proofs.
 
     Attributes:
-        most: Cap of pairs of processes of each proof.
         found: Chance that a set with the effect, among finalists without any, is proven.
         found_in_time: Likewise, within `pairs`.
         pairs: Fresh pairs of processes that all its proofs take, runs alone and gain included, in `IN_TIME` of studies.
@@ -385,8 +378,6 @@ def study_power(
 
     Args:
         effect: True gain, as a share of the default's step time (0.02 is 2 %).
-        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next.
-        most: Cap of each proof.
     """
     hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
     claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
@@ -470,8 +461,6 @@ def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> 
 
     Args:
         alone: Log ratio of each pair of runs, one arm after the other.
-        turns: Log ratio of each interleaved pair of processes that measured the gain.
-        most: Pairs of isolated runs after which it ends in any case.
     """
     ones, beside = finite(alone, least=0), finite(turns, least=2)
     plan = ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR)
