@@ -19,14 +19,17 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
+    FloorResult,
     LaunchError,
     NodeLostError,
     Pair,
     StudySpec,
+    TimeLimits,
     WorkerReport,
     WorkPerStep,
     artefacts_of,
     kernels_of,
+    limits_after,
     read_choices,
 )
 from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
@@ -105,11 +108,11 @@ class MeasurementContext:
         """A task begins on this lane."""
         self.assignment = assignment
         self.programs.update(assignment.programs)
-        self.losses = LossGate(self.spec, assignment.loss_spread, assignment.loss_tolerance)
         self.restarts = 0
         self._began_s = time.monotonic()
-        if assignment.limits is not None:
-            self._launcher.limits = assignment.limits
+        if (floor := assignment.floor) is not None:
+            self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
+            self._launcher.limits = time_limits_after(self.spec, floor)
 
     @property
     def now_s(self) -> float:
@@ -362,6 +365,12 @@ class MeasurementContext:
 def floor_folder(lane: str) -> tuple[str, ...]:
     """Where a lane's reference and A/A run lie, in parts: each compares with its own."""
     return ("floor", lane) if lane else ("floor",)
+
+
+def time_limits_after(spec: StudySpec, floor: FloorResult) -> TimeLimits:
+    """What processes of a lane may take, from what the reference took in its A/A run."""
+    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
 
 
 def typical_step_s(worker: Worker) -> float:

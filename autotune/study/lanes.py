@@ -28,18 +28,15 @@ from autotune.model import (
     LedgerRecord,
     NodeLostError,
     Pair,
-    StudySpec,
     TimeLimits,
     TrialResult,
     TrialStatus,
     View,
     WorkPerStep,
-    limits_after,
     log_ratio,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
-from autotune.stats import LossSpread
-from autotune.study.context import floor_folder
+from autotune.study.context import floor_folder, time_limits_after
 from autotune.study.promise import promise_of
 from autotune.study.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
 
@@ -182,7 +179,7 @@ class Lanes:
     @property
     def limits(self) -> TimeLimits | None:
         """What processes may take on the first lane that has a noise floor; None before there is one."""
-        return next((_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+        return next((time_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
 
     @property
     def names(self) -> Sequence[str]:
@@ -224,15 +221,11 @@ class Lanes:
             lane=lane.name,
             folder=pending.own_folder,
             name=pending.name,
-            mode=lane.floor.comparison.mode if lane.floor else None,
-            loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
-            loss_spread=lane.floor.loss_spread if lane.floor else LossSpread(),
-            spread=lane.floor.floor.spread if lane.floor else 0.0,
+            floor=lane.floor,
             runtime=tuple(self._runtime(self._settings_of(pending.task))),
             artefacts=artefacts_for(self._store, self._settings_of(pending.task)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
-            limits=_limits_after(self._store.spec, lane.floor),
         )
         if isinstance(pending.task, TrialTask):
             lane.told_programs = len(self._programs)
@@ -417,11 +410,3 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
-
-
-def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | None:
-    """What processes of a lane may take, once its noise floor has told what the reference does."""
-    if floor is None:
-        return None
-    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
-    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -104,8 +104,8 @@ class TaskRunner:
         task, context = assignment.task, self.context
         started = time.monotonic()
         context.begin(assignment)
-        if assignment.mode is not None and assignment.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(assignment.mode)
+        if assignment.floor is not None and assignment.floor.comparison.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(assignment.floor.comparison.mode)
         if isinstance(task, PairTask | AblationTask | SoakTask | ProfileTask) or self.comparer.mode == SANDWICH:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)

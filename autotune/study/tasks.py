@@ -23,18 +23,18 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
+    FloorResult,
     LeftOut,
     LossBasis,
     ProfileRecord,
     Record,
     Settings,
     SoakRecord,
-    TimeLimits,
     TrialConfig,
     TrialResult,
     names_left_out,
 )
-from autotune.stats import Estimate, LossSpread
+from autotune.stats import Estimate
 
 
 class Task(Record):
@@ -191,27 +191,27 @@ class Assignment(Record):
     Attributes:
         lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
         name: Seeds the order of its blocks, whichever lane does it and however often.
-        mode: How this lane compares; None before its A/A run.
-        loss_tolerance: What the lane's A/A run allows first losses to differ.
-        spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
+        floor: The lane's A/A run; None before it.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
+        at_s: The study's time now, in seconds.
     """
 
     task: AnyTask = FloorTask()
     lane: str = ""
     folder: tuple[str, ...] = ()
     name: str = ""
-    mode: str | None = None
-    loss_tolerance: float = 0.0
-    loss_spread: LossSpread = LossSpread()
-    spread: float = 0.0
+    floor: FloorResult | None = None
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
-    limits: TimeLimits | None = None
+
+    @property
+    def spread(self) -> float:
+        """By how much one pair of equal processes may be off on this lane, in log; 0 where that is not known."""
+        return self.floor.floor.spread if self.floor is not None else 0.0
 
 
 @dataclass(slots=True)

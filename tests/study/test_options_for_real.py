@@ -100,7 +100,7 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
     assert isinstance(floor, FloorResult)
     assert floor.rounding is not None
     assert floor.rounding < 1e-3
-    lane.told = {"loss_tolerance": floor.loss_tolerance, "loss_spread": floor.loss_spread}
+    lane.told = {"floor": floor}
     for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
         assert found.failure is None, found.failure
         assert found.loss is not None
