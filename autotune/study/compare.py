@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -151,6 +151,15 @@ class ComparisonRequest(Generic[S]):
     def sets(self) -> tuple[FlagSet, FlagSet]:
         """Reference and candidate."""
         return self.against or FlagSet(), self.candidate
+
+    def settled_by(self, reference: WorkerReport, candidate: WorkerReport) -> S | None:
+        """What the inspection of both reports says, if it settles the matter."""
+        return self.inspect(reference, candidate) if self.inspect is not None else None
+
+    @property
+    def is_aa(self) -> bool:
+        """Whether it is the study's reference against itself."""
+        return self.sets == (FlagSet(), FlagSet())
 
     @property
     def is_reference_replaceable(self) -> bool:
@@ -330,7 +339,7 @@ class Interleaved(Comparer):
     ) -> Compared[S]:
         reports = (reference.report, candidate.report)
         work = work_between(request.sets, reports)
-        if request.inspect is not None and (settled := request.inspect(*reports)) is not None:
+        if (settled := request.settled_by(*reports)) is not None:
             return Compared(reference=reports[0], candidate=reports[1], settled=settled)
 
         def check(pair: Pair) -> None:
@@ -521,6 +530,8 @@ def floor_pairs(report: WorkerReport, steps: int) -> int:
 class Run(NamedTuple):
     """One fresh run."""
 
+    arm: Arm
+    at_s: float
     report: WorkerReport
     timed: Timed
     trace: LossTrace
@@ -542,98 +553,93 @@ class Isolated(Comparer):
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
-        return self._single_pair(request) if request.is_proof else self._aba_runs(request)
-
-    def _aba_runs(self, request: ComparisonRequest[S], *, is_aa: bool = False) -> Compared[S]:
-        """As many ABA runs as the study asks for; every run is stored as it comes."""
-        context, inspect = self.context, request.inspect
+        """One fresh run of either in a proof, else as many ABA runs as the study asks for."""
+        reports: dict[Arm, WorkerReport] = {}
         pairs: list[Pair] = []
         work: WorkPerStep | None = None
-        for _ in range(context.spec.measure.sandwiches):
-            before = self._run_reference(request, checks_budget=is_aa and not pairs)
-            with self._start(request.candidate, request.folder) as worker:
-                reports = (before.report, worker.report)
-                work = work_between(request.sets, reports)
-                if not pairs and inspect is not None and (settled := inspect(*reports)) is not None:
-                    return Compared(reference=reports[0], candidate=reports[1], settled=settled)
-                middle = self._measure(worker, request.folder, Arm.CANDIDATE)
-            pairs.append(self._keep(request, len(pairs), Arm.REFERENCE, before, middle, work))
-            after = self._run_reference(request)
-            pairs.append(self._keep(request, len(pairs), Arm.CANDIDATE, after, middle, work))
-        stopped = f"all {len(pairs) // 2} sandwiches run"
-        comparison = self._figures(pairs, aba_estimate(pairs, work), stopped=stopped, work=work)
-        return Compared(reference=before.report, candidate=middle.report, pairs=pairs, comparison=comparison)
+        for order in self._orders(request):
+            before: Run | None = None
+            for arm in order:
+                with self._started(request, arm) as worker:
+                    reports[arm] = worker.report
+                    if before is not None:
+                        both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
+                        work = work_between(request.sets, both)
+                        if not pairs and (settled := request.settled_by(*both)) is not None:
+                            return Compared(reference=both[0], candidate=both[1], settled=settled)
+                    run = self._run(request, arm, worker)
+                if before is not None:
+                    pairs.append(self._keep(request, len(pairs), before, run, work))
+                before = run
+        found = estimate_pairs([log_ratio(pairs[0], work)]) if request.is_proof else aba_estimate(pairs, work)
+        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} sandwiches run"
+        return Compared(
+            reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs,
+            comparison=self._figures(pairs, found, stopped=stopped, work=work),
+        )  # fmt: skip
 
-    def _single_pair(self, request: ComparisonRequest[S]) -> Compared[S]:
-        """One fresh run of either; a coin, seeded by the name, decides which goes first."""
-        context, inspect = self.context, request.inspect
+    def _orders(self, request: ComparisonRequest[S]) -> list[list[Arm]]:
+        """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
         order = [Arm.REFERENCE, Arm.CANDIDATE]
-        if random.Random(f"{context.spec.seed}/{request.name}").random() < 0.5:
+        if not request.is_proof:
+            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.sandwiches
+        if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
             order.reverse()
-        at_s = context.now_s
-        runs: dict[Arm, Run] = {}
-        for arm in order:
-            if arm is Arm.REFERENCE:
-                runs[arm] = self._run_reference(request)
-            else:
-                with self._start(request.candidate, request.folder) as worker:
-                    runs[arm] = self._measure(worker, request.folder, arm)
-        reference, candidate = runs[Arm.REFERENCE], runs[Arm.CANDIDATE]
-        reports = (reference.report, candidate.report)
-        work = work_between(request.sets, reports)
-        if inspect is not None and (settled := inspect(*reports)) is not None:
-            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
-        pair = self._keep(request, 0, order[0], reference, candidate, work, at_s=at_s)
-        estimate = estimate_pairs([log_ratio(pair, work)])
-        comparison = self._figures([pair], estimate, stopped="all pairs run", work=work)
-        return Compared(reference=reports[0], candidate=reports[1], pairs=[pair], comparison=comparison)
+        return [order]
+
+    @contextlib.contextmanager
+    def _started(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[Worker]:
+        """A fresh process of one arm; the log of a reference lies beside the candidate's."""
+        with self._blaming(request, arm):
+            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), alone=True)
+        with contextlib.closing(worker):
+            yield worker
+
+    def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
+        context, at_s = self.context, self.context.now_s
+        if request.is_aa and self._run_steps is None:  # the first run of all: is there time for the others?
+            left_s = floor_alone_s(context.spec, worker.report)
+            refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, floor_s=left_s)
+        with self._blaming(request, arm):
+            run = Run(arm, at_s, worker.report, *self._measure(worker, self._folder(request, arm), arm))
+        if arm is Arm.REFERENCE:
+            if not request.sets[0]:
+                refuse_not_finite(run.report)
+            context.has_run = True
+        return run
+
+    def _folder(self, request: ComparisonRequest[S], arm: Arm) -> Path:
+        is_candidate = arm is Arm.CANDIDATE
+        return request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
+
+    @contextlib.contextmanager
+    def _blaming(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[None]:
+        """Says of a failing process that it was the reference, if it was."""
+        try:
+            yield
+        except WorkerFailed as error:
+            if arm is Arm.CANDIDATE:
+                raise
+            if error.failure.kind is FailureKind.WRONG_LOSS and not request.sets[0]:
+                raise not_finite(error.failure.message) from error
+            if not (self.context.has_run or error.infrastructure):
+                raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
+            raise ReferenceFailed(error) from error
 
     def _keep(
-        self,
-        request: ComparisonRequest[S],
-        index: int,
-        first: Arm,
-        reference: Run,
-        candidate: Run,
-        work: WorkPerStep | None,
-        *,
-        at_s: float | None = None,
+        self, request: ComparisonRequest[S], index: int, first: Run, second: Run, work: WorkPerStep | None
     ) -> Pair:
         """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
-        at_s = self.context.now_s if at_s is None else at_s
+        reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
         told = candidate.trace.beside(reference.trace)
-        pair = _make_pair(index, first, at_s, reference.timed, candidate.timed, told)
+        pair = _make_pair(index, first.arm, first.at_s, reference.timed, candidate.timed, told)
         self.context.progress.pair(request.folder, pair, work)
         if request.inspect is not None:
             candidate.trace.refuse_shorter(reference.trace)
             self.context.losses.check_block(request.sets, (reference.report, candidate.report), pair.loss)
         return pair
 
-    def _start(self, settings: FlagSet, folder: Path) -> contextlib.closing[Worker]:
-        return contextlib.closing(self.context.start(settings, folder, alone=True))
-
-    def _run_reference(self, request: ComparisonRequest[S], *, checks_budget: bool = False) -> Run:
-        """A fresh run of what is compared with; its log lies beside the candidate's."""
-        context, settings = self.context, request.sets[0]
-        beside = context.folder_in(request.folder, "reference")
-        try:
-            with self._start(settings, beside) as worker:
-                if checks_budget:
-                    left_s = floor_alone_s(context.spec, worker.report)
-                    refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, floor_s=left_s)
-                run = self._measure(worker, beside, Arm.REFERENCE)
-        except WorkerFailed as error:
-            if error.failure.kind is FailureKind.WRONG_LOSS and not settings:
-                raise not_finite(error.failure.message) from error
-            if not (context.has_run or error.infrastructure):
-                raise LaunchError(context.reference_cannot_run(error.failure)) from error
-            raise ReferenceFailed(error) from error
-        if not settings:
-            refuse_not_finite(run.report)
-        context.has_run = True
-        return run
-
-    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> Run:
+    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> tuple[Timed, LossTrace]:
         """The steps of one run."""
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
@@ -658,7 +664,7 @@ class Isolated(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look(folder)
-        return Run(worker.report, Timed(*spec.turns.split_alone(times), total), trace)
+        return Timed(*spec.turns.split_alone(times), total), trace
 
     def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
         """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
@@ -666,7 +672,7 @@ class Isolated(Comparer):
         request: ComparisonRequest[None] = ComparisonRequest(
             candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.sandwiches)
         )
-        found = self._aba_runs(request, is_aa=True)
+        found = self._compare(request)
         assert found.comparison is not None
         start_s = statistics.mean((found.reference.start_s, found.candidate.start_s))
         return AaRun(
