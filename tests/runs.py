@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autotune.machine import (
+    NO_METER,
+    NO_WATCH,
+)
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair
 from autotune.model.records import (
     AblationResult,
     ConclusionRecord,
@@ -23,13 +33,41 @@ from autotune.model.spec import StudySpec
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.parameters import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Estimate
-from autotune.study.library_priors import NO_LESSONS, Lessons
+from autotune.study.compare import InterleavedBlocks
+from autotune.study.library_priors import (
+    NO_LESSONS,
+    Lessons,
+)
+from autotune.study.loss_gate import LossTrace
 from autotune.study.stages import run_study
-from autotune.workers.base import Launcher
-from harness.simulated import GivenSetup, given_run
+from autotune.workers.base import (
+    Launcher,
+    Worker,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
 from harness.simulated_machine import parse_simulated
+
+
+def interleaved_pairs(
+    reference: Worker, candidate: Worker, stop: Callable[[list[float]], str | None], *, steps: int = 3, seed: int = 0
+) -> tuple[list[Pair], str]:
+    """Interleaved pairs of two workers, and why they ended."""
+    spec = replay_study(study={"seed": seed})
+    context: Any = SimpleNamespace(
+        spec=spec, steps_for=lambda worker: steps, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
+        progress=SimpleNamespace(pair=lambda *_: None),
+    )  # fmt: skip
+    traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
+    blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
+    return blocks.measure(stop, seed="test")
 
 
 class Diary:

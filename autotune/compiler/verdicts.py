@@ -200,11 +200,6 @@ class Screener:
         program = self.result(settings).program
         return self._fits(program, settings) if program is not None else None
 
-    def known_peak(self, settings: FlagSet) -> int | None:
-        """Bytes that a set's step needs of each device; None if it was not compiled yet, or that is not known."""
-        found = self._results.get(self._as_compiled(settings))
-        return found.program.memory.peak_bytes if found and found.program and found.program.memory else None
-
     def is_known(self, settings: FlagSet) -> bool:
         """Whether a set (without the baseline) was compiled already."""
         return self._as_compiled(settings) in self._results

@@ -432,7 +432,7 @@ class LossCheck(Record):
 
 
 TURNS = "turns"
-"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.alone.MODE`."""
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.compare.SANDWICH`."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

@@ -6,13 +6,26 @@ Records are frozen, checked when read back, and written as one JSON object a lin
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Self,
+)
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels, KernelSpread
+from autotune.model.kernels import (
+    Kernels,
+    KernelSpread,
+)
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -25,8 +38,27 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
-from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Facts,
+    LogRatio,
+    Ratio,
+    Record,
+    StepTime,
+)
+from autotune.stats import (
+    Estimate,
+    LossSpread,
+    NoiseFloor,
+    Outlook,
+    Stalls,
+    TotalTime,
+    Verdict,
+    outlook_of,
+)
 
 LeftOut = str | tuple[str, ...]
 """Name of the setting that is left out, or of several that are left out together."""
@@ -434,7 +466,7 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread | None = None
+    loss_spread: LossSpread
     promise: Promise | None = None
     kernels: KernelSpread | None = None
     directory: str

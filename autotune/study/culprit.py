@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus
-from autotune.study.units import BlameUnit
+from autotune.study.tasks import BlameTask
 
 BLAMED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
 """Failures whose cause is looked for; out of memory depends on the workload, a wrong loss on the data."""
@@ -29,7 +29,7 @@ def next_case(
     return None
 
 
-def blame_unit(trial: TrialResult, results: Sequence[TrialResult]) -> BlameUnit:
+def blame_unit(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTask:
     """The search for a trial's culprit; what other trials tell is not started again."""
     assert trial.failure is not None
     kind = trial.failure.kind
@@ -39,7 +39,7 @@ def blame_unit(trial: TrialResult, results: Sequence[TrialResult]) -> BlameUnit:
             known.append((result.settings, False))
         elif result.failure is not None and result.failure.kind is kind:
             known.append((result.settings, True))
-    return BlameUnit(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+    return BlameTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
 
 
 def _holds(settings: FlagSet, part: FlagSet) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,19 @@ from autotune.cluster import (
     lanes_on_nodes,
     open_dask,
 )
-from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
-from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
+from autotune.machine import (
+    caller_environment,
+    inside_slurm_job,
+    parse_devices,
+    restrict_devices,
+    slurm_hosts,
+)
+from autotune.model import (
+    WITH_SECRETS,
+    LaunchError,
+    StudyFileError,
+    StudySpec,
+)
 from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
@@ -58,12 +73,6 @@ def choose_engine(
 ) -> MakeEngine | None:
     """The lanes of a study as it is called here; None is this process alone.
 
-    Args:
-        spec: The study.
-        groups: Devices of this machine that were named, one group for each lane.
-        scheduler: Address of a Dask cluster's scheduler.
-        scheduler_file: The file that has it.
-
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, or lanes are named twice.
         LaunchError: If this machine does not have those devices.
@@ -92,8 +101,6 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
     """What a lane's first message says.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file, as the lane sees it.
         run: The run directory, where the lane sees it, too; None where it does not.
         devices: What it may use of its machine; empty for all.
     """

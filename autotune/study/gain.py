@@ -23,11 +23,16 @@ from autotune.model import (
     ratios_of,
     reestimate,
     runs_after,
+)  # fmt: skip
+from autotune.stats import (
+    ALONE_PAIRS,
+    FIRST_LOOK,
+    gain_pairs,
+    look_alone,
 )
-from autotune.stats import ALONE_PAIRS, FIRST_LOOK, gain_pairs, look_alone
 from autotune.study.proof import run_pairs
 from autotune.study.run import StudyRun
-from autotune.study.units import PairUnit
+from autotune.study.tasks import PairTask
 
 
 def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
@@ -75,7 +80,7 @@ def _run(
     """Has pairs run while they are wanted and none fails; `goes_on` is given those done and how many were begun."""
     begun = len(_runs(run, proven, stage))
 
-    def next_pair() -> PairUnit | None:
+    def next_pair() -> PairTask | None:
         nonlocal begun
         done = _runs(run, proven, stage)
         if any(r.failure is not None for r in done) or not goes_on(done, begun):
@@ -83,7 +88,7 @@ def _run(
         begun += 1
         free = next(n for n in itertools.count() if n not in {r.repeat for r in done} | taken)
         taken.add(free)
-        return PairUnit(stage=stage, settings=proven.settings, trial=proven.trial, repeat=free, is_alone=stage == ALONE)
+        return PairTask(stage=stage, settings=proven.settings, trial=proven.trial, repeat=free, is_alone=stage == ALONE)
 
     taken: set[int] = set()
     run_pairs(run, _runs(run, proven, stage), next_pair, asked=asked)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from autotune.model import AblationResult, EffectsRecord, FlagSet, LeftOut, artefacts_of, names_left_out
-from autotune.study.measured import is_same_program
+from autotune.model import (
+    AblationResult,
+    EffectsRecord,
+    FlagSet,
+    LeftOut,
+    artefacts_of,
+    names_left_out,
+)
+from autotune.study.prefilter import is_same_program
 from autotune.study.run import StudyRun
 from autotune.study.runner import pays
-from autotune.study.units import AblationUnit, Job
+from autotune.study.tasks import (
+    AblationTask,
+    PendingTask,
+)
 
 LEAST_GROUP = 2
 """Settings that are left out together rather than in turn, at least."""
@@ -90,6 +100,6 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
         what = names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
         label = f"{settings.digest}-without-{what}"[:120]
         most = run.time.pairs_for(run.time.kept_after("confirm"), starts=2, share=share)
-        unit = AblationUnit(settings=settings, left_out=left_out, most=most)
-        run.lanes.do(Job(unit, ("minimise", label), label, run.store.append))
+        unit = AblationTask(settings=settings, left_out=left_out, most=most)
+        run.lanes.do(PendingTask(unit, ("minimise", label), label, run.store.append))
     return run.store.of(AblationResult)[-1]

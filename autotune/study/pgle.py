@@ -6,12 +6,22 @@ own switch is of no use here, see `autotune.child.profile`.
 
 from __future__ import annotations
 
-from autotune.model import PROFILE, FlagSet, ProfileRecord
-from autotune.stats import FIRST_LOOK, Verdict
+from autotune.model import (
+    PROFILE,
+    FlagSet,
+    ProfileRecord,
+)
+from autotune.stats import (
+    FIRST_LOOK,
+    Verdict,
+)
 from autotune.study.minimise import pays_for_itself
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
-from autotune.study.units import Job, ProfileUnit
+from autotune.study.tasks import (
+    PendingTask,
+    ProfileTask,
+)
 
 PROFILED_STEPS = 5
 
@@ -67,6 +77,6 @@ def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
     for known in run.store.of(ProfileRecord):
         if known.settings == settings and known.profile is not None:
             return known
-    unit = ProfileUnit(settings=settings, steps=PROFILED_STEPS)
-    run.lanes.do(Job(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
+    unit = ProfileTask(settings=settings, steps=PROFILED_STEPS)
+    run.lanes.do(PendingTask(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
     return run.store.of(ProfileRecord)[-1]

@@ -5,9 +5,24 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from autotune.model import TURNS, FloorResult, Need, Promise, StudySpec
-from autotune.stats import CLAIM, FIRST_LOOK, pairs_to_find, smallest_gain, study_power
-from autotune.study.durations import pair_of_processes_s, pairs_of_blocks
+from autotune.model import (
+    TURNS,
+    FloorResult,
+    Need,
+    Promise,
+    StudySpec,
+)
+from autotune.stats import (
+    CLAIM,
+    FIRST_LOOK,
+    pairs_to_find,
+    smallest_gain,
+    study_power,
+)
+from autotune.study.durations import (
+    pair_of_processes_s,
+    pairs_of_blocks,
+)
 
 GAINS = (0.01, 0.02, 0.03)
 """Gains of which it is told what they would need."""
@@ -31,7 +46,7 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
         result: Its noise floor.
     """
     floor, most = result.floor, spec.confirm.processes
-    if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
+    if not (floor.start_s and floor.pair_s):
         return None
     if most < FIRST_LOOK:
         return None

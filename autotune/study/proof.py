@@ -8,17 +8,39 @@ never changes: a study that was stopped, or is given a larger cap, goes on by th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import ConfirmRun, FinalistResult, FlagSet, ProofRecord, Standing, runs_of, standing
+from autotune.model import (
+    ConfirmRun,
+    FinalistResult,
+    FlagSet,
+    ProofRecord,
+    Standing,
+    runs_of,
+    standing,
+)
 from autotune.rundir import Store
-from autotune.stats import CLAIM, FIRST_LOOK, HURDLE, ProofPlan, Verdict, allot, chance_to_prove
+from autotune.stats import (
+    CLAIM,
+    FIRST_LOOK,
+    HURDLE,
+    ProofPlan,
+    Verdict,
+    allot,
+    chance_to_prove,
+)
 from autotune.study.run import StudyRun
-from autotune.study.units import Job, PairUnit
+from autotune.study.tasks import (
+    PairTask,
+    PendingTask,
+)
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
@@ -48,7 +70,7 @@ def prove(run: StudyRun, sets: Sequence[Set], *, stage: str, against: FlagSet | 
     planned = [(t, proof_of(store, stage, s)) for t, s in sets]
     proofs = [_Open(run, trial, proof) for trial, proof in planned if proof is not None]
 
-    def next_pair() -> PairUnit | None:
+    def next_pair() -> PairTask | None:
         waiting = [(at, p) for p in proofs if (at := p.next_pair()) is not None]
         if not waiting:
             return None
@@ -57,7 +79,7 @@ def prove(run: StudyRun, sets: Sequence[Set], *, stage: str, against: FlagSet | 
         if not run.time.allows_pair(stage, at + 1, is_needed=not has_passed):
             run.time.leave(proof.plan.settings)
             return None
-        return PairUnit(
+        return PairTask(
             stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at), against=against
         )
 
@@ -108,7 +130,7 @@ class _Open:
 
 
 def run_pairs(
-    run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairUnit | None], *, asked: int
+    run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairTask | None], *, asked: int
 ) -> None:
     """Has fresh pairs of processes run and recorded until there is none to run.
 
@@ -123,11 +145,11 @@ def run_pairs(
         run.store.append(found)
         run.view.proof(found, asked)
 
-    def next_job() -> Job | None:
+    def next_job() -> PendingTask | None:
         if (unit := next_pair()) is None:
             return None
         name = f"{unit.stage}-{unit.settings.digest}-{unit.repeat:02d}"
-        return Job(unit, ("confirm", name), name, record)
+        return PendingTask(unit, ("confirm", name), name, record)
 
     for found in known:
         run.view.proof(found, asked)
@@ -221,6 +243,6 @@ def unsettled(store: Store) -> Unsettled | None:
 
 def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:
     for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect, optimism=0.5) >= LIKELY:
+        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect) >= LIKELY:
             return most
     return None

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from typing import Protocol
 
 from autotune.cluster import Engine
-from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
+from autotune.machine import (
+    caller_environment,
+    parse_devices,
+    reserve_devices,
+    visible_gpu_ids,
+)
 from autotune.model import (
     Callbacks,
     ConclusionRecord,
@@ -19,16 +31,24 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     WorkloadFacts,
+)  # fmt: skip
+from autotune.rundir import (
+    Store,
+    driver_session,
 )
-from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
 from autotune.study.doubt import Doubt
-from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.library_priors import Lessons
 from autotune.study.proposer import Proposer
-from autotune.study.runner import Runner
-from autotune.study.screen import StudyScreener, open_study_screener
+from autotune.study.runner import (
+    LocalExecutor,
+    TaskRunner,
+)
+from autotune.study.screen import (
+    StudyScreener,
+    open_study_screener,
+)
 from autotune.study.time_left import TimeLeft
 from autotune.workers import Launcher
 
@@ -180,4 +200,4 @@ class StudyRun:
 
 
 def _this_process(run: StudyRun) -> Engine:
-    return Here(Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
+    return LocalExecutor(TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))

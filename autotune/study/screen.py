@@ -11,8 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import (
+    Future,
+    ThreadPoolExecutor,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +37,12 @@ from autotune.compiler import (
     domains,
     narrowed,
     open_screener,
+)  # fmt: skip
+from autotune.machine import (
+    caller_environment,
+    default_cache_dir,
+    spare_processors,
 )
-from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
     Callbacks,
@@ -45,7 +57,10 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.memory import (
+    compiled_over_limit,
+    does_not_fit,
+)
 
 R = TypeVar("R")
 
@@ -282,11 +297,6 @@ class StudyScreener:
         with contextlib.suppress(Exception):
             screen = self.open(target, topology)
             self._wait(lambda: screen.result(FlagSet()))
-
-    @property
-    def believed(self) -> Screener | None:
-        """What has been compiled so far, if its word on memory counts."""
-        return self._screen if self._is_on and self._believes_memory else None
 
     def _wait(self, work: Callable[[], R]) -> R:
         """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""

@@ -16,14 +16,25 @@ from autotune.model import (
     TrialStatus,
 )
 from autotune.study.blame import most_starts
-from autotune.study.culprit import blame_unit, next_case
+from autotune.study.culprit import (
+    blame_unit,
+    next_case,
+)
 from autotune.study.durations import RECENT
 from autotune.study.finalists import worth_proving
-from autotune.study.measured import evaluate
+from autotune.study.prefilter import (
+    Known,
+    evaluate,
+)
 from autotune.study.run import StudyRun
-from autotune.study.time_left import TRIAL_SHARE, describe_timetable
-from autotune.study.trial import Known
-from autotune.study.units import Job, TrialUnit
+from autotune.study.tasks import (
+    PendingTask,
+    TrialTask,
+)
+from autotune.study.time_left import (
+    TRIAL_SHARE,
+    describe_timetable,
+)
 
 ENOUGH_TO_TELL = 12
 """Trials from which the search ends with the set that promises most by all of them."""
@@ -103,7 +114,7 @@ class Search:
 
     # ------------------------------------------------------------------ what is next
 
-    def _next(self) -> Job | None:
+    def _next(self) -> PendingTask | None:
         """What a lane may do now; trials whose result is known without one are recorded on the way."""
         while True:
             results = self._results()
@@ -177,7 +188,7 @@ class Search:
 
     # ------------------------------------------------------------------ trials
 
-    def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> Job | None:
+    def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
         """A trial for a lane; None if its result is known already, which is recorded."""
         run = self._run
         run.view.trial_starts(config, self._asked)
@@ -185,7 +196,7 @@ class Search:
         if isinstance(found, TrialResult):
             self._end(found)
             return None
-        if self._table is not None and isinstance(found, TrialUnit):
+        if self._table is not None and isinstance(found, TrialTask):
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
@@ -193,7 +204,7 @@ class Search:
         if run.screener is not None:
             run.screener.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
-        return Job(found, folder, f"trial-{config.number}", self._end)
+        return PendingTask(found, folder, f"trial-{config.number}", self._end)
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
@@ -215,7 +226,7 @@ class Search:
         self._causes_seen += len(news)
         self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
 
-    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
+    def _look_for_cause(self, results: Sequence[TrialResult]) -> PendingTask | None:
         """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
         self._read_causes()
         if not self._cases:
@@ -227,7 +238,7 @@ class Search:
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"
-        return Job(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+        return PendingTask(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
         """Whether the search for a cause fits beside what is kept for proofs, even if it takes all its starts."""

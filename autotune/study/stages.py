@@ -31,24 +31,44 @@ from autotune.model import (
     Stamped,
     TrialResult,
     format_seconds,
-)
+)  # fmt: skip
 from autotune.results import describe_soak
 from autotune.rundir import JOURNAL
-from autotune.stats import Verdict, candidate_weights
+from autotune.stats import (
+    Verdict,
+    candidate_weights,
+)
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists
 from autotune.study.gain import measure_again
 from autotune.study.library_priors import by_library
-from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.minimise import minimise_set
 from autotune.study.pgle import profile_guide
-from autotune.study.priors import priors_of, screened_by
-from autotune.study.proof import most_processes, pairs_run, plan_proofs, prove
-from autotune.study.proposer import Proposer, open_study
+from autotune.study.prefilter import (
+    measure_reference,
+    narrow_space,
+)
+from autotune.study.priors import (
+    priors_of,
+    screened_by,
+)
+from autotune.study.proof import (
+    most_processes,
+    pairs_run,
+    plan_proofs,
+    prove,
+)
+from autotune.study.proposer import (
+    Proposer,
+    open_study,
+)
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
-from autotune.study.units import Job, SoakUnit
+from autotune.study.tasks import (
+    PendingTask,
+    SoakTask,
+)
 
 
 class Stage(NamedTuple):
@@ -211,12 +231,12 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
     basis = judged[-1] if judged else LossBasis.STEPS
-    unit = SoakUnit(
+    unit = SoakTask(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=basis,
         typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
         process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
-    run.lanes.do(Job(unit, ("soak", name), name, run.store.append))
+    run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))
     return run.store.of(SoakRecord)[-1]
 
 

@@ -21,8 +21,8 @@ from autotune.model import (
 )
 from autotune.results import describe_screen_record, format_estimate
 from autotune.rundir import Store, is_held, node_effects, read_stage
+from autotune.study.prefilter import incumbent
 from autotune.study.still_to_go import seconds_to_go
-from autotune.study.trial import incumbent
 
 RUNNING = "running"
 

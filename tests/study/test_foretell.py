@@ -15,17 +15,32 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
-from autotune.model.spec import load_study, parse_study
+from autotune.model.spec import (
+    load_study,
+    parse_study,
+)
 from autotune.settings.parameters import SearchSpace
-from autotune.study import foretell, measured, stages, start
+from autotune.study import (
+    foretell,
+    prefilter,
+    stages,
+    start,
+)
 from autotune.study.foretell import foretell_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import WorkloadFigures, describe_workload
+from autotune.workers.describe import (
+    WorkloadFigures,
+    describe_workload,
+)
 from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
-from tests.runs import Diary, record, replay_study
+from tests.runs import (
+    Diary,
+    record,
+    replay_study,
+)
 
 LAYER = 1000
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -75,7 +90,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
 
     def run(study: Path) -> SearchSpace:
         spaces: list[SearchSpace] = []
-        narrow = measured.narrow_space
+        narrow = prefilter.narrow_space
 
         def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
             spaces.append(narrow(run, space))

@@ -14,7 +14,10 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -25,16 +28,27 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
     TrialStatus,
-)
+)  # fmt: skip
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.parameters import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Verdict
 from autotune.study.conclude import _found
 from autotune.workers.base import WorkerFailed
 from harness.noise import NOISE_MODELS
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Run, record, replay_study
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Run,
+    record,
+    replay_study,
+)
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}
@@ -56,7 +70,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert conclusion.estimate is not None
-    # One interval in twenty misses; coverage is tested where many are drawn. Here: the figure is the right one.
+    # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
     assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
     assert diary.stages[:3] == ["noise floor", "search", "confirm"]
     assert diary.stages[-2:] == ["final proof", "soak"]

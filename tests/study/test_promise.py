@@ -8,15 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.model.records import FloorResult, Need, Promise
+from autotune.model.records import (
+    FloorResult,
+    Need,
+    Promise,
+)
 from autotune.results.promise_words import describe_promise
 from autotune.results.report import render_markdown
 from autotune.results.words import describe_begin
-from autotune.stats import smallest_gain, study_power
+from autotune.stats import (
+    smallest_gain,
+    study_power,
+)
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.study.promise import HIGHEST, _is_out_of_reach, promise_of
-from tests.runs import Run, replay_study
+from autotune.stats.noise_floor import (
+    NoiseFloor,
+    read_noise_floor,
+)
+from autotune.study.promise import (
+    HIGHEST,
+    _is_out_of_reach,
+    promise_of,
+)
+from tests.runs import (
+    Run,
+    replay_study,
+)
 
 MOST = 20
 WITHIN_SD, PAIRS = 0.004, 8
@@ -49,7 +66,7 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
         announced_sd = math.hypot(math.sqrt(2) * floor.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
         found.append(np.interp(reach * announced_sd / pair_sd, distances, curve, left=0.0))
     assert np.mean(found) >= 0.90
-    plain = [np.interp(reach * (f.process_sd or 0.0) / process_sd, distances, curve, left=0.0)
+    plain = [np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
              for f in (floor_of(rng, process_sd) for _ in range(200))]  # fmt: skip
     assert np.mean(plain) < 0.85  # what would be announced without caution
 
@@ -57,9 +74,17 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
 def told(**floor: Any) -> Promise | None:
     study: dict[str, Any] = {"confirm": {"processes": floor.pop("processes", MOST)}}
     spec = replay_study(study=study)
-    figures = {"process_sd": 0.004, "within_sd": 0.004, "degrees": 4, "start_s": 20.0, "pair_s": 1.0, **floor}
+    figures = {
+        "process_sd": 0.004,
+        "within_sd": 0.004,
+        "degrees": 4,
+        "spread": 0.0,
+        "start_s": 20.0,
+        "pair_s": 1.0,
+        **floor,
+    }
     made = read_noise_floor([[0.0] * 8, [0.001] * 8], plan=SequentialPlan(cap=40))
-    noise = NoiseFloor(estimate=made.estimate, is_honest=True, pair_sd=0.0, detectable=0.0, **figures)
+    noise = NoiseFloor(estimate=made.estimate, detectable=0.0, **figures)
     result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
     return promise_of(spec, result)
 
@@ -103,7 +128,6 @@ def test_what_is_out_of_reach_is_never_found() -> None:
 
 def test_without_times_or_with_too_few_processes_nothing_is_promised() -> None:
     assert told(start_s=0.0) is None
-    assert told(process_sd=None) is None
     assert told(processes=3) is None
 
 

@@ -1,8 +1,13 @@
-"""Proofs over fresh pairs of processes that are looked at after every pair, and still err no more than they say.
+"""Sequential proof over fresh pairs of processes: its error over all looks, its power and cost, and its isolated runs.
 
 Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
-ratio that it alone gave. How often and how far one may look is settled before the first pair: a plan spends its error
-over all looks that there can ever be, so that going on later, up to a larger cap, is honest whatever was seen.
+ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
+larger cap, is honest whatever was seen.
+
+A winner takes two hurdles, each over fresh pairs of its own. First the finalists: those that hold at the error of
+`HURDLE`, together, go on. Then what the best of them was minimised to, at the error of `CLAIM`: that alone makes a
+winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names a winner in
+at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in `CLAIM`.
 
 References:
     Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull, *Group Sequential Methods*,
@@ -13,15 +18,25 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Verdict, finite, judge
-from autotune.stats.intervals import Floats
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    Estimate,
+    Floats,
+    Verdict,
+    finite,
+    judge,
+    student_quantile,
+)
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
@@ -35,7 +50,7 @@ RESERVE = 0.1
 STUDENT_MARGIN = 1.2
 """By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals Student's.
 
-Simulated (tests/stats/test_proof_plan.py): 1.16 at most, for errors from 0.005 to 0.1 and bases from 4 to 60.
+Simulated (tests/stats/test_proof.py): 1.16 at most, for errors from 0.005 to 0.1 and bases from 4 to 60.
 """
 
 HOPELESS = 0.05
@@ -47,13 +62,16 @@ OPTIMISM = 0.1
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
+SIMULATED = 2000
+"""Proofs that are made up to work out power and cost, the same ones every time."""
+
 _NODES = 160
 _LOWEST = -8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofPlan:
-    """At which pairs of processes a proof is looked at, and how wide its interval must be there.
+    """How a proof spends its error over its looks.
 
     Attributes:
         base: Pairs of processes within which most of the error is spent: the cap when the proof was planned.
@@ -64,11 +82,6 @@ class ProofPlan:
     error: float
 
     def __post_init__(self) -> None:
-        """Refuses what is no plan.
-
-        Raises:
-            ValueError: If it is none.
-        """
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5):
             raise ValueError(
                 f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an error between 0 and 0.5 "
@@ -114,12 +127,10 @@ class ProofPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofLook:
-    """What a proof's pairs say at the look at which it ended, or at the latest one.
+    """State of a proof at the look at which it ended, or at the latest one.
 
     Attributes:
-        stop: Whether it ends here.
         holds: Whether the set is surely faster by more than the smallest effect, at the plan's error.
-        reason: The rule that spoke, in plain words.
         used: Pairs on which that rests; later ones do not count.
     """
 
@@ -143,9 +154,6 @@ def look(
 
     Args:
         log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
-        plan: How error is spent.
-        most: Pairs after which it ends in any case.
-        min_effect: Smallest effect of interest.
         is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
             proof goes on, for more pairs may clear it.
     """
@@ -175,31 +183,37 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def chance_to_prove(
-    log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float, optimism: float = OPTIMISM
-) -> Floats:
-    """Chance of a gain proven at the cap, were the true effect as good as it may still be, `[...]`.
+def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> float:
+    """Chance that a gain is proven at the cap, were the true effect the one that is seen.
 
     Args:
-        log_ratios: Of the pairs so far, `[..., n]` with n from 2 to `most` - 1.
-        plan: How error is spent.
-        most: The cap.
-        min_effect: Smallest effect of interest.
-        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
+        log_ratios: Of the pairs so far, from 2 to `most` - 1 of them.
     """
-    mean, sd = log_ratios.mean(axis=-1), log_ratios.std(axis=-1, ddof=1)
-    return _chance(log_ratios.shape[-1], mean, sd, plan, most=most, min_effect=min_effect, optimism=optimism)
+    mean, sd = log_ratios.mean(keepdims=True), log_ratios.std(ddof=1, keepdims=True)
+    return float(
+        _chance(np.asarray([len(log_ratios)]), mean, sd, plan, most=most, min_effect=min_effect, optimism=0.5)[0]
+    )
 
 
 def _chance(
-    n: int | npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float,
+    n: npt.NDArray[np.int64],
+    mean: Floats,
+    sd: Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    min_effect: float,
     optimism: float = OPTIMISM,
-) -> Floats:  # fmt: skip
-    """The same from number, mean and standard deviation of the pairs so far."""
+) -> Floats:
+    """Chance that a gain is proven at the cap, were the true effect as good as it may still be.
+
+    Args:
+        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
+    """
     from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
-    benefit = -stdtrit(np.asarray(n) - 1, optimism) * sd / np.sqrt(n)
+    benefit = -stdtrit(n - 1, optimism) * sd / np.sqrt(n)
     needed = math.log1p(-min_effect) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most
@@ -227,23 +241,17 @@ def simulate_looks(
     effect: float,
     pair_sd: float,
     most: int,
-    min_effect: float = DEFAULT_MIN_EFFECT,
-    repeats: int = 2000,
-    stream: int = 0,
+    min_effect: float,
+    stream: int,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The rule of `look` on many made-up proofs at once: whether each holds, and after how many pairs it ended.
 
     Args:
-        plan: How error is spent.
         effect: True log ratio.
-        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next.
-        most: The cap.
-        min_effect: Smallest effect of interest.
-        repeats: How many; the same ones every time.
         stream: Of random numbers; proofs of different sets have different ones.
     """
     rng = np.random.default_rng([stream, 20261122])
-    return looks_of(effect + pair_sd * rng.standard_normal((repeats, most)), plan, min_effect=min_effect)
+    return looks_of(effect + pair_sd * rng.standard_normal((SIMULATED, most)), plan, min_effect=min_effect)
 
 
 def looks_of(
@@ -301,3 +309,189 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
         density = (kernel @ density) * w * reach
         walk, previous = ahead, n
     return tuple(levels)
+
+
+CLAIM = 0.025
+"""One-sided error of all that one stage says together: its 95 % intervals hold together."""
+
+HURDLE = 0.2
+"""One-sided error at which finalists together go on to the final proof."""
+
+FIRST_SHARE = 0.9
+"""Share of a stage's error for the sets that it proves first; sets of later sessions get half of what is left."""
+
+FIRST_CANDIDATE = 0.75
+"""Share of the final proof's error for its first candidate; the others are second chances."""
+
+GAIN_PAIRS = (6, 10)
+"""Fewest and most fresh pairs of processes that measure a winner's gain and decide nothing."""
+
+ALONE_PAIRS = 4
+"""Runs of each arm alone before the first look at them."""
+
+
+def allot(total: float, used: float, weights: Sequence[float]) -> list[float]:
+    """Shares of a stage's error for some more proofs; however often it is asked, the sum stays below the total.
+
+    Args:
+        used: What earlier proofs of the stage were given.
+        weights: Of the proofs to come.
+    """
+    left = total * FIRST_SHARE if used == 0.0 else max(0.0, total - used) / 2.0
+    return [left * w / sum(weights) for w in weights]
+
+
+def candidate_weights(count: int) -> list[float]:
+    """How the final proof's error is divided among its candidates, best first."""
+    if count < 2:
+        return [1.0] * count
+    return [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
+
+
+def proof_pairs(finalists: int, *, most: int) -> int:
+    """Fresh pairs of processes that the proofs of a study take where a gain is clear: twice the first look in each."""
+    return (finalists + 1) * min(2 * FIRST_LOOK, most) + GAIN_PAIRS[0] + ALONE_PAIRS
+
+
+def gain_pairs(used: int) -> int:
+    """Fresh pairs that measure the gain of a set whose proof took so many."""
+    return min(max(used, GAIN_PAIRS[0]), GAIN_PAIRS[1])
+
+
+POWER = 0.9
+"""Chance with which a gain that is announced is found in time."""
+
+IN_TIME = 0.97
+"""Share of studies whose proofs take no longer than is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPower:
+    """Power and cost of a study's proofs.
+
+    Attributes:
+        found: Chance that a set with the effect, among finalists without any, is proven.
+        found_in_time: Likewise, within `pairs`.
+        pairs: Fresh pairs of processes that all its proofs take, runs alone and gain included, in `IN_TIME` of studies.
+    """
+
+    most: int
+    found: float
+    found_in_time: float
+    pairs: float
+
+
+@lru_cache(maxsize=4096)
+def study_power(
+    effect: float, pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+) -> StudyPower:
+    """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
+
+    By simulation of the shipped rule with the same draws every time; sizes are of step times.
+
+    Args:
+        effect: True gain, as a share of the default's step time (0.02 is 2 %).
+    """
+    hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
+    claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
+    gain = math.log1p(-effect)
+
+    def looks(plan: ProofPlan, truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, min_effect=min_effect, stream=stream)
+
+    goes_on, pairs = looks(hurdle, gain, 0)
+    holds, ended = looks(claim, gain, 1)
+    for other in range(1, finalists):
+        pairs = pairs + looks(hurdle, 0.0, 1 + other)[1]
+    after = np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0)
+    pairs = pairs + np.where(goes_on, ended + after, 0)
+    limit = float(np.quantile(pairs, IN_TIME, method="higher"))
+    found = goes_on & holds
+    return StudyPower(
+        most=most,
+        found=float(np.mean(found)),
+        found_in_time=float(np.mean(found & (pairs <= limit))),
+        pairs=limit,
+    )
+
+
+def pairs_to_find(
+    effect: float, pair_sd: float, *, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT, highest: int = 100
+) -> StudyPower | None:
+    """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `highest`."""
+    low, high = FIRST_LOOK, highest
+    found = study_power(effect, pair_sd, most=high, finalists=finalists, min_effect=min_effect)
+    if effect <= min_effect or found.found_in_time < POWER:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, min_effect=min_effect)
+        if tried.found_in_time >= POWER:
+            high, found = middle, tried
+        else:
+            low = middle + 1
+    return found
+
+
+def smallest_gain(
+    pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+) -> float | None:
+    """The smallest gain found in time 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
+    low, high = int(min_effect * 1000), 500
+    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect).found_in_time < POWER:
+        return None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect)
+        low, high = (low, middle) if found.found_in_time >= POWER else (middle, high)
+    return high / 1000
+
+
+ALONE_ERROR = 0.005
+"""One-sided error, over all looks, of a veto; and of saying that a set is faster alone, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AloneLook:
+    """What isolated runs of each arm say of a gain that was measured in interleaved pairs.
+
+    Interleaving cancels what hits both arms alike, and nothing else: where a set's idle process slows the reference
+    beside it, or its blocks heat what the next one runs on, only runs without a neighbour show it.
+
+    Attributes:
+        is_apart: Whether a set is slower alone, against the default alone, than interleaved, beyond both intervals.
+        is_seen: Whether it is surely faster alone as well.
+        used: Pairs of isolated runs on which that rests.
+    """
+
+    stop: bool
+    is_apart: bool = False
+    is_seen: bool = False
+    reason: str
+    used: int
+
+
+def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> AloneLook:
+    """Goes through the looks at isolated runs, up to the first at which the matter ends.
+
+    Args:
+        alone: Log ratio of each pair of runs, one arm after the other.
+    """
+    ones, beside = finite(alone, least=0), finite(turns, least=2)
+    plan = ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR)
+    gain = float(np.mean(beside))
+    error = float(np.std(beside, ddof=1)) / math.sqrt(len(beside))
+    of_turns = student_quantile(2 * ALONE_ERROR, len(beside) - 1) * error
+    for count in range(FIRST_LOOK, len(ones) + 1):
+        mean, sd = float(np.mean(ones[:count])), float(np.std(ones[:count], ddof=1))
+        half = float(plan.half_widths([count])[0]) * sd / math.sqrt(count)
+        if mean - gain > math.hypot(half, of_turns):
+            return AloneLook(stop=True, is_apart=True, reason="alone and in turns differ beyond both", used=count)
+        if mean + half < 0.0:
+            return AloneLook(stop=True, is_seen=True, reason="faster alone, too", used=count)
+        if count >= most:
+            return AloneLook(stop=True, reason=f"not settled by {most} runs of each arm alone", used=count)
+        at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)
+        if at_most > abs(gain):  # no gain at all could not be told from this one
+            return AloneLook(stop=True, reason="runs alone differ too much here to tell", used=count)
+    return AloneLook(stop=False, reason="not decided yet", used=len(ones))

@@ -1,8 +1,8 @@
-"""What a typical step hides: rare stalls, and total time. Numbers in, numbers out.
+"""Total time, stalls, growing steps and memory leaks: what the typical step of a comparison hides.
 
-The estimate of a comparison takes the middle of many pairs of blocks, so that a hiccup of the machine does not move
-it; nor does a stall that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so
-total times are kept beside the estimate, and a set that is slower in total is no winner, however fast its typical step.
+An estimate takes the middle of many pairs of blocks, so that a hiccup of the machine does not move it; nor does a stall
+that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so a set that is slower
+in total is no winner, however fast its typical step.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.stats.estimates import Estimate, confirm
-from autotune.stats.intervals import student_quantile
+from autotune.stats.estimates import Estimate, estimate_processes, student_quantile
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
@@ -59,8 +58,7 @@ class Stalls:
     """The stalls of one arm.
 
     Attributes:
-        steps: Steps that were looked at.
-        count: Those of them that took more than `STALL` times the usual one of either arm.
+        count: Steps that took more than `STALL` times the usual one of either arm.
         typical_s: The median step, in seconds.
         lost_s: What the stalls took beyond a typical step each, in seconds.
         longest_s: The longest of them, in seconds; 0 if there is none.
@@ -96,8 +94,6 @@ class TotalTime:
 
     Attributes:
         log_ratio: log(total time of the candidate / that of the reference), per unit of work.
-        reference: Stalls of the reference.
-        candidate: Stalls of the candidate.
     """
 
     log_ratio: float
@@ -148,8 +144,7 @@ def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *
     """Total times of one pair of processes.
 
     Args:
-        reference_s: Duration of every step of the reference, in seconds.
-        candidate_s: Likewise of the candidate.
+        candidate_s: Duration of every step of the candidate.
         work_ratio: What a step of the candidate does over what one of the reference does.
     """
     means = [sum(times) / len(times) for times in (candidate_s, reference_s)]
@@ -175,7 +170,7 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
     """
     if (apart := apart_total(totals, log_ratios, typical)) is not None and apart.high >= 1.0:
         return apart
-    total = confirm([t.log_ratio for t in totals]).ordinary
+    total = estimate_processes([t.log_ratio for t in totals])
     if total.ratio < 1.0:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
@@ -187,13 +182,8 @@ def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typica
 
     That is so if the whole interval of the total lies above the whole one of the typical step, and the total is above
     it in process after process.
-
-    Args:
-        totals: As for `slower_total`.
-        log_ratios: Likewise.
-        typical: Likewise.
     """
-    total = confirm([t.log_ratio for t in totals]).ordinary
+    total = estimate_processes([t.log_ratio for t in totals])
     return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
 
 
@@ -215,7 +205,6 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
 
     Args:
         candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
-        reference: Likewise.
         log_ratio: log of the typical step, candidate over reference, per unit of work.
     """
     mine, base = add_stalls(candidate), add_stalls(reference)
@@ -243,7 +232,6 @@ def slower_run(
 
     Args:
         candidate: Mean step of each segment of its run or runs, in seconds, at least three each.
-        reference: Likewise.
         work_ratio: What a step of the candidate does over what one of the reference does.
         process_sd: Standard deviation of the log ratio from one pair of processes to the next.
     """
@@ -268,7 +256,6 @@ def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, 
 
     Args:
         candidate_s: Mean step time of each of its segments in order, in seconds, at least four.
-        reference_s: Likewise.
         log_ratio: log of the typical step, candidate over reference, as the run begins.
     """
     arms = [_growth(np.log(np.asarray(x))) for x in (candidate_s, reference_s)]
@@ -310,3 +297,96 @@ def _welch(variances: Sequence[float], counts: Sequence[int]) -> tuple[float, fl
     both = sum(variances)
     below = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
     return math.sqrt(both), max(1.0, both**2 / below) if below > 0.0 else 1.0
+
+
+# ---------------------------------------------------------------------- memory
+
+LEAST_SAMPLES = 6
+"""In the second half of a run, for its growth to be judged."""
+
+PARTS = 3
+"""A leak goes on: from each of so many parts of the second half to the next, by `PART_SHARE` of its least slope."""
+
+PART_SHARE = 0.5
+
+LEAST_LEAK = 16 << 20
+"""Bytes by which a process must have grown over the second half: heaps of an honest one come and go by less."""
+
+LEAST_PER_STEP = 4096
+"""Bytes a step that matter however fast the steps are: a page."""
+
+PER_DAY = 4 << 30
+"""Bytes a day that matter: a job of a week would take 28 GiB, what a rank of a large machine has to spare. At a step of
+0.1 s that is 5 KB a step, at one of 10 s 0.5 MB."""
+
+SLOPE_LEVEL = 0.99
+DAY_S = 86_400.0
+
+Samples = Sequence[tuple[int, int]]
+"""Steps so far and bytes in use then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Memory that both arms take for each step, in bytes, over the second half of their runs."""
+
+    candidate: float
+    reference: float
+
+
+def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak | None:
+    """Whether a candidate takes memory step by step, beyond what the reference takes, and so much that it matters.
+
+    The slope is Theil and Sen's, over the second half of the run: what is allocated while a program warms up, or once,
+    does not count.
+
+    Args:
+        step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
+    """
+    if not _keeps_growing(candidate, 0.0):  # which is nearly always so, and known sooner than a slope
+        return None
+    mine, base = _slope(candidate), _slope(reference) or (0.0, 0.0, 0.0)
+    if mine is None or not _keeps_growing(candidate, mine[1]):
+        return None
+    surely = mine[1] - (base[2] if _keeps_growing(reference, base[1]) else 0.0)
+    if surely <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
+        return None
+    return Leak(candidate=mine[0], reference=base[0])
+
+
+def memory_growth(samples: Samples) -> float | None:
+    """Bytes a step over the second half of a run; None where there are too few samples."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return None
+    # The slope of `_slope`, to the bit: without its interval it needs no import of half a second.
+    later, sooner = np.nonzero(half[:, 0, np.newaxis] > half[:, 0])
+    steps, grown = (half[later] - half[sooner]).T
+    return float(np.median(grown / steps))
+
+
+def _second_half(samples: Samples) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Samples after half of the steps."""
+    array = np.asarray(samples, dtype=np.float64).reshape(-1, 2)
+    return array[array[:, 0] > array[-1, 0] / 2.0] if len(array) else array
+
+
+def _slope(samples: Samples) -> tuple[float, float, float] | None:
+    """Bytes a step over the second half, with its interval; None where there are too few samples."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return None
+    from scipy.stats import theilslopes  # half a second to import, so not before it is needed
+
+    found = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
+    return float(found.slope), float(found.low_slope), float(found.high_slope)
+
+
+def _keeps_growing(samples: Samples, slope: float) -> bool:
+    """Whether memory grows in every part of a run, and by more than heaps do: one that was enlarged once is no leak."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return False
+    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
+    steps, grown = np.diff(marks[:, 0]), np.diff(marks[:, 1])
+    return float(np.sum(grown)) >= LEAST_LEAK and bool(np.all(grown >= PART_SHARE * slope * steps))

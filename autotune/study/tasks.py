@@ -1,7 +1,7 @@
-"""Units of work: what a lane is asked to do, whole, and what the driver records if no lane lives through it.
+"""Tasks: what a lane is asked to do, whole, and what the driver records if no lane lives through it.
 
-A unit is data, for it may travel to another machine. What comes back is a record of the study, measured under the
-driver's own rules: a unit carries all that the lane needs to know of other trials.
+A task is data, for it may travel to another machine. What comes back is a record of the study, measured under the
+driver's own rules: an assignment carries all that the lane needs to know of other trials.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+)
 
 from pydantic import Field
 
@@ -22,31 +26,31 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
+    FloorResult,
     LeftOut,
     LossBasis,
     ProfileRecord,
     Record,
     Settings,
     SoakRecord,
-    TimeLimits,
     TrialConfig,
     TrialResult,
     TrialStatus,
     names_left_out,
-)
-from autotune.stats import Estimate, LossSpread
+)  # fmt: skip
+from autotune.stats import Estimate
 
 
-class Unit(Record):
+class Task(Record):
     """One piece of work whose failure is a result of the study."""
 
     @abstractmethod
     def failed(self, failure: Failure) -> AnyRecord:
-        """The record of this unit when it killed lane after lane."""
+        """The record of this task when it failed, or killed lane after lane."""
 
 
-class FloorUnit(Record):
-    """The reference against other processes of itself: each lane's first unit.
+class FloorTask(Record):
+    """The A/A run: each lane's first task.
 
     It has no record of a failure: a lane on which the reference does not run is none.
     """
@@ -54,7 +58,7 @@ class FloorUnit(Record):
     kind: Literal["floor"] = "floor"
 
 
-class TrialUnit(Unit):
+class TrialTask(Task):
     """One set against the reference.
 
     Attributes:
@@ -70,17 +74,17 @@ class TrialUnit(Unit):
     most: int | None = None
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`."""
+        """See `Task`."""
         status = TrialStatus.FAILED
         return TrialResult(**dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key)
 
 
-class PairUnit(Unit):
+class PairTask(Task):
     """One fresh pair of processes of a proof; see `ConfirmRun`.
 
     Attributes:
-        is_alone: One arm after the other, each with nothing beside it.
-        pairs: Pairs of blocks that it runs; the driver says how many when it gives the unit to a lane.
+        is_alone: Isolated runs, each with nothing beside it.
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the task to a lane.
     """
 
     kind: Literal["pair"] = "pair"
@@ -100,12 +104,12 @@ class PairUnit(Unit):
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`."""
+        """See `Task`."""
         return self.base().model_copy(update={"failure": failure})
 
 
-class AblationUnit(Unit):
-    """A set without one setting, or without several, against the whole set; `most` as in `TrialUnit`."""
+class AblationTask(Task):
+    """A set without one setting, or without several, against the whole set; `most` as in `TrialTask`."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -118,17 +122,12 @@ class AblationUnit(Unit):
         return self.settings.without(*names_left_out(self.left_out))
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`: what cannot be told to be useless stays."""
-        return AblationResult(
-            settings=self.settings,
-            left_out=self.left_out,
-            failure=failure,
-            kept=True,
-            reason="it could not be left out",
-        )
+        """See `Task`: what cannot be told to be useless stays."""
+        base = AblationResult(settings=self.settings, left_out=self.left_out, kept=True, reason="")
+        return base.model_copy(update={"failure": failure, "reason": "it could not be left out"})
 
 
-class SoakUnit(Unit):
+class SoakTask(Task):
     """The winner alone for a while.
 
     Attributes:
@@ -146,14 +145,14 @@ class SoakUnit(Unit):
     process_sd: float = 0.0
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`."""
+        """See `Task`."""
         return SoakRecord(
             settings=self.settings, steps_s=0.0, step_count=0,
             starts=0, failure=failure,
         )  # fmt: skip
 
 
-class ProfileUnit(Unit):
+class ProfileTask(Task):
     """A set alone under a profiler, for so many steps."""
 
     kind: Literal["profile"] = "profile"
@@ -161,11 +160,11 @@ class ProfileUnit(Unit):
     steps: int
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`."""
+        """See `Task`."""
         return ProfileRecord(settings=self.settings, steps=self.steps, failure=failure)
 
 
-class BlameUnit(Unit):
+class BlameTask(Task):
     """Looking for the smallest part of a failing set that fails alike.
 
     Attributes:
@@ -179,70 +178,57 @@ class BlameUnit(Unit):
     known: tuple[tuple[Settings, bool], ...] = ()
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Unit`: the whole set is what is known to fail."""
+        """See `Task`: the whole set is what is known to fail."""
         return BlameRecord(
             trial=self.trial, failure_kind=self.failure_kind, settings=self.settings, smallest=self.settings,
             is_minimal=False, starts=0,
         )  # fmt: skip
 
 
-AnyUnit = Annotated[
-    FloorUnit | TrialUnit | PairUnit | AblationUnit | SoakUnit | ProfileUnit | BlameUnit, Field(discriminator="kind")
+AnyTask = Annotated[
+    FloorTask | TrialTask | PairTask | AblationTask | SoakTask | ProfileTask | BlameTask, Field(discriminator="kind")
 ]
 
 
 class Assignment(Record):
-    """A unit, and what its lane must know to do it as every other lane would.
+    """A task, and what its lane must know to do it as every other lane would.
 
     Attributes:
         lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
-        folder: Where its raw samples and logs go, in parts.
         name: Seeds the order of its blocks, whichever lane does it and however often.
-        mode: How this lane compares; None before its noise floor has told.
-        loss_tolerance: What the lane's noise floor allows first losses to differ.
-        loss_spread: How far references were apart there, by step.
-        spread: By how much one pair of equal processes may be off on it, in log; 0 where that is not known.
+        floor: The lane's A/A run; None before it.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
-        runtime: Names among the settings in question that are read when a program runs.
-        artefacts: Those that the settings in question stand for.
+        runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
+            programs that are equal but for those must both be measured.
         at_s: The study's time now, in seconds.
-        limits: What processes may take; None before the noise floor has told.
     """
 
-    unit: AnyUnit
+    task: AnyTask = FloorTask()
     lane: str = ""
-    folder: tuple[str, ...]
-    name: str
-    mode: str | None = None
-    loss_tolerance: float = 0.0
-    loss_spread: LossSpread | None = None
-    spread: float = 0.0
+    folder: tuple[str, ...] = ()
+    name: str = ""
+    floor: FloorResult | None = None
     runtime: tuple[str, ...] = ()
     artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
-    limits: TimeLimits | None = None
 
-
-def node_lost(deaths: int) -> Failure:
-    """What is recorded of work that is not given to another lane."""
-    message = f"{deaths} lanes were lost over this, one after the other; it is not given to another"
-    return Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+    @property
+    def spread(self) -> float:
+        """By how much one pair of equal processes may be off on this lane, in log; 0 where that is not known."""
+        return self.floor.floor.spread if self.floor is not None else 0.0
 
 
 @dataclass(slots=True)
-class Job:
-    """One unit on its way to a result.
+class PendingTask:
+    """One task on its way to a result.
 
     Attributes:
-        unit: What.
-        folder: Where its raw samples go; another attempt gets a folder of its own.
         name: Seeds the order of blocks.
-        done: Told the result.
         lost: Lanes that were lost over it.
     """
 
-    unit: AnyUnit
+    task: AnyTask
     folder: tuple[str, ...]
     name: str
     done: Callable[[Any], None]
