@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from autotune.compiler.predict import predict_step
+from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Target
-from autotune.compiler.verdicts import Screener
 from autotune.model import Failure, FailureKind, FlagSet, StudySpec
 from autotune.stats.simulate import Process
 from autotune.workers.base import Progress, WorkerFailed

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler import program as programs
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompileResult
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_recipes
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.recipes import load_recipes
 
 RESULTS = Path(__file__).parent / "results"
 MORE = {

@@ -3,7 +3,7 @@
 Three parts, run as ``python -m benchmarks.screen_saves [all points | measured | replayed]``:
 
 * *all points*: every point of two small spaces is compiled. A point whose program differs from that of the same point
-  without the settings that the screen calls dead would have been lost; there must be none.
+  without the settings that the screen calls no-ops would have been lost; there must be none.
 * *measured*: every point of the small CPU space runs in a real worker, in turns with the reference: does the worker's
   own program differ where the screen says it does, and only there, and what do programs that it calls equal measure?
 * *replayed*: the same study of a GPU space with and without the screen. The programs are really compiled for eight
@@ -28,12 +28,10 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
-from autotune.compiler.plugin import compiler_versions
-from autotune.compiler.reports import Effect
-from autotune.compiler.targets import Target, load_target, parse_topology
-from autotune.compiler.verdicts import Screener
+from autotune.compiler.screen import Effect, Screener
+from autotune.compiler.targets import Target, compiler_versions, load_target, parse_topology
 from autotune.machine import caller_environment, environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import Stopwatch
@@ -41,7 +39,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
 from autotune.settings.catalog import load_catalog
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import Compared, StudyRun, fixed, probe, run_study
 from autotune.workers.local import LocalLauncher
 from benchmarks.compiled_machine import CompiledMachine
@@ -89,17 +87,17 @@ def job(target: Target | None) -> CompileJob:
 def all_points(screen: Screener, space: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Screens a space, compiles all of it, and compares."""
     report = screen.run(space, {})
-    dead = [s.name for s in report.of_effect(Effect.DEAD)]
+    no_ops = [s.name for s in report.of_effect(Effect.NO_OP)]
     programs: dict[FlagSet, str] = {}
     for settings in points(space):
         program = screen.result(settings).program
         programs[settings] = program.fingerprint if program else "fails"
-    kept = {s.without(*dead) for s in programs}
-    lost = [dict(s) for s, p in programs.items() if programs[s.without(*dead)] != p]
+    kept = {s.without(*no_ops) for s in programs}
+    lost = [dict(s) for s, p in programs.items() if programs[s.without(*no_ops)] != p]
     return {
         "target": report.target,
         "settings": len(space),
-        "dead": dead,
+        "no_ops": no_ops,
         "points": len(programs),
         "screen_compilations": report.compiled_count + report.cached_count,
         "points_without_dead_settings": len(kept),
@@ -123,11 +121,11 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
         spec, folder / "measured", setup, LineView(Console(), watch, sesoi=spec.measure.smallest_effect)
     )
     probe(session)
-    dead = {s.name for s in screen.run(space, {}).of_effect(Effect.DEAD)}
+    no_ops = {s.name for s in screen.run(space, {}).of_effect(Effect.NO_OP)}
     rows = []
     try:
         for number, settings in enumerate(points(space)):
-            rows.append(_point(session, screen, settings, number, dead))
+            rows.append(_point(session, screen, settings, number, no_ops))
             print(f"{session.store.watch.session_s:6.0f} s  {rows[-1]}", flush=True)
     finally:
         session.close()
@@ -149,15 +147,15 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
     }
 
 
-def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
+def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, no_ops: set[str]) -> dict[str, Any]:
     """One point: its real program, its ratio, and what the screen says."""
     folder = session.store.folder("trials", f"{number:04d}")
     rule = fixed(PAIRS, sesoi=0.005)
     measured: Compared[None] = runner_of(session).comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
     assert measured.comparison is not None
     found = measured.comparison.estimate
-    # Lost: the search would never have come to this program, for the setting that makes it was called dead.
-    kept = screen.program_key(settings.without(*dead))
+    # Lost: the search would never have come to this program, for the setting that makes it was called a no-op.
+    kept = screen.program_key(settings.without(*no_ops))
     return {
         "settings": dict(settings),
         "screen_key": screen.program_key(settings),

@@ -16,7 +16,7 @@ from autotune.model.trial import TrialConfig, TrialResult
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.stages import run_study

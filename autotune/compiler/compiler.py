@@ -6,17 +6,62 @@ compilation takes of that is known from those before it, and the first one is al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from autotune.compiler import plugin
-from autotune.compiler.cache import Cache
-from autotune.compiler.compile_worker import CompileWorker, is_too_slow, of_worker
-from autotune.compiler.job import CompileJob, Progress
-from autotune.compiler.program import CompileResult
-from autotune.machine import available_memory_bytes
+from pydantic import ValidationError
+
+from autotune.compiler.compile_worker import CompileJob, CompileWorker, Progress, is_too_slow, of_worker
+from autotune.compiler.program import SCHEMA_VERSION, CompileResult
+from autotune.compiler.targets import compiler_problem
+from autotune.machine import available_memory_bytes, replace_file
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, compile_limits
+
+# Failures that say something about the set; what the machine did to a worker may be otherwise next time.
+_LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})
+
+
+class Cache:
+    """Results of one job (workload, versions, target, topology), by flag set.
+
+    Args:
+        root: Folder of all jobs; None keeps nothing.
+        job: The job's digest.
+    """
+
+    def __init__(self, root: Path | None, job: str) -> None:
+        self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
+
+    def load(self, settings: FlagSet) -> CompileResult | None:
+        """The result of a set if it is kept; a file that was torn or is of another schema counts as none."""
+        path = self._path(settings)
+        if path is None:
+            return None
+        try:
+            found = CompileResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
+
+    def store(self, result: CompileResult) -> None:
+        """Keeps a result, unless it is a failure of the machine; a full or read-only disk keeps nothing."""
+        path = self._path(result.settings)
+        if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
+            return
+        with contextlib.suppress(OSError):
+            replace_file(path, result.model_dump_json())
+
+    def drop(self, settings: FlagSet) -> None:
+        """Keeps the result of a set no longer."""
+        if (path := self._path(settings)) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _path(self, settings: FlagSet) -> Path | None:
+        return self._folder / f"{settings.digest}.json" if self._folder else None
+
 
 WORKER_RESTARTS = 2
 
@@ -79,7 +124,7 @@ class Compiler:
         progress: Progress = lambda what: None,
         processors: Callable[[], int] = lambda: 1,
     ) -> None:
-        if job.target is not None and (problem := plugin.compiler_problem(job.versions)):
+        if job.target is not None and (problem := compiler_problem(job.versions)):
             raise LaunchError(problem)
         self.job = job
         self.kept_to: frozenset[int] = frozenset()

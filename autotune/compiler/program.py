@@ -13,7 +13,7 @@ from autotune.model import Failure, Record, Settings, format_bytes
 
 SCHEMA_VERSION = 6
 # 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
-# 3: flags are proven to have arrived; results of before are not.
+# 3: flags are proven to have been applied; results of before are not.
 # 4: cuDNN's kernels are kernels, a causal mask counts; the shape of each product.
 
 
@@ -64,7 +64,7 @@ class Op(Record):
         content: What runs inside: of a start, a graph (command buffer), a loop's body, all branches.
         condition: Of a loop, what decides whether to go on.
         trip_count: Of a loop; None if the compiler does not know it.
-        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.kernel_work.Work`.
+        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`.
         xla_s: Seconds of a kernel by XLA's own cost model, if it says so.
     """
 

@@ -44,7 +44,7 @@ class ScreenRecord(Stamped):
     """What compiling alone said before anything was measured, or why the study is not screened.
 
     Attributes:
-        report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
+        report: An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled.
         reason: Why there is no report.
     """
 

@@ -13,7 +13,7 @@ from autotune.compiler import (
 from autotune.model import ScreenRecord, format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
-"""Company up to this size is named; of more, most does not matter."""
+"""Up to so many settings of an interaction are named; of more, most do not matter."""
 
 
 def describe_screen(report: ScreenReport) -> list[str]:
@@ -21,9 +21,9 @@ def describe_screen(report: ScreenReport) -> list[str]:
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
     lines = [f"screen for {place}: {counts}{_canary(report)}"]
-    if dead := report.of_effect(Effect.DEAD):
-        lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
-    lines += [f"{s.name} acts {how}" for s in report.settings if (how := describe_company(s))]
+    if no_ops := report.of_effect(Effect.NO_OP):
+        lines.append(f"no-ops here, left out of the search: {', '.join(s.name for s in no_ops)}")
+    lines += [f"{s.name} acts {how}" for s in report.settings if (how := format_interaction(s))]
     lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
     lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]
     peak, limit = report.reference.peak_bytes, report.limit_bytes
@@ -35,26 +35,22 @@ def describe_screen(report: ScreenReport) -> list[str]:
 
 
 def _canary(report: ScreenReport) -> str:
-    return f"; flags arrive: the canary [{report.canary.settings}] changes the program" if report.canary else ""
-
-
-def _told(report: ScreenReport) -> str:
-    asked = report.target_asked
-    return f"itself and what is installed ({', '.join(asked)}), for the rest by a table" if asked else "a table"
+    return f"; flags are applied: the canary [{report.canary.settings}] changes the program" if report.canary else ""
 
 
 _EFFECTS = {
-    Effect.LIVE: "settings change the program",
-    Effect.DEAD: "do not",
+    Effect.ACTIVE: "settings change the program",
+    Effect.NO_OP: "do not",
     Effect.MEASURE: "only a measurement can judge",
     Effect.FAILS: "do not compile",
 }
 
 
-def describe_company(setting: SettingReport) -> str:
+def format_interaction(setting: SettingReport) -> str:
     """Among which settings one acts that changes nothing alone, as a clause; empty if it acts alone."""
-    few = setting.company[:MOST_NAMED] if len(setting.company) <= MOST_NAMED else ()
-    with_others = f"only together with {', '.join(few) or 'some of the others'}" if setting.together else ""
+    others = setting.interacts_with
+    named = ", ".join(others) if len(others) <= MOST_NAMED else "some of the others"
+    with_others = f"only together with {named}" if others else ""
     return ", ".join(filter(None, (with_others, setting.under and f"only {setting.under}")))
 
 
@@ -96,16 +92,14 @@ def screen_lines(report: ScreenReport) -> list[str]:
     """The report in words."""
     versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
     lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}{_canary(report)}"]
-    if report.target_assumed:
-        lines.append(f"the GPU is described by {_told(report)}")
     peak, limit = report.reference.peak_bytes, report.limit_bytes
     if peak is not None:
         share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""
         verdict = "" if report.reference.fits is not False else ": DOES NOT FIT"
         lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
     titles = {
-        Effect.LIVE: "live: these change the program",
-        Effect.DEAD: "dead here: no value changes the program, alone or in company",
+        Effect.ACTIVE: "active: these change the program",
+        Effect.NO_OP: "no-ops here: no value changes the program, alone or with others",
         Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
         Effect.FAILS: "do not compile",
     }
@@ -126,14 +120,14 @@ def screen_lines(report: ScreenReport) -> list[str]:
 
 def _setting_lines(setting: SettingReport) -> list[str]:
 
-    if setting.effect in (Effect.DEAD, Effect.MEASURE):
+    if setting.effect in (Effect.NO_OP, Effect.MEASURE):
         return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
-    company = describe_company(setting)
-    lines = [f"  {setting.name}" + (f" ({company})" if company else "")]
+    interaction = format_interaction(setting)
+    lines = [f"  {setting.name}" + (f" ({interaction})" if interaction else "")]
     for value in setting.values:
         if value.message:
             lines.append(f"    {value.value}: {value.message}")
-        elif not value.is_live:
+        elif not value.is_active:
             lines.append(f"    {value.value}: same program")
         else:
             fit = " DOES NOT FIT;" if value.fits is False else ""

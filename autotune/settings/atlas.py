@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.model import Record, SettingError
-from autotune.settings.catalog import read_entries, release_of
+from autotune.settings.catalog import older, read_entries, release_of
 
 SCHEMA_VERSION = 1
 _HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
@@ -57,16 +57,13 @@ class AtlasRow(Record):
         name: Of the setting or recipe; empty for the cell.
         value: Of the setting as in a `FlagSet`; the whole set of a recipe; empty for the cell.
         verdict: What it does.
-        tried: How ``same`` was found: ``alone``; ``together``, in sets of all that change nothing; or ``company``, with
-            every two values in some set, as a screen does (docs/screening.md).
+        tried: How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing.
         changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
         needs: Settings among which some value of it acts, if none does alone; which values do was not told apart. Where
-            some value of a setting acts alone, its others are not looked at in company.
+            some value of a setting acts alone, its others are not tried with other settings.
         program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled
             for it alone.
         peak_bytes: Device memory that the step needs.
-        predicted_change: Predicted step time over the default's, minus one; None where no model can say.
-        step_s: Predicted seconds of a step; of a cell only.
         compiled: Sets that were compiled for a cell; of a cell only.
         seconds: What compiling them took, one after the other; of a cell only.
         message: Why it is rejected or fails; what cannot be seen.
@@ -85,8 +82,6 @@ class AtlasRow(Record):
     needs: tuple[str, ...] = ()
     program: str = ""
     peak_bytes: int | None = None
-    predicted_change: float | None = None
-    step_s: float | None = None
     compiled: int | None = None
     seconds: float | None = None
     message: str = ""
@@ -219,3 +214,19 @@ def atlas_text(rows: Iterable[AtlasRow]) -> str:
 def atlas_folder() -> Traversable:
     """Where the table lies in this package."""
     return resources.files("autotune") / "data" / "atlas"
+
+
+def place_of(row: AtlasRow) -> str:
+    """Spells the place of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for one that is of a whole release."""
+    return f"{row.workload}@{row.gpus}x{row.target}" if row.workload else "all cells"
+
+
+def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
+    """Of releases, oldest first, the newest that is not after one; the oldest if all are.
+
+    Raises:
+        SettingError: If there are none.
+    """
+    if not releases:
+        raise SettingError("the atlas must have a release but has none; `autotune atlas build` compiles one")
+    return ([r for r in releases if not older(jaxlib, r)] or [releases[0]])[-1]

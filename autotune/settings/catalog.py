@@ -8,6 +8,7 @@ real builds.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.model import SettingError, close_matches
+from autotune.model import FlagSet, SettingError, close_matches
 
 T = TypeVar("T")
 
@@ -298,3 +299,131 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])
         raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One published flag set, as it was published.
+
+    Attributes:
+        name: Name of the recipe.
+        source: Where it stands, with the revision that was read.
+        date: When it was published or last read there, as far as known: year, year-month or ``HEAD`` of mid
+            2026.
+        for_hardware: What its authors used it on; empty if they do not say.
+        flags: The XLA_FLAGS text, unchanged.
+        environment: Further variables.
+        note: What a reader should know.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    source: str
+    date: str
+    flags: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    for_hardware: str = ""
+    note: str = ""
+
+    @property
+    def settings(self) -> FlagSet:
+        """The recipe as a flag set; JAX options by their lower-case names."""
+        named = {n.lower() if n.startswith("JAX_") else n: v for n, v in self.environment.items()}
+        return FlagSet.parse(self.flags).merge(named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """What one sees, and the groups of settings worth a search then."""
+
+    name: str
+    title: str
+    words: tuple[str, ...]
+    groups: tuple[str, ...]
+    advice: str
+
+
+@functools.cache
+def load_recipes() -> dict[str, Recipe]:
+    """All recipes by name, in the order of the files."""
+    folder = resources.files("autotune") / "data" / "recipes"
+    found: dict[str, Recipe] = {}
+    for path in sorted(folder.iterdir(), key=lambda p: p.name):
+        found |= read_entries(path, Recipe)
+    return found
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        SettingError: If there is none; close matches are named.
+    """
+    recipes = load_recipes()
+    if name not in recipes:
+        raise SettingError(
+            f"a recipe must be one of `autotune recipes list` but got {name!r}{close_matches(name, recipes)}"
+        )
+    return recipes[name]
+
+
+@functools.cache
+def load_symptoms() -> dict[str, Symptom]:
+    """All symptoms by name."""
+    return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
+
+
+def find_symptom(name: str) -> Symptom:
+    """The symptom of a name.
+
+    Raises:
+        SettingError: If there is none; close matches are named.
+    """
+    symptoms = load_symptoms()
+    if name not in symptoms:
+        raise SettingError(
+            f"a symptom must be one of {', '.join(symptoms)} but got {name!r}{close_matches(name, symptoms)}"
+        )
+    return symptoms[name]
+
+
+def search_symptoms(text: str) -> tuple[Symptom, ...]:
+    """Symptoms that fit a free text, best first; none if no word of it is known."""
+    asked = re.findall(r"[a-z0-9]+", text.lower())
+
+    def score(symptom: Symptom) -> int:
+        title = re.findall(r"[a-z0-9]{4,}", symptom.title.lower())
+        return sum(
+            3 * (word == symptom.name) + 2 * _stands_in(word, symptom.words) + _stands_in(word, title)
+            for word in asked
+            if len(word) > 2
+        )
+
+    scored = [(score(s), s) for s in load_symptoms().values()]
+    return tuple(s for points, s in sorted(scored, key=lambda p: -p[0]) if points)
+
+
+def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:
+    """Whether a word is among others, plural or not."""
+    return any(word.rstrip("s") == other.rstrip("s") for other in words)
+
+
+def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
+    """The settings of a group, a scope, and with a word in name or summary; None and an empty word ask for all.
+
+    Raises:
+        SettingError: If there is no such group or scope.
+    """
+    every_group = sorted({s.group for s in catalog.values()})
+    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
+        if given is not None and given not in legal:
+            hint = close_matches(given, legal)
+            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
+    return [
+        s
+        for s in catalog.values()
+        if (group is None or group in (s.group, *s.also_in))
+        and (scope is None or scope in s.scopes)
+        and (word.lower() in s.name.lower() or word.lower() in s.summary.lower())
+    ]

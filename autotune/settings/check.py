@@ -5,12 +5,15 @@ Nothing is started here: the verdicts follow from what `autotune.settings.known`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
-from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
-from autotune.settings.catalog import NEVER_SEARCHED, Tier
+from autotune.machine import caller_environment
+from autotune.model import FlagSet, FlagToken, SettingError, StudySpec, close_matches, combine, parse_tokens
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
 
 
@@ -89,7 +92,7 @@ def for_build(
     over: FlagSet | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> FlagSet:
-    """What of a set made elsewhere the installed build acts on: new names, nothing dead, wrong or dangerous.
+    """What of a set made elsewhere the installed build acts on: new names, no no-ops, nothing wrong or dangerous.
 
     Args:
         settings: The set.
@@ -300,3 +303,166 @@ def _said(
     return SettingCheck(
         name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice, replacement=replacement
     )
+
+
+_FLAG = re.compile(
+    r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001
+    r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
+)
+_VARIABLE = re.compile(
+    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?"
+    r"(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
+    re.MULTILINE,
+)
+_COMPUTED = re.compile(r"[$`{]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
+
+    Attributes:
+        name: Name of the setting.
+        value: Its value without quotes; None for a bare flag.
+        start: Where it begins in the text.
+        end: Where it ends.
+        is_flag: Whether it is an XLA flag.
+        is_computed: Whether the value holds a variable of the shell, so that only the name can be judged.
+    """
+
+    name: str
+    value: str | None
+    start: int
+    end: int
+    is_flag: bool
+    is_computed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """Settings for the installed build, and a note on each that was renamed or left out."""
+
+    settings: FlagSet
+    notes: tuple[str, ...]
+
+
+def migrate_text(text: str, known: KnownSettings) -> Migration:
+    """Finds the settings in the text of a script and gives what the installed build acts on of them."""
+    asked: dict[str, str] = {}
+    notes: list[str] = []
+    for found in find_settings(text, known.catalog):
+        value = "true" if found.value is None else found.value
+        if found.is_computed:
+            notes.append(f"{found.name} is left out: the script computes its value, {value}")
+        else:
+            asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
+    settings = for_build(FlagSet(asked), known, note=notes.append)
+    return Migration(settings=settings, notes=tuple(notes))
+
+
+def find_settings(text: str, catalog: Catalog) -> Iterator[Found]:
+    """The settings in a script of any language, in order; variables only if the catalogue has them."""
+    found = [_found(m, m["name"], start=m.start(), is_flag=True) for m in _FLAG.finditer(text)]
+    for m in _VARIABLE.finditer(text):
+        name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
+        if name in catalog and name != "XLA_FLAGS":
+            found.append(_found(m, name, start=m.start("name"), is_flag=False))
+    yield from sorted(found, key=lambda f: f.start)
+
+
+def _found(m: re.Match[str], name: str, *, start: int, is_flag: bool) -> Found:
+    value = m["value"]
+    return Found(
+        name=name,
+        value=None if value is None else _unquoted(value),
+        start=start,
+        end=m.end(),
+        is_flag=is_flag,
+        is_computed=bool(_COMPUTED.search(value or "")),
+    )
+
+
+def check_found(found: Found, known: KnownSettings) -> SettingCheck:
+    """The verdict on one setting of a script; a computed value counts as one that is taken."""
+    value = "true" if found.value is None else found.value
+    if found.is_computed and known[found.name].is_flag:
+        return SettingCheck(
+            name=found.name,
+            value=found.value,
+            verdict=SettingVerdict.EFFECTIVE,
+            starts=True,
+            reason="the value is computed by the script, only the name was checked",
+        )
+    return check_setting(found.name, value, known)
+
+
+def _unquoted(value: str) -> str:
+    for quote in ('\\"', '"', "'"):
+        if len(value) >= 2 * len(quote) and value.startswith(quote) and value.endswith(quote):
+            return value[len(quote) : -len(quote)]
+    return value
+
+
+def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
+    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
+    for variable, value in sorted(environment.items()):
+        name = variable.lower() if variable.startswith("JAX_") else variable
+        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
+        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
+            checks.append(check_setting(name, value, known))
+    return tuple(checks)
+
+
+def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
+    """The study's own sets and recipes, or with `every` all published recipes, as far as the build has them."""
+    names = list(load_recipes()) if every else list(spec.search.recipes)
+    found = {f"set {s.name}": s.settings for s in spec.search.first}
+    found |= {f"recipe {n}": for_build(find_recipe(n).settings, known) for n in names}
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def check_given(
+    known: KnownSettings,
+    *,
+    flags: Sequence[str],
+    recipe: str | None,
+    file: Path | None,
+    from_environment: bool,
+) -> tuple[SettingCheck, ...]:
+    """Verdicts on flags as in XLA_FLAGS, a recipe, a script, or the caller's environment: on one of them.
+
+    Raises:
+        SettingError: If none or several are given, or what is given cannot be read.
+    """
+    if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
+        raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
+    if recipe is not None:
+        return check_settings(find_recipe(recipe).settings, known)
+    if file is not None:
+        return tuple(check_found(f, known) for f in find_settings(read_script(file), known.catalog))
+    if from_environment:
+        return find_steering(caller_environment(), known)
+    return check_xla_flags(" ".join(flags), known)
+
+
+def read_script(file: Path) -> str:
+    """The text of a script.
+
+    Raises:
+        SettingError: If it is no readable text.
+    """
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
+
+
+def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
+    """Setting, verdict, whether it starts, and why with what to do."""
+    verdict = str(check.verdict)
+    if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
+        verdict = f"renamed -> {check.replacement[0]}"
+    value = "" if check.value is None else f"={check.value}"
+    reason = "; ".join(filter(None, (check.reason, check.advice)))
+    return f"{check.name}{value}", verdict, "yes" if check.starts else "NO", reason

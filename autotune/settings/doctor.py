@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import psutil
 
 from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, gpu_topology, packages_of, run_program
 from autotune.model import format_bytes
-from autotune.settings.check import SettingCheck, check_setting, check_xla_flags
+from autotune.settings.check import SettingCheck, find_steering
 from autotune.settings.known import KnownSettings
 
 _PACKAGES = {
@@ -172,17 +172,6 @@ def find_places(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
-    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
-    for variable, value in sorted(environment.items()):
-        name = variable.lower() if variable.startswith("JAX_") else variable
-        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
-            checks.append(check_setting(name, value, known))
-    return tuple(checks)
-
-
 def _software_findings(
     python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_build_known: bool, is_gpu_asked: bool
 ) -> list[Finding]:
@@ -291,3 +280,30 @@ def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -
         command = "docker run --shm-size=8g ..."
         found.append(Finding(feature="NCCL with one process for each GPU", problem=problem, command=command))
     return found
+
+
+def format_diagnosis(found: Diagnosis) -> Iterator[str]:
+    """The lines of `autotune doctor`."""
+    yield "versions"
+    for name, version in found.versions.items():
+        yield f"  {name:14} {version}"
+    yield "machine"
+    yield f"  {found.cpus} CPUs, {format_bytes(found.memory_bytes)} memory, load {found.load_1min:.1f}"
+    for gpu in found.gpus:
+        capability = f"compute capability {gpu.compute_capability}"
+        yield f"  GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.memory_bytes)}, {capability}"
+    if not found.gpus:
+        yield "  no GPU"
+    for line in (*found.topology.splitlines(), *found.places):
+        yield f"  {line}"
+    yield "your environment"
+    for check in found.steering:
+        yield f"  {check.name}={check.value}: {check.verdict}; {check.reason}"
+    if not found.steering:
+        yield "  nothing steers XLA, NCCL or JAX"
+    yield "missing or in the way"
+    for finding in found.findings:
+        yield f"  {finding.feature}: {finding.problem}"
+        yield f"    {finding.command}"
+    if not found.findings:
+        yield "  nothing"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.model import close_matches
-from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
+Row = tuple[str, str]
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -144,12 +145,11 @@ class KnownSettings:
 
     Args:
         build: What the installed build says.
-        catalog: What settings mean; the one that comes with this package if None.
     """
 
-    def __init__(self, build: ProbeReport, catalog: Catalog | None = None) -> None:
+    def __init__(self, build: ProbeReport) -> None:
         self.build = build
-        self.catalog = load_catalog() if catalog is None else catalog
+        self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
         entry, flag = self.catalog.get(name), self.build.flags.get(name)
@@ -288,3 +288,75 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
             shown = close_matches(item, flag.spellings) or f"; legal: {', '.join(flag.values)}"
             return f"has no value {item!r}{shown}"
     return ""
+
+
+def format_setting(entry: Setting, known: KnownSettings) -> list[Row]:
+    """Label and text of all that is known of a setting; an empty text where nothing is."""
+    return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
+
+
+def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
+    setting, build = known[entry.name], known.build
+    said = setting.flag or setting.option
+    if said is None and entry.kind == "env":
+        return [("in this build", "an environment variable"), ("type", entry.type)]
+    if said is None:
+        return [("in this build", "" if entry.kind == "layout" else f"{build.build} does not have it")]
+    kind, edits = said.type, ""
+    ways = f"jax {build.jax}: through its variable in upper case, or jax.config"
+    if setting.flag is not None:
+        ways = _ways(setting.flag, build)
+        kind += " list" if setting.flag.repeated and kind != "message" else ""
+        edits = "; +X and -X change the default list" if setting.flag.edits else ""
+    return [
+        ("in this build", ways),
+        ("type", kind),
+        ("legal values", ", ".join(said.values) + edits),
+        ("default here", "unset" if said.default is None else repr(said.default)),
+    ]
+
+
+def _ways(flag: FlagInfo, build: ProbeReport) -> str:
+    """How a flag reaches the build, and what it sets if that goes by another name."""
+    ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
+    sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
+    if flag.in_xla_flags and not flag.sets:
+        sets = "; stored nowhere"
+    return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
+
+
+def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
+    versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
+    needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
+    trying = [repr(v) for v in setting.values]
+    if setting.low is not None:
+        trying = [f"{setting.low} to {setting.high}"]
+    sensible = [f"at least {setting.minimum:g}"] if setting.minimum is not None else []
+    sensible += [f"at most {setting.maximum:g}"] if setting.maximum is not None else []
+    changed = setting.changed_programs
+    seen = "" if changed is None else ", ".join(changed) or "none of the test programs"
+    sources = [catalog.sources[s] for s in setting.sources]
+    return [
+        ("known defaults", "; ".join(versions)),
+        ("since", setting.since),
+        ("gone since", setting.removed),
+        ("replaced by", setting.renamed_to),
+        ("group", f"{', '.join((setting.group, *setting.also_in))} ({setting.tier})"),
+        ("scope", ", ".join(setting.scopes)),
+        ("stage", setting.stage),
+        ("worth trying", ", ".join(trying)),
+        ("sensible range", ", ".join(sensible)),
+        ("changes results", setting.numerics),
+        ("memory", setting.memory),
+        ("compile time", setting.compile),
+        ("danger", setting.danger),
+        ("acts", "; ".join(needs)),
+        ("excludes", ", ".join(setting.excludes)),
+        ("seen to change", seen),
+        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
+        ("source line", setting.source_line and catalog.sources["xla"].link(setting.source_line)),
+    ]
+
+
+def _conditions(word: str, rules: Mapping[str, Iterable[str]]) -> list[str]:
+    return [f"{word} {name} is {' or '.join(map(repr, values))}" for name, values in rules.items()]

@@ -1,22 +1,224 @@
-"""Builds the search space of a study for one build and one program.
+"""The search space: typed, conditional parameters, and how a study, a build and a program give them.
 
-Groups, settings and symptoms all name settings; the catalogue gives them values and conditions.
-Every setting that is not searched is listed with its reason.
+Groups, settings and symptoms all name settings; the catalogue gives them values and conditions. Every setting that is
+not searched is listed with its reason, and left out only for what is surely not in the program: counts of devices and
+nodes, and what the study declares (`workload.uses`, `workload.mesh`). Who declares nothing may have anything.
+
+A value that equals the default of the build is rendered as absence, so that equal sets have equal hashes. A parameter
+that cannot act, given the choices made before it, is not asked for.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
-from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
-from autotune.settings.options import Conditions, option_parameters, own_conditions
-from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
-from autotune.settings.recipes import find_symptom
-from autotune.settings.scopes import known_scopes, why_asleep
+from autotune.model import (
+    FlagSet,
+    SettingError,
+    StudySpec,
+    Value,
+    WorkloadFacts,
+    close_matches,
+    option_setting,
+    option_text,
+    render_value,
+)
+from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, find_symptom, older
+from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
+
+DEFAULT = "(default)"
+"""The choice that leaves a setting alone, where the build's default has no name."""
+
+LISTABLE = 4096
+"""Ranges up to this size can carry conditions of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One setting that is searched: either a list of choices, or a range of integers.
+
+    Attributes:
+        name: Name of the setting.
+        choices: Texts to choose from, the default among them; None for a range.
+        low: Least value of the range.
+        high: Greatest value of the range, included.
+        step: Distance of its values; 1 if `power_of_two`.
+        log: Whether the range is better searched on a logarithmic scale.
+        power_of_two: Whether the range holds powers of two only (`low` and `high` are such).
+        default: What is in force when the setting is absent, as text; None if the build does not say.
+        type: Type of the setting, to tell equal values.
+        spellings: Further spellings of enum values to the value they mean.
+        condition: Other parameter to the values under which this one acts; None if always.
+        group: Group of the catalogue; empty for a setting that has none.
+    """
+
+    name: str
+    choices: tuple[str, ...] | None = None
+    low: int | None = None
+    high: int | None = None
+    step: int = 1
+    log: bool = False
+    power_of_two: bool = False
+    default: str | None = None
+    type: str = "string"
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    condition: Mapping[str, tuple[str, ...]] | None = None
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.choices is None) == (self.low is None or self.high is None):
+            raise ValueError(f"{self.name} must have either choices or a range")
+        if self.choices is not None and (not self.choices or len(set(self.choices)) != len(self.choices)):
+            raise ValueError(f"{self.name} must have distinct choices but got {self.choices!r}")
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return len(self.choices) if self.choices is not None else len(self._range())
+
+    def _range(self) -> range | tuple[int, ...]:
+        assert self.low is not None
+        assert self.high is not None
+        if self.power_of_two:
+            return tuple(1 << k for k in range(self.low.bit_length() - 1, self.high.bit_length()))
+        return range(self.low, self.high + 1, self.step)
+
+    def values(self) -> Iterator[str]:
+        """All its values, in order."""
+        return iter(self.choices) if self.choices is not None else map(str, self._range())
+
+    def holds(self, value: str) -> bool:
+        """Whether a value is one of its values."""
+        if self.choices is not None:
+            return value in self.choices
+        return value.lstrip("+-").isdigit() and int(value) in self._range()
+
+    def match(self, text: str) -> str | None:
+        """The value that means the same as a text; None if there is none."""
+        if self.holds(text):
+            return text
+        if self.is_absent(text):
+            return self.default_choice
+        named = (v for v in self.choices or () if v != DEFAULT)
+        return next((v for v in named if is_default(text, v, self.type, self.spellings)), None)
+
+    def is_absent(self, value: str) -> bool:
+        """Whether a value means that the setting is left alone."""
+        return value == DEFAULT or is_default(value, self.default, self.type, self.spellings)
+
+    @property
+    def default_choice(self) -> str:
+        """The value that leaves the setting alone; `DEFAULT` if none of its values does."""
+        listable = self.values() if self.size <= LISTABLE else ()
+        return next((v for v in listable if self.is_absent(v)), DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Parameters in an order in which each follows those it depends on.
+
+    Attributes:
+        parameters: What is searched.
+        left_out: Setting to the reason why it is not searched.
+        notes: Setting that is searched to what a person should know of it.
+    """
+
+    parameters: tuple[Parameter, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
+        """One point: walks the parameters in order and asks for the active ones only.
+
+        Args:
+            ask: Gives one of the parameter's values as text: one of its choices, or an integer of its range.
+
+        Raises:
+            SettingError: If an answer is not one of the values.
+        """
+        chosen: dict[str, str] = {}
+        for parameter in self.parameters:
+            if not self._is_active(parameter, chosen):
+                chosen[parameter.name] = parameter.default_choice
+                continue
+            value = ask(parameter)
+            if not parameter.holds(value):
+                raise SettingError(f"{parameter.name} must have one of its values but got {value!r}")
+            chosen[parameter.name] = value
+        return self._render(chosen)
+
+    def locate(self, settings: FlagSet) -> dict[str, str] | None:
+        """Values of the active parameters that give this set; None if it is not a point of the space.
+
+        What `suggest` would have been told: it lets a known set be told to a sampler.
+        """
+        chosen: dict[str, str] = {}
+        asked: dict[str, str] = {}
+        for parameter in self.parameters:
+            value = parameter.match(settings.get(parameter.name, DEFAULT))
+            if not self._is_active(parameter, chosen):
+                value = parameter.default_choice
+            elif value is None:
+                return None
+            else:
+                asked[parameter.name] = value
+            chosen[parameter.name] = value
+        rendered = self._render(chosen)
+        absent = {p.name for p in self.parameters if p.is_absent(settings.get(p.name, DEFAULT))}
+        return asked if set(rendered) == set(settings) - absent else None
+
+    def size(self) -> int:
+        """How many distinct points the space has, conditions taken into account."""
+        needed_later = [
+            {n for later in self.parameters[i:] for n in later.condition or {}} for i in range(len(self.parameters) + 1)
+        ]
+
+        @functools.cache
+        def count(index: int, context: tuple[tuple[str, str], ...]) -> int:
+            if index == len(self.parameters):
+                return 1
+            parameter, chosen = self.parameters[index], dict(context)
+            keep = needed_later[index + 1]
+
+            def rest(value: str) -> int:
+                kept = {n: v for n, v in {**chosen, parameter.name: value}.items() if n in keep}
+                return count(index + 1, tuple(sorted(kept.items())))
+
+            if not self._is_active(parameter, chosen):
+                return rest(parameter.default_choice)
+            if parameter.name not in keep:
+                return parameter.size * rest(DEFAULT)
+            return sum(rest(v) for v in parameter.values())
+
+        return count(0, ())
+
+    def _is_active(self, parameter: Parameter, chosen: Mapping[str, str]) -> bool:
+        return all(chosen.get(n, DEFAULT) in values for n, values in (parameter.condition or {}).items())
+
+    def _render(self, chosen: Mapping[str, str]) -> FlagSet:
+        return FlagSet({p.name: chosen[p.name] for p in self.parameters if not p.is_absent(chosen[p.name])})
+
+
+def format_condition(parameter: Parameter) -> str:
+    """When a parameter acts, as a clause; ``always`` if it has no condition."""
+    condition = parameter.condition or {}
+    clauses = [f"{name} is {' or '.join(map(repr, values))}" for name, values in condition.items()]
+    return "if " + " and ".join(clauses) if clauses else "always"
+
+
+def format_domain(parameter: Parameter) -> str:
+    """The values of a parameter, as a clause."""
+    if parameter.choices is not None:
+        return ", ".join(map(repr, parameter.choices))
+    how = " in powers of two" if parameter.power_of_two else ""
+    how = how or (f" in steps of {parameter.step}" if parameter.step > 1 else "")
+    return f"{parameter.low} to {parameter.high}{how}"
+
 
 DEFAULT_GROUPS = {
     "cpu": ("cpu", "cpu_process"),
@@ -352,3 +554,132 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     if named is None and blank.type == "bool" and blank.default is not None:
         named = blank.default
     return (DEFAULT if named is None else named, *others)
+
+
+Conditions = Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
+    """One parameter for each option that the study searches; its default is the reference's value."""
+    reference = spec.reference_options
+    for name, values in spec.search.options.items():
+        own = option_text(reference[name])
+        choices = tuple(dict.fromkeys([own, *map(option_text, values)]))
+        yield Parameter(name=option_setting(name), choices=choices, default=own)
+
+
+def own_conditions(spec: StudySpec, known: Collection[str]) -> Conditions:
+    """What `search.when` says, by the names of parameters: each to other ones, with the values under which it acts.
+
+    Args:
+        spec: The study.
+        known: Names that `search.when` may use besides the study's options.
+
+    Raises:
+        SettingError: If a name is neither, or parameters wait for each other.
+    """
+    options = spec.search.options
+
+    def full(name: str) -> str:
+        if name in options:
+            return option_setting(name)
+        if name not in known:
+            raise SettingError(
+                f"`search.when` must name options or settings that are searched but got {name!r}"
+                f"{close_matches(name, [*options, *known])}"
+            )
+        return name
+
+    def text(name: str, value: Any) -> str:
+        return option_text(value) if name in options else render_value(value)
+
+    found = {
+        full(name): {full(other): tuple(text(other, v) for v in values) for other, values in rules.items()}
+        for name, rules in spec.search.when.items()
+    }
+    for name in found:
+        _refuse_circle(name, found, ())
+    return found
+
+
+def _refuse_circle(name: str, conditions: Conditions, above: tuple[str, ...]) -> None:
+    if name in above:
+        raise SettingError(
+            f"`search.when` must not go round in a circle but does: {' -> '.join([*above[above.index(name) :], name])}"
+        )
+    for other in conditions.get(name, {}):
+        _refuse_circle(other, conditions, (*above, name))
+
+
+_SEVERAL = frozenset({Scope.MULTI_DEVICE})
+
+GIVES: Mapping[str, frozenset[Scope]] = {
+    "loops": frozenset({Scope.LOOP}),
+    "several-devices": _SEVERAL,
+    "several-nodes": _SEVERAL | {Scope.MULTI_NODE},
+    "collective-permute": _SEVERAL | {Scope.COLLECTIVE_PERMUTE},
+    "data": _SEVERAL,
+    "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
+    "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
+    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
+}
+"""Each word of `workload.uses`, axes of `workload.mesh` among them, to what a program has under it."""
+
+_MISSING = {
+    Scope.MULTI_DEVICE: "acts on several devices, the study has one",
+    Scope.MULTI_NODE: "acts across nodes, the study has one",
+    Scope.LOOP: "acts on loops, `workload.uses` tells of none",
+    Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
+    Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
+}
+
+
+def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
+    """Whether the program has what settings act on; what is not known is not in it.
+
+    Where counts and declarations differ, what one of them tells is there.
+
+    Args:
+        spec: The study.
+        reference: What the program told when it ran or was compiled; None before that.
+    """
+    workload, nodes = spec.workload, spec.device.node_count
+    mesh, count = workload.mesh, _device_count(spec, reference)
+    words = {*(workload.uses or ()), *(axis for axis, size in (mesh or {}).items() if size > 1)}
+    has = {Scope.SINGLE_DEVICE, *(scope for word in words for scope in GIVES[word])}
+    if max(count or 1, nodes, math.prod((mesh or {}).values())) > 1:
+        has.add(Scope.MULTI_DEVICE)
+    if nodes > 1:
+        has.add(Scope.MULTI_NODE)
+    lacks: set[Scope] = set()
+    if workload.uses is not None:
+        lacks |= set(Scope)
+    if mesh is not None:
+        lacks |= {Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL}
+    if count == 1:
+        lacks.add(Scope.MULTI_DEVICE)
+    if workload.command is None or (Scope.MULTI_DEVICE in lacks and Scope.MULTI_DEVICE not in has):
+        lacks.add(Scope.MULTI_NODE)  # a command may start processes elsewhere, an entry runs where it is put
+    return {scope: scope in has for scope in Scope if scope in has | lacks}
+
+
+def why_asleep(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
+    """Why a setting surely does nothing in this program, as a clause; empty if it may act.
+
+    Args:
+        entry: The setting.
+        known: See `known_scopes`.
+        made: What other settings of the study may bring into the program.
+    """
+    missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
+    return next((_MISSING[s] for s in missing), "")
+
+
+def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
+    """Devices of the program; None if nobody is sure."""
+    told = reference.device_count if reference is not None else None
+    if spec.workload.command is not None:  # a program of the user's tells of its own process at most
+        return spec.device.count or (told if told and told > 1 else None)
+    return told or spec.device.count or (1 if spec.device.platform == "cpu" else None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.compiler.published import FACTOR, PublishedError
+from autotune.compiler.predict import FACTOR, PublishedError
 
 Rows = Mapping[str, Mapping[str, Any]]
 

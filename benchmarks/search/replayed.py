@@ -22,10 +22,10 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
+from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Target, load_target, parse_topology
-from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import FlagSet, Stopwatch, parse_study

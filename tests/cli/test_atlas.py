@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from typer.testing import CliRunner
 
 from autotune import settings
 from autotune.cli.app import app
+from autotune.cli.atlas import _Lines
 from autotune.model import SettingError
 from autotune.settings import load_recipes
 from tests.atlas_tables import small, write
@@ -23,34 +23,16 @@ def run(*words: str) -> str:
     return done.output
 
 
-@pytest.fixture
-def packaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this table came with the package."""
-    monkeypatch.setattr(settings, "load_atlas", small)
-
-
-@pytest.mark.usefixtures("packaged")
-def test_where_a_setting_is_alive() -> None:
-    lines = run("atlas", "show", COMBINE, "--for", "moe@h200").splitlines()
-    assert lines == [
-        "jaxlib\tvalue\tverdict\tin\twhat",
-        "0.12.0.1\t1073741824\tsame\t1 of 1 cells\tcompiled together with others that change nothing",
-        "0.10.2\t1073741824\tsame\t1 of 1 cells\tcompiled alone",
+def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "load_atlas", small)  # as if this table came with the package
+    lines = run("atlas", "show", COMBINE).splitlines()
+    assert [line.split("\t")[:4] for line in lines] == [
+        ["jaxlib", "value", "verdict", "in"],
+        ["0.12.0.1", "1073741824", "same", "2 of 2 cells"],
+        ["0.10.2", "1073741824", "changes", "2 of 3 cells: dense-fsdp@8xh100-sxm, dense-fsdp@64xh100-sxm"],
+        ["0.10.2", "1073741824", "same", "1 of 3 cells: moe@8xh200"],
     ]
-    recipe = next(iter(load_recipes()))
-    assert "changes" in run("atlas", "show", recipe)
-    assert "# 0.12.0.1: one program with" in run("recipes", "show", recipe)
-
-
-@pytest.mark.usefixtures("packaged")
-def test_flags_show_and_check_tell_it_too() -> None:
-    shown = run("flags", "show", COMBINE, "--plugin", "cpu")
-    assert "atlas            0.12.0.1: same, in no cell another program" in shown
-    told = json.loads(run("flags", "check", f"--{COMBINE}=1073741824", "--plugin", "cpu", "--for", "moe", "--json"))
-    assert [(t["name"], t["verdict"], t["cells"]) for t in told["atlas"]] == [(COMBINE, "same", 1)]
-    assert "the atlas, by jaxlib" in run("flags", "check", f"--{COMBINE}=1", "--plugin", "cpu", "--for", "moe")
-    with pytest.raises(SettingError, match="must have a cell like 'mo'"):
-        run("flags", "check", f"--{COMBINE}=1", "--plugin", "cpu", "--for", "mo")
+    assert "changes" in run("atlas", "show", next(iter(load_recipes())))
 
 
 def test_the_page_is_written_of_any_table(tmp_path: Path) -> None:
@@ -60,3 +42,25 @@ def test_the_page_is_written_of_any_table(tmp_path: Path) -> None:
     (tmp_path / "table" / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
     with pytest.raises(SettingError, match="the first line of a table of the atlas must be"):
         run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))
+
+
+def test_taking_a_set_apart_is_told_of_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes a quarter of an hour at times, and finishes no set that was planned."""
+    now = 0.0
+    monkeypatch.setattr("autotune.cli.atlas.time.monotonic", lambda: now)
+    lines = _Lines()
+    lines.cell(1, 2, "moe on 8 b200")
+    capsys.readouterr()
+    for _ in range(60):
+        now += 10.0
+        lines.at_work("compile " + " ".join(f"xla_setting_{i}=true" for i in range(40)))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 10
+    assert all(line.endswith(" ...") and len(line) < 130 for line in told)
+    now += 25.0
+    lines.compiled(30, 100)
+    now += 30.0
+    lines.at_work("compile xla_a=true")
+    assert "30 of 100 sets" in capsys.readouterr().err.splitlines()[-1]

@@ -12,11 +12,11 @@ import pytest
 
 from autotune.compiler import compile_worker
 from autotune.compiler import program as P
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult
-from autotune.compiler.reading import read_program
-from autotune.compiler.verdicts import Screener
+from autotune.compiler.schedule import read_program
+from autotune.compiler.screen import Screener
 from autotune.machine import environment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.compiler import kernel_work as work
-from autotune.compiler.hlo import Array, Module, device_groups, parse_module, parse_shape
+from autotune.compiler.hlo import Array, Module, Work, device_groups, kernel_work, parse_module, parse_shape
 
 MODULE = """HloModule jit_step, is_scheduled=true
 
@@ -53,8 +52,8 @@ def module() -> Module:
     return parse_module(MODULE)
 
 
-def work_of(module: Module, name: str) -> work.Work:
-    return work.count(module, *module.index()[name])
+def work_of(module: Module, name: str) -> Work:
+    return kernel_work(module, *module.index()[name])
 
 
 def test_computations_and_instructions_are_found(module: Module) -> None:
@@ -138,7 +137,7 @@ def test_causal_attention_is_half_of_what_attention_to_everything_is(
 ) -> None:
     text = ATTENTION.replace("MASK", mask, 1).replace("__cudnn$fmhaSoftmax", target)
     module = parse_module(text)
-    done = work.count(module, *module.index()["forward"])
+    done = kernel_work(module, *module.index()["forward"])
     assert done.matrix_flops == products * 2 * (2 * 8 * 16) * pairs
     assert done.product is None
 
@@ -161,6 +160,6 @@ ENTRY %main (x: bf16[7,5], y: bf16[7,11], a: bf16[3,5,7], b: bf16[3,7,11]) -> bf
   ROOT %gemm = (bf16[5,11], s8[64]) custom-call(%x, %y), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}
 }
 """)  # noqa: E501 - as XLA writes it
-    fused, called = (work.count(module, *module.index()[name]) for name in ("triton", "gemm"))
+    fused, called = (kernel_work(module, *module.index()[name]) for name in ("triton", "gemm"))
     assert (fused.product, fused.matrix_flops) == ((3, 5, 11, 7), 2 * 3 * 5 * 7 * 11)
     assert (called.product, called.matrix_flops) == ((1, 5, 11, 7), 2 * 5 * 7 * 11)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler import plugin
-from autotune.compiler.open import open_screener
+from autotune.compiler import compiler
 from autotune.compiler.program import CompiledProgram
+from autotune.compiler.screen import open_screener
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec
@@ -32,7 +32,7 @@ def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int
 @pytest.fixture
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were installed: what is compiled for is told before anything is compiled."""
-    monkeypatch.setattr(plugin, "compiler_problem", lambda versions: "")
+    monkeypatch.setattr(compiler, "compiler_problem", lambda versions: "")
 
 
 @pytest.mark.usefixtures("_plugin")

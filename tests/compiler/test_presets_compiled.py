@@ -1,4 +1,4 @@
-"""Presets compiled for GPUs that are not here: fused attention, and pairs of settings that act in company only."""
+"""Presets compiled for GPUs that are not here: fused attention, and pairs of settings that act only together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
 from autotune.compiler.program import loops, walk
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
@@ -165,7 +165,7 @@ def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_a
     assert both["collective-permute"] < reference["collective-permute"]
 
 
-def test_collective_matmul_of_the_tensor_study_is_live_from_0_11_on() -> None:
+def test_collective_matmul_of_the_tensor_study_is_active_from_0_11_on() -> None:
     study = tomllib.loads((ROOT / "studies/tensor-parallel.toml").read_text(encoding="utf-8"))
     everywhere = study["search"]["first"][0]["settings"]
     options = {**study["workload"]["options"], **SMALL, "dtype": "bfloat16", "attention": "xla"}

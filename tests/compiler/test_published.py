@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
-from autotune.compiler.predict import predict_step
+from autotune.compiler.predict import PublishedError, predict_step, published_error
 from autotune.compiler.program import CompiledProgram, Op, OpKind
-from autotune.compiler.published import PublishedError, published_error
 from autotune.compiler.targets import Topology, load_target, parse_topology, target_names
 from autotune.model import parse_set
 from autotune.results.screen_words import predicted_lines

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from autotune.compiler.hlo import parse_module
-from autotune.compiler.trip_count import trip_count
+from autotune.compiler.hlo import parse_module, trip_count
 
 COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
 MOST = 400

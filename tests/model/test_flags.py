@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet, combine, parse_tokens, render_value, split_tokens
 from autotune.model.names import kind_of
-from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import ParserProcess
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=12).map("xla_".__add__)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=20)

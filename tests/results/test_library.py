@@ -16,7 +16,7 @@ from autotune.results.library import LibraryQuery, add_to_library, best_known, d
 from autotune.results.report import build
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
 from autotune.workers.replay import ReplayLauncher
 from harness.simulated import GivenSetup, given_run

@@ -18,7 +18,7 @@ from autotune.results.proof_words import describe_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.workers.base import Progress
 from autotune.workers.replay import ReplayLauncher, ReplayWorker

@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import SettingError
-from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import Catalog, Scope, Setting, Stage, Tier, load_catalog, older, read_entries
+from autotune.settings.catalog import (
+    Catalog,
+    Scope,
+    Setting,
+    Stage,
+    Tier,
+    load_catalog,
+    load_symptoms,
+    older,
+    read_entries,
+)
 from autotune.settings.known import UNSET, KnownSettings
-from autotune.settings.recipes import load_symptoms
+from autotune.settings.probe import ProbeReport
 
 # Every setting that the five pages we started from name.
 PAGES = [

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune.machine import Runner, run_program
-from autotune.settings.build import ProbeReport
-from autotune.settings.check import SettingVerdict
-from autotune.settings.doctor import diagnose, find_places, find_steering, find_versions, gpu_findings
+from autotune.settings.check import SettingVerdict, find_steering
+from autotune.settings.doctor import diagnose, find_places, find_versions, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings
-from autotune.settings.words import describe_diagnosis
+from autotune.settings.probe import ProbeReport
 
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
@@ -99,7 +98,7 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(known: KnownSet
     assert "unset JAX_COMPILATION_CACHE_DIR" in commands.values()
     assert found.versions["driver"] == "550.54.15"
     assert found.topology == "GPU0 GPU1"
-    text = "\n".join(describe_diagnosis(found))
+    text = "\n".join(format_diagnosis(found))
     assert "GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, compute capability 9.0" in text
     assert "xla_gpu_made_up=1: not an XLA flag" in text
 
@@ -111,7 +110,7 @@ def test_without_gpus_and_plugin_screening_is_what_is_missing(known: KnownSettin
     assert screening.command == (
         "python -m pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12"
     )
-    assert "  no GPU" in list(describe_diagnosis(found))
+    assert "  no GPU" in list(format_diagnosis(found))
 
 
 def test_a_build_that_cannot_be_asked_is_a_finding(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.settings.space import build_space
+from autotune.settings.space import Parameter, SearchSpace, build_space
 
 FLAG = "xla_cpu_prefer_vector_width"
 OPTIONS: dict[str, list[Any]] = {

@@ -4,12 +4,17 @@ import pytest
 
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
-from autotune.settings.build import ProbeReport
-from autotune.settings.catalog import load_catalog
+from autotune.settings.catalog import (
+    find_recipe,
+    find_symptom,
+    load_catalog,
+    load_recipes,
+    load_symptoms,
+    search_symptoms,
+)
 from autotune.settings.check import SettingVerdict, check_settings, for_build, would_start
 from autotune.settings.known import KnownSettings
-from autotune.settings.parser import ParserProcess
-from autotune.settings.recipes import find_recipe, find_symptom, load_recipes, load_symptoms, search_symptoms
+from autotune.settings.probe import ParserProcess, ProbeReport
 
 
 def test_all_published_sets_are_there_with_source_and_date() -> None:

@@ -15,9 +15,7 @@ from autotune.model.sections import AXES, USES
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import SearchSpace
-from autotune.settings.scopes import GIVES, known_scopes, why_asleep
-from autotune.settings.space import build_space
+from autotune.settings.space import GIVES, SearchSpace, build_space, known_scopes, why_asleep
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
 LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE

@@ -11,12 +11,18 @@ import pytest
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec, parse_study
-from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import DEFAULT, Parameter, SearchSpace, describe_condition, describe_domain
-from autotune.settings.parser import ParserProcess
-from autotune.settings.space import DEFAULT_GROUPS, build_space
+from autotune.settings.probe import ParserProcess, ProbeReport
+from autotune.settings.space import (
+    DEFAULT,
+    DEFAULT_GROUPS,
+    Parameter,
+    SearchSpace,
+    build_space,
+    format_condition,
+    format_domain,
+)
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
 SINGLE = {"device_count": 1}
@@ -268,11 +274,11 @@ def test_a_parameter_is_either_a_list_or_a_range(wrong: dict[str, Any]) -> None:
 
 def test_parameters_describe_themselves() -> None:
     ranged = Parameter(name="xla_x", low=2, high=16, power_of_two=True, condition={"xla_y": ("a", "b")})
-    assert describe_domain(ranged) == "2 to 16 in powers of two"
-    assert describe_condition(ranged) == "if xla_y is 'a' or 'b'"
-    assert describe_domain(Parameter(name="xla_x", low=0, high=6, step=3)) == "0 to 6 in steps of 3"
+    assert format_domain(ranged) == "2 to 16 in powers of two"
+    assert format_condition(ranged) == "if xla_y is 'a' or 'b'"
+    assert format_domain(Parameter(name="xla_x", low=0, high=6, step=3)) == "0 to 6 in steps of 3"
     plain = Parameter(name="xla_x", choices=("a",))
-    assert (describe_domain(plain), describe_condition(plain)) == ("'a'", "always")
+    assert (format_domain(plain), format_condition(plain)) == ("'a'", "always")
 
 
 def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: ParserProcess) -> None:

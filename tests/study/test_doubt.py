@@ -13,7 +13,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
 from autotune.study.doubt import DEAD_TOGETHER, contradicts
 from autotune.study.stages import run_study

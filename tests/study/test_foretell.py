@@ -16,7 +16,7 @@ from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study import foretell, measured, stages, start
 from autotune.study.foretell import foretell_space
 from autotune.study.run import StudyRun

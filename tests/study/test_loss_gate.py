@@ -22,7 +22,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.traces import OTHER_ROUNDING
 from autotune.study.verify import verify_winner
 from autotune.workers.base import Progress

@@ -20,7 +20,7 @@ from autotune.results.rows import trial_rows
 from autotune.results.winner import winner_of
 from autotune.results.words import evidence, time_words
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
 from autotune.study.work import refuse_untold_work
 from autotune.workers.base import Progress

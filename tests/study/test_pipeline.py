@@ -27,7 +27,7 @@ from autotune.model.records import (
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.stats.noise_models import NOISE_MODELS
 from autotune.study.conclude import _found

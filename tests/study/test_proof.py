@@ -14,7 +14,7 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult,
 from autotune.model.trial import TrialResult
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
 from autotune.stats.proof_design import CLAIM, HURDLE
 from autotune.study.proof import unsettled

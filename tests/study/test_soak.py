@@ -19,7 +19,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.soak_words import describe_soak
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.workers.base import Progress, WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study

@@ -15,7 +15,7 @@ from autotune.model.records import ConclusionRecord, FinalistResult
 from autotune.model.spec import StudySpec
 from autotune.model.trial import Measured, TrialResult
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.finalists import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.search import ENOUGH_TO_TELL, Search

@@ -1,9 +1,9 @@
-"""Whether the flags of a compilation arrived: XLA's own word for it, not the environment that it was given.
+"""Checks that the flags of a compilation were applied, by XLA's own word and not by the environment it was given.
 
 XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
 once in a process: if the options of the step's module name the dump folder of this very compilation, all of its
 flags were parsed with that. What is listed besides is compared with what was asked, so that a workload which adds
-to XLA_FLAGS itself is found, too. A compilation without this proof says nothing of a set, least of all that it is dead.
+to XLA_FLAGS itself is found, too. A compilation without this proof says nothing of a set, least of all that it is a no-op.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _WORDS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 class FlagsLostError(LaunchError):
-    """Flags of a compilation did not arrive, or nothing proves that they did."""
+    """Flags of a compilation were not applied, or nothing proves that they were."""
 
 
-def require_arrival(
+def require_applied(
     settings: FlagSet, asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
 ) -> None:
     """Asserts that one compilation ran under its flags.
@@ -59,7 +59,7 @@ def require_arrival(
     if lost or missing:
         why = "; ".join([*lost, *(f"{n}: this JAX has no such option" for n in missing)])
         raise FlagsLostError(
-            f"the flags of a compilation must arrive in XLA but those of [{settings}] did not: {why}; a workload must "
+            f"the flags of a compilation must be applied by XLA but those of [{settings}] were not: {why}; a workload must "
             "leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
         )
 
