@@ -59,7 +59,7 @@ class KnownCompiler:
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
     ) -> tuple[set[str], Interactions]:
-        """The settings that are called no-ops as a screen does it, alone and then with others; see `find_interactions`."""
+        """The settings that are called no-ops, alone and then with others; see `find_interactions`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
         compiles = {n: [v for v, found in of.items() if found is not None] for n, of in alone.items()}

@@ -144,7 +144,6 @@ class Plan:
 
     Attributes:
         cache_dir: Where programs are kept, so that none is compiled twice; None keeps none.
-        limit_s: Seconds after which no compilation begins; None for no limit.
     """
 
     cells: Sequence[Cell]
@@ -292,9 +291,6 @@ class CellBuilder:
     """Makes the rows of one cell.
 
     Args:
-        screener: Compiles for it.
-        space: All settings with the values to try.
-        fields: Fields of a row that name the cell.
         guessed: Settings that are thought to act.
         progress: Called with how many of how many sets that are planned so far are compiled.
         is_over: Whether nothing more may be compiled.
@@ -339,14 +335,7 @@ class CellBuilder:
         return [self._row(n, v, found) for n, values in self.values.items() for v in values]
 
     def recipe(self, name: str, published: FlagSet, settings: FlagSet, no_ops: set[str]) -> AtlasRow:
-        """The row of a published set.
-
-        Args:
-            name: Of the recipe.
-            published: As it was published.
-            settings: What the build takes of it.
-            no_ops: Settings that change nothing in this cell.
-        """
+        """The row of a published set."""
         fields = {**self._fields, "kind": "recipe", "name": name, "value": str(published)}
         if not settings:
             message = "this release takes nothing of it, or has it as its default"

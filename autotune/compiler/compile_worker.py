@@ -58,13 +58,9 @@ class CompileJob:
     """What is compiled, and for which GPUs.
 
     Attributes:
-        entry: The workload, as `workloads.load` takes it.
-        options: Its options.
         target: The GPU; None compiles for this machine's CPU.
         topology: Machines and GPUs; for the CPU, its virtual devices.
-        paths: Folders where the user's own modules are found.
         versions: Installed versions that decide what comes out: part of the cache's key.
-        base: The caller's environment.
     """
 
     entry: str

@@ -24,12 +24,7 @@ _LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, Failu
 
 
 class Cache:
-    """Results of one job (workload, versions, target, topology), by flag set.
-
-    Args:
-        root: Folder of all jobs; None keeps nothing.
-        job: The job's digest.
-    """
+    """Results of one job (workload, versions, target, topology), by flag set."""
 
     def __init__(self, root: Path | None, job: str) -> None:
         self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
@@ -101,14 +96,10 @@ class Compiler:
     """Compiles flag sets for one job; keeps its workers, each with the lowered step, from call to call.
 
     Args:
-        job: What is compiled.
-        cache_dir: Where results are kept; None keeps none.
         limit_s: Longest time for one compilation; default: what follows from the first one, which is the reference's.
-        progress: Told what is under way.
         processors: Gives how many compilations may run at once, if there is memory for them.
 
     Attributes:
-        job: What is compiled.
         kept_to: Processors to which compilations that begin from now on keep; empty for all.
 
     Raises:
@@ -148,9 +139,6 @@ class Compiler:
         """Compiles each distinct set; one that fails is a result like any other.
 
         Who takes no more results starts no more compilations; those under way are waited for, and kept.
-
-        Args:
-            sets: Flag sets, the baseline merged in, in the order in which they matter; equal ones are compiled once.
 
         Yields:
             One result for each distinct set, cached ones first.

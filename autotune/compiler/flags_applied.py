@@ -3,7 +3,8 @@
 XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
 once in a process: if the options of the step's module name the dump folder of this very compilation, all of its
 flags were parsed with that. What is listed besides is compared with what was asked, so that a workload which adds
-to XLA_FLAGS itself is found, too. A compilation without this proof says nothing of a set, least of all that it is a no-op.
+to XLA_FLAGS itself is found, too. Without this proof a compilation says nothing of a set, least of all that it is a
+no-op.
 """
 
 from __future__ import annotations
@@ -42,11 +43,8 @@ def require_applied(
     """Asserts that one compilation ran under its flags.
 
     Args:
-        settings: The set, for the message.
-        asked: Its part that was given to the compiler.
         marker: The dump folder of this compilation and no other.
         written: What XLA wrote of the options of the step's module; empty if it wrote nothing.
-        jax_options: Options of JAX, as they are in force after the compilation.
 
     Raises:
         FlagsLostError: If that is not proven.
@@ -59,8 +57,8 @@ def require_applied(
     if lost or missing:
         why = "; ".join([*lost, *(f"{n}: this JAX has no such option" for n in missing)])
         raise FlagsLostError(
-            f"the flags of a compilation must be applied by XLA but those of [{settings}] were not: {why}; a workload must "
-            "leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
+            f"the flags of a compilation must be applied by XLA but those of [{settings}] were not: {why}; a workload "
+            "must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
         )
 
 

@@ -59,14 +59,11 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        name: Without the per cent sign.
         opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
         shape: The arrays of its result; a tuple's are side by side.
         operands: Names of instructions of the same computation.
         members: For each operand, which member of its tuple is meant (``%while#4``); None for all of it.
-        attributes: What follows the operands, as text.
         called: Attribute to the computation that it names: ``calls``, ``body``, ``condition``, ``to_apply``.
-        is_root: Whether its value is that of its computation.
         index: Of a parameter, which one.
         literal: Of a scalar integer constant, its value.
         last: Of a tuple-shaped start, the arrays of the second member (the results).
@@ -201,12 +198,7 @@ def _second_member(shape: str) -> tuple[Array, ...]:
 
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
-    """Which devices take part together in a collective; for a permute, its pairs.
-
-    Args:
-        instruction: The collective itself, not its start.
-        device_count: All devices, for the empty list that means everybody.
-    """
+    """Which devices take part together in a collective; for a permute, its pairs."""
     text = instruction.attributes
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
@@ -297,13 +289,7 @@ _Given = Callable[[int], _Value]
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a ``while`` runs each time; None where that is not to be seen.
-
-    Args:
-        module: The optimized module.
-        computation: Where the loop stands.
-        loop: The instruction.
-    """
+    """How often the body of a ``while`` runs each time; None where that is not to be seen."""
     told = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
     if told is not None:
         return int(told)
@@ -361,14 +347,7 @@ class _Reader:
         return one.member, direction, other.constant - one.constant
 
     def member(self, computation: Computation, whole: Instruction | None, member: int, given: _Given) -> _Value:
-        """What one member of a tuple is.
-
-        Args:
-            computation: Where the tuple stands.
-            whole: The tuple.
-            member: Which.
-            given: What the computation was given.
-        """
+        """What one member of a tuple is."""
         self.steps += 1
         if whole is None or self.steps > MOST_STEPS:
             return None
@@ -455,7 +434,6 @@ class Work:
         flops: FLOPs outside of matrix products.
         matrix_flops: FLOPs of matrix products.
         matrix_dtype: Type of what is multiplied, None without a product.
-        bytes: Bytes read and written in device memory.
         product: Batch, rows, columns and depth of its (largest) matrix product; None without one, and of attention.
     """
 

@@ -68,7 +68,6 @@ class Interactions:
         found_active: Settings that do act, each with all those among which it was seen to: of a minimal set none can be
             left out, of a context that was not tried. Empty for what acts alone.
         unsettled: Settings that nothing can be said of, because the time was up.
-        rows: Rows that were compiled.
     """
 
     found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -97,16 +96,7 @@ def find_interactions_by_choice(
     chains: Chains,
     progress: Callable[[int, int], None],
 ) -> dict[str, Interactions]:
-    """The interaction test under each kernel choice in turn; each tries what the one before left as no-ops.
-
-    Args:
-        choices: See `kernel_choices`.
-        program: Compiles.
-        no_ops: Settings that change nothing alone, with all values of theirs that compile.
-        active: The other settings with theirs.
-        chains: See `Chains`.
-        progress: Called with how many rows are done, of how many that are planned so far.
-    """
+    """The interaction test under each kernel choice in turn; each tries what the one before left as no-ops."""
     found: dict[str, Interactions] = {}
     no_ops, active, done = dict(no_ops), dict(active), 0
     for choice, forced in choices.items():
@@ -156,14 +146,8 @@ def find_interactions(
     """Finds combinations in which settings that change nothing alone change the program.
 
     Args:
-        program: Compiles.
         no_ops: Settings that change nothing alone, with all values of theirs that compile.
-        active: The other settings with theirs.
         failing: Single settings that do not compile alone; a no-op that mends one is active.
-        chains: See `Chains`.
-        progress: Called with how many rows are done, of how many that are planned so far.
-        seed: Equal seeds give equal rows.
-        pairs_alone: See `PAIRS_ALONE`.
         is_thorough: Whether rows must hold all that the module promises; else each value of a no-op with all other
             no-ops, conditions, and `HALVES` rows of half of them.
     """

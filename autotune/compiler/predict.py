@@ -83,7 +83,6 @@ class Prediction:
     """What a step would take.
 
     Attributes:
-        step_s: Predicted seconds of one step.
         compute_s: Kernels on the compute stream.
         communication_s: All collectives, hidden ones included.
         exposed_s: Communication that computing waits for.
@@ -91,7 +90,6 @@ class Prediction:
         interval_s: Where a measured step would be in 95 % of cases, by step times that others published.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
         unknown_loops: Loops whose length is not known; counted once, so that the step may take far longer.
-        events: The simulated time line.
     """
 
     step_s: float
@@ -347,7 +345,6 @@ class CollectiveTime:
     """The fastest way to run one collective.
 
     Attributes:
-        seconds: With the launch of its kernel.
         algorithm: ``ring``, ``tree``, ``NVLS``, ``direct`` or ``one-shot``.
         protocol: NCCL's protocol; empty where it has none.
     """
@@ -462,7 +459,6 @@ def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_co
     Args:
         product: Batch, rows, columns, depth.
         flops_per_s: What the matrix units of the whole GPU reach inside a large tile.
-        core_count: Streaming multiprocessors.
     """
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count

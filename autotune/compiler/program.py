@@ -37,9 +37,7 @@ class Collective(Record):
     Attributes:
         kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
         bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        dtype: Of its first array.
         array_count: Arrays that travel together (what combiners merge).
-        group_size: GPUs that take part together.
         node_count: Machines over which one such group spreads.
         implementation: ``nccl``, or ``kernel`` for XLA's own.
     """
@@ -57,7 +55,6 @@ class Op(Record):
     """One entry of the schedule, in the order in which the host issues it.
 
     Attributes:
-        name: The HLO instruction.
         detail: Kind of fusion, target of a custom call, or the thunk's kind.
         stream: Of a start, the stream on which its content runs.
         async_id: Pairs a start with its done.
@@ -106,12 +103,10 @@ class CompiledProgram(Record):
 
     Attributes:
         fingerprint: Equal for equal programs: optimized HLO (without metadata) and thunk sequence.
-        versions: Of jax, jaxlib and the compiler's plugin.
         schedule: What the host issues, in order; empty for CPU programs.
         opcodes: How many instructions of each kind the optimized module has outside of fusions.
         custom_calls: Calls of library kernels by target.
         flops_per_step: Of the model, over all GPUs, if the workload says so.
-        tokens_per_step: Likewise.
         mesh: Axes of the workload's mesh, if it says so.
         layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
     """
@@ -135,9 +130,6 @@ class CompileResult(Record):
 
     Attributes:
         settings: The set, baseline merged in.
-        program: None if it failed.
-        failure: Kind and the compiler's words; None if it compiled.
-        from_cache: Whether nothing was compiled for it.
         duration_s: Seconds it took, with its fork.
         cpu_s: Seconds of processor time it took, over all cores: what a loaded machine does not stretch.
         host_bytes: Memory of the host that it took at its height; 0 where that is not known.

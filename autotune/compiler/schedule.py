@@ -109,8 +109,6 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
     """Names a program compiled for a described GPU.
 
     Args:
-        hlo_digest: Digest of the optimized module without metadata; see
-            `autotune.child.fingerprint.strip_hlo`.
         thunks: The dump of the thunk sequence; the notes on neighbours in it say nothing new.
     """
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
@@ -120,7 +118,6 @@ class Reader:
     """Turns thunks into the schedule of one program.
 
     Args:
-        module: Its optimized HLO.
         names: Thunk number to HLO instruction.
         device_count: All GPUs of the topology.
         gpus_per_node: GPUs of one machine, to see which groups cross machines.

@@ -57,9 +57,6 @@ class CompiledReport(Record):
 
     Attributes:
         fingerprint: Names its program; None if it does not compile.
-        changes: What differs from the reference's program, in words.
-        message: The compiler's words if it failed.
-        peak_bytes: Device memory that the step needs.
         fits: Whether the step fits in device memory; None if not known.
         compile_s: Seconds of compiling; of a failure, until it ended.
     """
@@ -182,9 +179,7 @@ class Screener:
     """Compiles what a study could try, and judges it.
 
     Args:
-        compiler: Compiles for the study's workload and cluster.
         baseline: The reference's settings; all other sets are given without them.
-        catalog: Says at which stage a setting acts.
     """
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
@@ -207,8 +202,6 @@ class Screener:
         """Screens named sets, settings one at a time, then combinations of those that change nothing alone.
 
         Args:
-            domains: Setting to the values that are tried.
-            named: Name to set.
             chains: Setting to the sets under which its conditions are true.
             progress: Called with how many of how many sets that are planned so far are compiled.
             is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
@@ -266,9 +259,7 @@ class Screener:
         """Compiles some sets, several at once where the compiler can; what is known is not compiled again.
 
         Args:
-            wanted: The sets; what matters most first.
             is_over: Asked before each compilation whether the time is up.
-            progress: Called with how many of them are compiled.
         """
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
         done = len(wanted) - len(missing)
@@ -541,13 +532,8 @@ def open_screener(
     """A screen with its compile worker, which ends with the block.
 
     Args:
-        spec: The study.
         study_dir: Folder of the study file, where the user's own modules are found.
-        target: The GPU; None compiles for this machine's CPU.
-        topology: The cluster; see `on_cluster`.
-        cache_dir: Where programs are kept; None keeps none.
         limit_s: Longest time for one compilation; default: what follows from the reference's.
-        progress: Called with what is under way.
         processors: Gives how many compilations may run at once.
 
     Raises:
@@ -583,8 +569,6 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
     whether that is to act or not, its own verdict says.
 
     Args:
-        space: As it was screened.
-        report: What the screen found.
         keeps_no_ops: Whether no-ops stay, because a measurement has shown that the screen is wrong about them.
     """
     found = {s.name: s for s in report.settings}

@@ -98,7 +98,6 @@ class Target:
         core_count: Streaming multiprocessors.
         flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``.
         matrix_share: Of the matrix units' peak, what large products reach while the GPU trains.
-        sources: Where the figures are from.
         kinds: Names that JAX gives it.
     """
 
@@ -211,7 +210,6 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
     Args:
         name: One of `target_names`, or the path of a ``.toml`` file of the same form.
         facts: What a GPU of this kind told of itself; that goes before the table.
-        toolkit: CUDA and cuDNN; those installed here when None.
 
     Raises:
         StudyFileError: If there is no such target, or the file cannot be read or says too little.
@@ -329,8 +327,6 @@ class Toolkit:
 
     Attributes:
         runtime: CUDA runtime: of the installed wheel, else what the plugin is built for.
-        toolkit: What the plugin is built for.
-        dnn: cuDNN.
         driver: The newest CUDA that the driver can run.
     """
 

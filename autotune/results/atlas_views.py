@@ -195,11 +195,9 @@ class AtlasFinding:
     """What the atlas says of one value of a setting, in all cells of one release where it says the same.
 
     Attributes:
-        verdict: See `AtlasVerdict`.
         cells: In how many cells it is that.
         of: Of how many cells of the release.
         places: Those cells, as `place_of` spells them.
-        words: What changes, what it needs, why; of the first of these cells.
     """
 
     value: str

@@ -97,13 +97,8 @@ class ModelKind:
     """A kind of model, and the workload that stands for it.
 
     Attributes:
-        name: As in the table.
-        title: For people.
         entry: The preset that is compiled.
-        options: Its options.
         sequences_per_gpu: Sequences of a step for each GPU; the batch is that times the GPUs.
-        gpus: How many GPUs it is compiled for.
-        nodes_of: GPUs of one machine; more are several machines.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -121,14 +116,7 @@ class ModelKind:
 
 
 class Atlas:
-    """The table, to be asked.
-
-    Args:
-        rows: All lines.
-
-    Attributes:
-        rows: The same.
-    """
+    """The table, to be asked."""
 
     def __init__(self, rows: Iterable[AtlasRow]) -> None:
         self.rows = tuple(rows)
@@ -182,9 +170,6 @@ def read_atlas(folder: Traversable) -> Atlas:
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
     """The rows of one file of the table.
-
-    Args:
-        path: A file of JSON lines; the first holds the schema's version.
 
     Raises:
         SettingError: If a line is not one of this schema; it is named.

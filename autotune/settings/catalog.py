@@ -95,24 +95,17 @@ class Setting:
 
     Attributes:
         name: As in a `FlagSet`; ``process_layout`` is the one entry that is no setting of a process.
-        summary: What it does.
         group: Name under which it is searched.
         also_in: Further groups that it belongs to.
-        tier: Whether it belongs in a search.
         platform: ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`.
         type: One of bool, int, int32, int64, float, string, enum, message.
         tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.
         values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
-        low: Least value worth trying, for ranges.
-        high: Greatest value worth trying.
-        step: Step of the range.
-        power_of_two: Whether the range holds powers of two only.
         minimum: Least sensible value; the parser may let others pass.
         maximum: Greatest sensible value.
         scopes: What the program must have; all of them.
         makes: What it may bring into a program that had none, so that other settings act.
-        stage: Where it acts.
         since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
         removed: First asked jaxlib that lacks it after one that has it.
         defaults: Version from which on, to default; an empty key if it never changed.
@@ -125,7 +118,6 @@ class Setting:
         compile: How it moves compile time; empty if little, or not known.
         danger: Why it must not be used in training; empty if it may.
         needs: What must hold for it to act, in words.
-        excludes: Settings that contradict it.
         when: Other setting to the values under which this one acts.
         unless: Other setting to the values under which it does nothing.
         condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
@@ -134,7 +126,6 @@ class Setting:
             replacement.
         layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
         changed_programs: Test programs whose executable one value changed; None if that was not tried.
-        sources: Keys of ``sources.toml``.
         source_line: ``FILE:LINE`` of XLA's source from which the summary was taken, at the commit of the source
             ``xla``, or ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
     """
@@ -269,10 +260,6 @@ def load_catalog() -> Catalog:
 def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
     """The entries of one data file of this package, by name.
 
-    Args:
-        path: A TOML file with one table for each entry.
-        kind: Dataclass of an entry.
-
     Raises:
         SettingError: See `read_data`.
     """
@@ -283,7 +270,6 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
     """One data file of this package.
 
     Args:
-        path: A TOML file.
         kind: What it holds, with the types of all keys.
         named: Whether each table takes its own name as ``name``.
 
@@ -306,14 +292,10 @@ class Recipe:
     """One published flag set, as it was published.
 
     Attributes:
-        name: Name of the recipe.
         source: Where it stands, with the revision that was read.
         date: When it was published or last read there, as far as known: year, year-month or ``HEAD`` of mid
             2026.
         for_hardware: What its authors used it on; empty if they do not say.
-        flags: The XLA_FLAGS text, unchanged.
-        environment: Further variables.
-        note: What a reader should know.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")

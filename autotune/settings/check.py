@@ -43,10 +43,6 @@ class SettingCheck:
     Attributes:
         name: As written, without dashes.
         value: As written; None for a bare name.
-        verdict: What it is.
-        starts: Whether a process with it would start.
-        reason: Why, in words.
-        advice: What to do; empty if nothing.
         replacement: Name and value to write instead; None if there is none, or nothing need be written.
     """
 
@@ -60,12 +56,7 @@ class SettingCheck:
 
 
 def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks every setting of a set, in its order.
-
-    Args:
-        settings: XLA flags, JAX options and environment variables.
-        known: What is known of settings on the installed build.
-    """
+    """Checks every setting of a set, in its order."""
     return tuple(check_setting(name, value, known) for name, value in settings.items())
 
 
@@ -95,8 +86,6 @@ def for_build(
     """What of a set made elsewhere the installed build acts on: new names, no no-ops, nothing wrong or dangerous.
 
     Args:
-        settings: The set.
-        known: What is known of settings on the installed build.
         over: Settings that are in force beneath: what is the default stays if it undoes one of these.
         note: Told of each setting that is renamed or left out, except for those that are the default already.
     """
@@ -322,11 +311,7 @@ class Found:
     """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
 
     Attributes:
-        name: Name of the setting.
         value: Its value without quotes; None for a bare flag.
-        start: Where it begins in the text.
-        end: Where it ends.
-        is_flag: Whether it is an XLA flag.
         is_computed: Whether the value holds a variable of the shell, so that only the name can be judged.
     """
 

@@ -59,14 +59,10 @@ class Diagnosis:
 
     Attributes:
         versions: Software to its version; ``not installed`` if it is missing.
-        cpus: CPUs that this process may use.
-        memory_bytes: Memory of the machine.
         load_1min: Mean number of running processes over the last minute.
-        gpus: The GPUs.
         topology: How they are connected, as ``nvidia-smi topo -m`` shows it; empty without GPUs.
         places: Schedulers and containers seen: SLURM, Docker, Kubernetes ...
         steering: Verdicts on the variables that already steer XLA, NCCL or JAX.
-        findings: What is missing or in the way.
     """
 
     versions: Mapping[str, str]
@@ -91,11 +87,7 @@ def diagnose(
     """Looks at software, devices, scheduler, container and environment.
 
     Args:
-        python: Interpreter whose packages are meant.
-        environment: The caller's environment.
         known: What is known of settings on the installed build; None if it could not be asked.
-        run: Runs nvidia-smi and the like.
-        root: Where the file system begins, for tests.
     """
     gpus = find_gpus(run)
     versions = find_versions(python, run)

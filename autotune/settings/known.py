@@ -29,12 +29,8 @@ class KnownSetting:
     """One name; anything may be a name, and all three sources may be silent.
 
     Attributes:
-        name: As in a `FlagSet`.
-        entry: What the catalogue says.
         flag: What the build says, if it is an XLA flag or a compiler option.
-        option: What jax says, if it is an option of ``jax.config``.
         default: What is in force when it is not set; None if that is a state of its own, or not known.
-        jaxlib: Version of the build.
     """
 
     name: str
@@ -120,11 +116,8 @@ class ValueFacts:
     """What is known of one value of a setting.
 
     Attributes:
-        setting: The setting.
-        value: As written.
         refused: Why a process with it would not start (or an environment variable makes no sense), as a clause.
         out_of_range: Why it makes no sense although it is taken, as a clause.
-        is_default: Whether it is in force anyway.
         is_older_name: Whether what the build calls by another name is meant.
         replacement: Name and value to write instead; None if nothing need be written, or nothing replaces it.
         hint: Names that are meant perhaps, where nobody knows this one, as a clause.
@@ -141,11 +134,7 @@ class ValueFacts:
 
 
 class KnownSettings:
-    """Everything that can be said of settings on one build.
-
-    Args:
-        build: What the installed build says.
-    """
+    """Everything that can be said of settings on one build."""
 
     def __init__(self, build: ProbeReport) -> None:
         self.build = build
@@ -166,8 +155,6 @@ class KnownSettings:
         """What is known of a setting with its value, wherever it goes.
 
         Args:
-            name: Name of the setting.
-            value: Its value.
             as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
         """
         setting = self[name]

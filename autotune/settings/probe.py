@@ -50,14 +50,12 @@ class FlagInfo:
     """What the installed build says about one XLA flag.
 
     Attributes:
-        name: Name without dashes.
         type: One of bool, int32, int64, float, string, enum, message.
         repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
         values: Legal values of an enum, as XLA_FLAGS takes them; empty where not known or not an enum.
         spellings: Every spelling that the parser takes to the value it means; lower case if any case will do.
         default: Value in force when nothing is set, as JAX will use it and XLA_FLAGS spells it; None if
             unset.
-        deprecated: Whether the build marks it so.
         in_xla_flags: Whether the XLA_FLAGS parser takes the name.
         in_compiler_options: Whether ``compiler_options`` of a compilation takes the name.
         any_case: Whether the values of an enum may be written in any case.
@@ -104,15 +102,9 @@ class ProbeReport:
     """Everything one installed build says about its settings.
 
     Attributes:
-        platform: ``"cpu"`` or ``"cuda"``.
-        python: Version of the interpreter that was asked.
-        jax: Version of jax, None if it is not installed.
-        jaxlib: Version of jaxlib.
         plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flag list
             of the CPU library is then the answer: both libraries of a release register the same flags.
-        flags: XLA flags and compiler options by name.
         removed: Names the build reserves because they were removed.
-        jax_options: Options of ``jax.config`` by name.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -213,7 +205,6 @@ class Answer:
         unknown: Names the parser does not know; it names them only if no value was refused.
         refused: Names of flags whose value was refused, as far as the parser names them.
         options: Every resolved option as text, lists joined by commas; empty if the process would not start.
-        log: What the library wrote.
     """
 
     starts: bool
@@ -231,12 +222,7 @@ def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ParserProcess:
-    """One child that has loaded jaxlib; each question costs it a fork of some milliseconds.
-
-    Args:
-        python: Interpreter whose jaxlib is asked.
-        timeout_s: Longest life of the child, in seconds.
-    """
+    """One child that has loaded jaxlib; each question costs it a fork of some milliseconds."""
 
     def __init__(self, python: str, *, timeout_s: float = 60.0) -> None:
         self._python = python
@@ -275,14 +261,7 @@ class ParserProcess:
         )
 
     def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
-        """Which of many one-flag texts the parser does not know, and which it refuses; in few questions.
-
-        Args:
-            tokens: Flag name to its text, such as ``--xla_gpu_autotune_level=1``.
-
-        Returns:
-            The unknown names and the refused names.
-        """
+        """Which of many one-flag texts the parser does not know, and which it refuses; in few questions."""
         unknown: set[str] = set()
         refused: set[str] = set()
         names = list(tokens)
@@ -373,10 +352,8 @@ def probe_build(
     """What the build installed for `python` says about its settings; from the cache if it was asked before.
 
     Args:
-        python: Interpreter whose packages are meant.
         platform: ``"cuda"`` also reads the CUDA plugin, if it is installed.
         cache_dir: Folder of the cache; default ``$XDG_CACHE_HOME/autotune``.
-        timeout_s: Longest time for the questions.
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
@@ -587,7 +564,6 @@ def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None])
 
     Args:
         plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
-        python: Interpreter whose packages are meant; None for that of the driver.
         note: Told if another library has to answer.
 
     Raises:

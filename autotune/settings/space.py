@@ -43,18 +43,13 @@ class Parameter:
     """One setting that is searched: either a list of choices, or a range of integers.
 
     Attributes:
-        name: Name of the setting.
         choices: Texts to choose from, the default among them; None for a range.
-        low: Least value of the range.
-        high: Greatest value of the range, included.
         step: Distance of its values; 1 if `power_of_two`.
         log: Whether the range is better searched on a logarithmic scale.
         power_of_two: Whether the range holds powers of two only (`low` and `high` are such).
         default: What is in force when the setting is absent, as text; None if the build does not say.
-        type: Type of the setting, to tell equal values.
         spellings: Further spellings of enum values to the value they mean.
         condition: Other parameter to the values under which this one acts; None if always.
-        group: Group of the catalogue; empty for a setting that has none.
     """
 
     name: str
@@ -123,7 +118,6 @@ class SearchSpace:
     """Parameters in an order in which each follows those it depends on.
 
     Attributes:
-        parameters: What is searched.
         left_out: Setting to the reason why it is not searched.
         notes: Setting that is searched to what a person should know of it.
     """
@@ -251,10 +245,7 @@ def build_space(
     """The space of one study; where it names nothing to search, that of `DEFAULT_GROUPS`.
 
     Args:
-        spec: The study.
-        known: What is known of settings on the installed build.
         reference: What the program told when it ran or was compiled; None before that.
-        cpu_count: CPUs that threads are counted against; default those of this process.
 
     Raises:
         SettingError: If a name or value is not legal; close matches are named.
@@ -284,11 +275,6 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
     """Every setting that a compilation can judge, with the values worth a try: what the atlas compiles.
 
     Whether the program has what a setting acts on is not asked, for that is what compiling shows.
-
-    Args:
-        spec: Names the platform and the workload.
-        known: What is known of settings on the installed build.
-        reference: What the program told when it was compiled.
     """
     builder = _Builder(spec, known, reference, 1)
     for entry in known.catalog.values():
@@ -347,7 +333,6 @@ class _Builder:
         """Adds a setting with the catalogue's domain, or the reason why it is not searched.
 
         Args:
-            entry: The setting.
             numerics: Whether the study names its group, and so takes settings that change results.
         """
         setting = self._known[entry.name]
@@ -572,7 +557,6 @@ def own_conditions(spec: StudySpec, known: Collection[str]) -> Conditions:
     """What `search.when` says, by the names of parameters: each to other ones, with the values under which it acts.
 
     Args:
-        spec: The study.
         known: Names that `search.when` may use besides the study's options.
 
     Raises:
@@ -642,7 +626,6 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     Where counts and declarations differ, what one of them tells is there.
 
     Args:
-        spec: The study.
         reference: What the program told when it ran or was compiled; None before that.
     """
     workload, nodes = spec.workload, spec.device.node_count
@@ -669,8 +652,6 @@ def why_asleep(entry: Setting, known: Mapping[Scope, bool], made: Collection[Sco
     """Why a setting surely does nothing in this program, as a clause; empty if it may act.
 
     Args:
-        entry: The setting.
-        known: See `known_scopes`.
         made: What other settings of the study may bring into the program.
     """
     missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
