@@ -152,34 +152,6 @@ def show_recipe(
         print(f"{name_}={value}")
 
 
-@recipes_app.command("check")
-def check_recipes(
-    name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
-    plugin: options.Plugin = "auto",
-    python: options.Python = None,
-    as_json: options.Json = False,
-) -> None:
-    """Says what of a published set the installed build takes; fails if any of it would stop a process."""
-    from autotune.settings import KnownSettings, check_settings, find_recipe, load_recipes, would_start
-
-    report = _report(plugin, python)
-    known = KnownSettings(report)
-    chosen = [find_recipe(name)] if name else list(load_recipes().values())
-    checks = {r.name: check_settings(r.settings, known) for r in chosen}
-    if name:
-        _print_checks(checks[name], report, as_json=as_json)
-    elif as_json:
-        print_json(checks)
-    else:
-        rows = [
-            (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
-            for n, found in checks.items()
-        ]
-        print_table(("recipe", f"starts on {report.build}", "refused"), rows)
-    if not all(would_start(found) for found in checks.values()):
-        raise typer.Exit(1)
-
-
 def symptoms(
     text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
     as_json: options.Json = False,

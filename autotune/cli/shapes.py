@@ -122,8 +122,6 @@ SHAPES: dict[str, Any] = {
     "predict": _list_of(_Predicted | _Failed),
     "read": _Reading,
     "recheck": _Conclusion,
-    "recipes check": dict[str, list[SettingCheck]],
-    "recipes check NAME": _Checks,
     "recipes list": list[Recipe],
     "recipes show": _with(Recipe, settings=dict[str, str]),
     "repro": Reproduction,

@@ -1,4 +1,4 @@
-"""One set against the reference as text: collectives, memory, schedule, and what overlaps."""
+"""One set against the reference: what differs between the programs, and how much communication is hidden."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.compiler.predict import MAIN, Event, Prediction, predict_step
-from autotune.compiler.program import CompiledProgram, changes, collectives, figures
+from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener
-from autotune.model import FlagSet, LaunchError, format_bytes, format_seconds, format_share
-
-PREDICTED = "Times of collectives are predicted from the compiled program, not measured."
+from autotune.model import FlagSet, LaunchError, format_seconds, format_share
 
 MOST_COLLECTIVES = 8
 """Collectives whose overlap is shown one by one: those that computing waits for longest."""
@@ -23,14 +21,6 @@ class Side:
     settings: str
     program: CompiledProgram
     prediction: Prediction | None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of (what, reference, candidate)."""
-
-    title: str
-    rows: tuple[tuple[str, str, str], ...]
 
 
 def explain_set(screener: Screener, settings: FlagSet) -> Side:
@@ -50,79 +40,24 @@ def explain_set(screener: Screener, settings: FlagSet) -> Side:
 
 
 def explanation(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) -> str:
-    """What differs between two programs, and tables of both, as text for a terminal."""
+    """What differs between two programs, and how their communication overlaps, as text for a terminal."""
     lines = [f"set:     {candidate.settings}", f"against: {reference.settings}", ""]
     differences = list(changes(reference.program, candidate.program))
-    lines += (
-        ["what differs:", *(f"  {c}" for c in differences)]
-        if differences
-        else ["The two sets give one and the same program."]
-    )
-    for table in _tables(reference, candidate, memory_limit_bytes):
-        rows = [("", "reference", "candidate"), *table.rows]
-        widths = [max(len(r[i]) for r in rows) for i in range(3)]
-        lines += ["", table.title]
-        for number, row in enumerate(rows):
-            mark = "*" if number and row[1] != row[2] else " "
-            cells = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}"
-            lines.append(f"  {mark} {cells}".rstrip())
-    if candidate.prediction:
-        lines += ["", PREDICTED]
+    if differences:
+        lines += ["what differs:", *(f"  {c}" for c in differences)]
+    else:
+        lines.append("The two sets give one and the same program.")
+    if candidate.program.memory is not None and memory_limit_bytes:
+        share = format_share(candidate.program.memory.peak_bytes / memory_limit_bytes)
+        lines.append(f"  the candidate's peak is {share} of what JAX takes of a GPU's memory")
+    if reference.prediction and candidate.prediction:
+        lines += ["", "overlap, predicted from the compiled programs, not measured (reference, candidate):"]
+        lines += _overlap_lines(reference.prediction, candidate.prediction)
     return "\n".join(lines)
 
 
-def _tables(reference: Side, candidate: Side, memory_limit_bytes: int | None) -> list[Table]:
-    found = [
-        _collective_table(reference.program, candidate.program),
-        _memory_table(reference.program, candidate.program, memory_limit_bytes),
-        _schedule_table(reference.program, candidate.program),
-    ]
-    if reference.prediction and candidate.prediction:
-        found.append(_overlap_table(reference.prediction, candidate.prediction))
-    return [t for t in found if t.rows]
-
-
-def _collective_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:
-    before, after = collectives(reference), collectives(candidate)
-    rows = []
-    for kind, is_async in sorted({*before, *after}):
-        what = f"{kind}, {'asynchronous' if is_async else 'synchronous'}"
-        old, new = (t.get((kind, is_async), (0, 0, 0)) for t in (before, after))
-        rows.append((what, _collective_cell(old), _collective_cell(new)))
-    return Table("Collectives: in the program, runs and bytes a step", tuple(rows))
-
-
-def _collective_cell(found: tuple[int, int, int]) -> str:
-    count, runs, size = found
-    return f"{count}, {runs} runs, {format_bytes(size)}" if count else "-"
-
-
-def _memory_table(reference: CompiledProgram, candidate: CompiledProgram, limit: int | None) -> Table:
-    before, after = reference.memory, candidate.memory
-    if before is None or after is None:
-        return Table("", ())
-    rows = [
-        ("arguments", before.argument_bytes, after.argument_bytes),
-        ("results in the arguments' place", before.alias_bytes, after.alias_bytes),
-        ("temporaries", before.temp_bytes, after.temp_bytes),
-        ("peak", before.peak_bytes, after.peak_bytes),
-    ]
-    shown = [(what, format_bytes(old), format_bytes(new)) for what, old, new in rows]
-    if limit:
-        old, new = (format_share(m.peak_bytes / limit) for m in (before, after))
-        shown.append((f"share of {format_bytes(limit)}", old, new))
-    return Table("Memory of one GPU", tuple(shown))
-
-
-def _schedule_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:
-    before, after = figures(reference), figures(candidate)
-    names = [n for n in [*before, *(n for n in after if n not in before)] if "bytes" not in n and "sync)" not in n]
-    rows = tuple((n, str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n) or after.get(n))
-    return Table("Schedule", rows)
-
-
-def _overlap_table(reference: Prediction, candidate: Prediction) -> Table:
-    """Predicted communication of a step, and of single runs of collectives how much computing hides."""
+def _overlap_lines(reference: Prediction, candidate: Prediction) -> list[str]:
+    """Communication of a step, and of single runs of collectives how much computing hides."""
     rows = [
         (what, format_seconds(getattr(reference, name)), format_seconds(getattr(candidate, name)))
         for what, name in (
@@ -133,12 +68,13 @@ def _overlap_table(reference: Prediction, candidate: Prediction) -> Table:
     sides = [_exposures(p.events) for p in (reference, candidate)]
     names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, (0.0, 0.0))[1] for s in sides))
     for name in names[:MOST_COLLECTIVES]:
-        before, after = (_exposure_cell(s.get(name)) for s in sides)
+        before, after = (_format_exposure(s.get(name)) for s in sides)
         rows.append((f"one {name}", before, after))
-    return Table("Overlap", tuple(rows))
+    widths = [max(len(r[i]) for r in rows) for i in range(3)]
+    return [f"  {r[0]:<{widths[0]}}  {r[1]:>{widths[1]}}  {r[2]:>{widths[2]}}" for r in rows]
 
 
-def _exposure_cell(found: tuple[float, float] | None) -> str:
+def _format_exposure(found: tuple[float, float] | None) -> str:
     if found is None:
         return "-"
     seconds, exposed = found

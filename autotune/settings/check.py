@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autotune.machine import caller_environment
 from autotune.model import FlagSet, FlagToken, SettingError, StudySpec, close_matches, combine, parse_tokens
-from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
-from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, find_recipe, load_recipes
+from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
 class SettingVerdict(StrEnum):
@@ -62,13 +62,12 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
 
 def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
     """One setting with its value, wherever it goes."""
-    facts = known.look(name, value)
-    entry = facts.setting.entry
-    if facts.setting.exists:
-        return _check_existing(facts, known)
-    if name.startswith(("xla_", "jax_")) or (entry is not None and entry.tier is Tier.REMOVED):
-        return _check_missing(facts, known)
-    return _check_variable(facts, known)
+    setting = known[name]
+    if setting.exists:
+        return _check_existing(setting, value, known)
+    if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
+        return _check_missing(setting, value, known)
+    return _check_variable(setting, value, known)
 
 
 def would_start(checks: Iterable[SettingCheck]) -> bool:
@@ -111,78 +110,83 @@ def for_build(
     return FlagSet(kept)
 
 
-def _check_existing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
     """A flag that the parser knows, or an option of jax: a value that is refused ends the process."""
-    setting, replacement = facts.setting, None
-    if facts.refused:
-        named = setting.legal_values and "legal" not in facts.refused
+    replacement, refused = None, setting.refused(value)
+    if refused:
+        named = setting.legal_values and "legal" not in refused
         advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
-        judged = SettingVerdict.BAD_VALUE, facts.refused, advice
-    elif setting.is_flag and facts.is_older_name:
-        judged, replacement = _judge_older_name(facts), facts.replacement
+        judged = SettingVerdict.BAD_VALUE, refused, advice
+    elif setting.is_flag and known.is_older_name(setting):
+        replacement = known.replacement(setting, value)
+        judged = _judge_older_name(setting, value, replacement)
     else:
-        judged = _judge_flag(facts, known) if setting.is_flag else _judge_option(facts, known)
-    return _said(facts.setting.name, facts.value, judged, starts=not facts.refused, replacement=replacement)
+        judged = _judge_flag(setting, value, known) if setting.is_flag else _judge_option(setting, value, known)
+    return _said(setting.name, value, judged, starts=not refused, replacement=replacement)
 
 
-def _judge_flag(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _judge_flag(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """A value that the XLA_FLAGS parser takes."""
-    setting, build = facts.setting, known.build.build
-    entry, flag = setting.entry, setting.flag
-    if setting.danger and not facts.is_default:
+    build, entry, flag = known.build.build, setting.entry, setting.flag
+    is_default = setting.is_default(value)
+    if setting.danger and not is_default:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, f"{facts.out_of_range}; the parser lets it pass", "use a value in range"
-    if entry is not None and entry.tier is Tier.NOOP:
-        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
-    if entry is not None and entry.platform in NEVER_SEARCHED:
-        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
+    if out_of_range := setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, f"{out_of_range}; the parser lets it pass", "use a value in range"
+    if entry is not None and (reason := _never_acts(entry)):
+        return SettingVerdict.NO_EFFECT, reason, "remove it"
     if flag is not None and not flag.sets:
         return SettingVerdict.NO_EFFECT, f"{build} takes it and stores it nowhere", "remove it"
-    if facts.is_default:
+    if is_default:
         return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default of {build}", "remove it"
     shown = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
 
 
-def _judge_option(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _never_acts(entry: Setting) -> str:
+    """Why a setting does nothing in any program here; empty if it may."""
+    if entry.tier is Tier.NOOP:
+        return entry.summary.rstrip(".")
+    return NEVER_SEARCHED.get(entry.platform, "")
+
+
+def _judge_option(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """A value that jax takes."""
-    setting = facts.setting
-    if facts.is_default:
+    if setting.is_default(value):
         return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default", "remove it"
     if setting.danger:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, facts.out_of_range, "use a value in range"
+    if out_of_range := setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, out_of_range, "use a value in range"
     return SettingVerdict.EFFECTIVE, f"jax {known.build.jax} reads it; the default is {setting.default!r}", ""
 
 
-def _judge_older_name(facts: ValueFacts) -> Judgement:
+def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
     """An old name that the parser still takes."""
-    entry = facts.setting.entry
+    entry = setting.entry
     assert entry is not None
-    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, facts.value)}"
-    if facts.replacement is None:
+    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, value)}"
+    if replacement is None:
         return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
     return SettingVerdict.RENAMED, reason, "write the new name"
 
 
-def _check_missing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_missing(setting: KnownSetting, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
     """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
-    setting, build = facts.setting, known.build.build
     is_variable = setting.name.startswith("jax_") or (setting.entry is not None and setting.entry.kind == "env")
-    if facts.replacement is not None:
-        target = "=".join(facts.replacement)
-        judged = SettingVerdict.RENAMED, f"{build} does not have it; {target} takes its place", f"write {target}"
+    replacement = known.replacement(setting, value)
+    if replacement is not None:
+        target = "=".join(replacement)
+        reason = f"{known.build.build} does not have it; {target} takes its place"
+        judged = SettingVerdict.RENAMED, reason, f"write {target}"
     else:
-        judged = _judge_missing(facts, known)
-    return _said(facts.setting.name, facts.value, judged, starts=is_variable, replacement=facts.replacement)
+        judged = _judge_missing(setting, known, as_flag=as_flag)
+    return _said(setting.name, value, judged, starts=is_variable, replacement=replacement)
 
 
-def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _judge_missing(setting: KnownSetting, known: KnownSettings, *, as_flag: bool) -> Judgement:
     """A name that nothing replaces."""
-    setting, build = facts.setting, known.build
-    name, entry = setting.name, setting.entry
+    build, name, entry = known.build, setting.name, setting.entry
     bare, dash, rest = name.partition("-")
     if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
         return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
@@ -195,27 +199,26 @@ def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
     if entry is not None or name in build.removed:
         what = entry.summary.rstrip(".") if entry is not None else "an XLA flag of other releases"
         return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
-    return SettingVerdict.UNKNOWN, f"{build.build} does not know it{facts.hint}", "correct the name or remove it"
+    reason = f"{build.build} does not know it{known.hint(setting, as_flag=as_flag)}"
+    return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _check_variable(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_variable(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
     """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
-    judged = _judge_variable(facts, known)
-    replacement = facts.replacement if judged[0] is SettingVerdict.RENAMED else None
-    return _said(facts.setting.name, facts.value, judged, replacement=replacement)
+    judged = _judge_variable(setting, value, known)
+    replacement = known.replacement(setting, value) if judged[0] is SettingVerdict.RENAMED else None
+    return _said(setting.name, value, judged, replacement=replacement)
 
 
-def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
-    entry = facts.setting.entry
+def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
+    entry = setting.entry
     if entry is None:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
-        return SettingVerdict.UNKNOWN, f"not in the catalogue{facts.hint}", advice
-    if entry.tier is Tier.NOOP:
-        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
-    if entry.platform in NEVER_SEARCHED:
-        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
-    if facts.refused or facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, facts.refused or facts.out_of_range, "mend the value"
+        return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
+    if reason := _never_acts(entry):
+        return SettingVerdict.NO_EFFECT, reason, "remove it"
+    if problem := setting.refused(value) or setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, problem, "mend the value"
     if entry.danger:
         return SettingVerdict.DANGEROUS, entry.danger, _IN_TRAINING
     if entry.platform == "cuda" and known.build.platform == "cpu":
@@ -223,8 +226,8 @@ def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
     if entry.renamed_to:
         advice = "write the new name; setting both is an error"
         return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
-    if facts.is_default:
-        return SettingVerdict.ALREADY_DEFAULT, f"{facts.value!r} is the default", "remove it"
+    if setting.is_default(value):
+        return SettingVerdict.ALREADY_DEFAULT, f"{value!r} is the default", "remove it"
     return SettingVerdict.EFFECTIVE, "read from the environment", ""
 
 
@@ -255,9 +258,12 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        facts = known.look(token.name, value, as_flag=True)
-        judge = _check_existing if facts.setting.is_flag else _check_missing
-        checks.append(replace(judge(facts, known), value=token.value))
+        setting = known[token.name]
+        if setting.is_flag:
+            check = _check_existing(setting, value, known)
+        else:
+            check = _check_missing(setting, value, known, as_flag=True)
+        checks.append(replace(check, value=token.value))
     return tuple(checks)
 
 

@@ -111,28 +111,6 @@ class KnownSetting:
         return bool(since) and older(self.jaxlib, since)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueFacts:
-    """What is known of one value of a setting.
-
-    Attributes:
-        refused: Why a process with it would not start (or an environment variable makes no sense), as a clause.
-        out_of_range: Why it makes no sense although it is taken, as a clause.
-        is_older_name: Whether what the build calls by another name is meant.
-        replacement: Name and value to write instead; None if nothing need be written, or nothing replaces it.
-        hint: Names that are meant perhaps, where nobody knows this one, as a clause.
-    """
-
-    setting: KnownSetting
-    value: str
-    refused: str
-    out_of_range: str
-    is_default: bool
-    is_older_name: bool
-    replacement: Pair | None
-    hint: str
-
-
 class KnownSettings:
     """Everything that can be said of settings on one build."""
 
@@ -151,32 +129,15 @@ class KnownSettings:
             default = entry.default_in(self.build.jaxlib) if entry is not None else None
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
 
-    def look(self, name: str, value: str, *, as_flag: bool = False) -> ValueFacts:
-        """What is known of a setting with its value, wherever it goes.
-
-        Args:
-            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
-        """
-        setting = self[name]
-        return ValueFacts(
-            setting=setting,
-            value=value,
-            refused=setting.refused(value),
-            out_of_range=setting.out_of_range(value),
-            is_default=setting.is_default(value),
-            is_older_name=self._is_older_name(setting),
-            replacement=self._replacement(setting, value),
-            hint=self._hint(setting, as_flag=as_flag),
-        )
-
-    def _is_older_name(self, setting: KnownSetting) -> bool:
+    def is_older_name(self, setting: KnownSetting) -> bool:
+        """Whether what the build calls by another name is meant."""
         entry, flag = setting.entry, setting.flag
         if entry is None or entry.renamed_to not in self.build.flags:
             return False
         return flag is None or flag.sets != (setting.name,)
 
-    def _replacement(self, setting: KnownSetting, value: str) -> Pair | None:
-        """What to write instead: the newer name, or on an old build the older one."""
+    def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
+        """Name and value to write instead: the newer name, or on an old build the older one; None if there is none."""
         entry = setting.entry
         if entry is not None and entry.kind == "env":
             return (entry.renamed_to, value) if entry.renamed_to else None
@@ -197,7 +158,12 @@ class KnownSettings:
                     return old.name, old_value
         return None
 
-    def _hint(self, setting: KnownSetting, *, as_flag: bool) -> str:
+    def hint(self, setting: KnownSetting, *, as_flag: bool = False) -> str:
+        """Names that are meant perhaps, where nobody knows this one, as a clause.
+
+        Args:
+            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
+        """
         if setting.exists or setting.entry is not None:
             return ""
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))

@@ -317,9 +317,8 @@ class _Builder:
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, _blank(setting))
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
-            facts = self._known.look(name, value)
-            refused = facts.refused if setting.flag is not None and value != DEFAULT else ""
-            if problem := refused or facts.out_of_range:
+            refused = setting.refused(value) if setting.flag is not None and value != DEFAULT else ""
+            if problem := refused or setting.out_of_range(value):
                 raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
         self.found[name] = parameter
 

@@ -62,8 +62,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
     "read": ("read", "train.log"),
     "recheck": ("recheck", "runs/shapes"),
-    "recipes check": ("recipes", "check", "--plugin", "cpu"),
-    "recipes check NAME": ("recipes", "check", "jax_toolbox_perf_doc_head_all", "--plugin", "cpu"),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
     "repro": ("repro", "runs/shapes", "1"),

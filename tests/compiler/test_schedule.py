@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from autotune.compiler import program as P
@@ -181,7 +179,7 @@ def test_explanation_shows_both_programs() -> None:
         for s, p in (("(default)", one), ("a=<b>", other))
     ]
     text = explanation(*sides, memory_limit_bytes=3000)
-    assert "reduce-scatter, synchronous" in text
+    assert "kernels: multiply: 4 -> 1" in text
     assert "not measured" in text
 
 
@@ -214,7 +212,6 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
     text = explanation(side, side, memory_limit_bytes=None)
     assert "800 ms, 75.0 % hidden" in text
     assert "100 ms, 0.0 % hidden" in text
-    assert re.search(r"loops of unknown length, counted once +1 +1", text)
 
 
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])

@@ -92,12 +92,10 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(known: KnownSet
     plugin = "the CUDA plugin is 0.10.1 (jax-cuda12-plugin), jaxlib is 0.10.2"
     assert commands[plugin] == "python -m pip install jax-cuda12-plugin==0.10.2"
     assert commands["nvidia-ml-py is not installed"] == "python -m pip install nvidia-ml-py"
-    assert commands["psycopg is not installed"] == 'python -m pip install "psycopg[binary]"'
     assert commands["GPU 1 is in use: 97 % busy, 39.1 GiB taken"] == "nvidia-smi"
     assert "autotune flags check --env" in commands.values()
     assert "unset JAX_COMPILATION_CACHE_DIR" in commands.values()
     assert found.versions["driver"] == "550.54.15"
-    assert found.topology == "GPU0 GPU1"
     text = "\n".join(format_diagnosis(found))
     assert "GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, compute capability 9.0" in text
     assert "xla_gpu_made_up=1: not an XLA flag" in text
