@@ -123,13 +123,6 @@ def test_recipes_are_listed_and_shown(call: Call) -> None:
     assert call("flags", "check", "--recipe", "alphafold3").exit_code == 0
 
 
-def test_symptoms_are_looked_up(call: Call) -> None:
-    assert call("symptoms", "many small collectives").stdout.startswith("small_collectives: ")
-    assert len(json.loads(call("symptoms", "--json").stdout)) > 8
-    with pytest.raises(SettingError, match="small_collectives"):
-        call("symptoms", "zzz")
-
-
 STUDY = """
 name = "a-study"
 [workload]
@@ -158,16 +151,3 @@ def test_the_doctor_sees_this_machine(call: Call) -> None:
     data = json.loads(call("doctor", "--json").stdout)
     assert data["versions"]["jaxlib"] != "not installed"
     assert data["cpus"] >= 1
-
-
-def test_the_plugin_is_asked_for_or_its_absence_is_said(call: Call) -> None:
-    result = call("flags", "check", "--plugin", "cuda", "--json", "--", "--xla_gpu_autotune_level=3")
-    build = json.loads(result.stdout)["build"]
-    assert "plugin" in build or "CUDA plugin is not installed" in result.stderr
-
-
-def test_another_interpreter_is_asked(call: Call, tmp_path: Path) -> None:
-    from autotune.model.errors import LaunchError
-
-    with pytest.raises(LaunchError, match="working Python"):
-        call("flags", "check", "--python", str(tmp_path / "python"), "--", "--xla_gpu_autotune_level=3")

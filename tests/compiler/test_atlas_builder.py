@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.compiler import atlas_builder as module
-from autotune.compiler.atlas_builder import CellBuilder, Plan, build_atlas, guess_active, no_op_settings, planned_cells
-from autotune.compiler.interaction import TimeUp
+from autotune.compiler.atlas_builder import CellBuilder, Plan, build_atlas, guess_active, planned_cells
 from autotune.compiler.program import CompileResult
 from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
@@ -175,23 +174,6 @@ def test_a_set_is_the_programs_of_what_acts_in_it() -> None:
     assert silent.verdict is AtlasVerdict.SAME
 
 
-def test_where_one_value_acts_alone_the_others_are_what_they_are_alone() -> None:
-    values = {n: ["1", "2"] for n in NAMES}
-    rules = Drawn(values, random.Random(0))
-    rules.effects = [{NAMES[0]: "2"}, {NAMES[0]: "2", NAMES[1]: "1"}]
-    found = judged(rules, set(), space_of(values))
-    assert found[NAMES[0], "2"].verdict is AtlasVerdict.CHANGES
-    assert (found[NAMES[0], "1"].verdict, found[NAMES[0], "1"].needs) == (AtlasVerdict.SAME, ())
-
-
-def test_what_is_not_compiled_in_time_is_no_verdict() -> None:
-    rules = Rules()
-    with pytest.raises(TimeUp):
-        judged(rules, ALL, is_over=lambda: len(rules.compiled) > 3)
-    with pytest.raises(TimeUp):
-        judged(rules, set(), is_over=lambda: len(rules.compiled) > 3)
-
-
 def test_nothing_is_judged_where_flags_do_not_act() -> None:
     class Deaf(Rules):
         def canaries(self, settings: FlagSet) -> list[str]:
@@ -326,14 +308,6 @@ def test_what_acts_is_guessed_from_cells_of_the_kind_else_from_the_catalogue() -
     assert SLOP not in by_catalogue  # it changed none
     assert SLOP in guess_active([row(AtlasVerdict.SAME), row(AtlasVerdict.CHANGES)], cell, known)
     assert SLOP not in guess_active([row(AtlasVerdict.CHANGES, workload="moe")], cell, known)
-
-
-def test_only_what_is_never_seen_to_act_is_a_no_op() -> None:
-    def row(name: str, verdict: AtlasVerdict) -> AtlasRow:
-        return AtlasRow(jaxlib="1", name=name, value="1", verdict=verdict)
-
-    rows = [row("a", AtlasVerdict.SAME), row("b", AtlasVerdict.SAME), row("b", AtlasVerdict.FAILS)]
-    assert no_op_settings(rows) == {"a"}
 
 
 def test_every_kind_fits_every_count_of_gpus() -> None:

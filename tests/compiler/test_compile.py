@@ -53,12 +53,6 @@ def program(results: dict[FlagSet, CompileResult], settings: FlagSet) -> Compile
     return found
 
 
-def test_equal_sets_are_compiled_once_and_every_set_has_a_result(
-    results: dict[FlagSet, CompileResult],
-) -> None:
-    assert len(results) == 6
-
-
 def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     results: dict[FlagSet, CompileResult], toy_job: Any
 ) -> None:
@@ -95,23 +89,6 @@ def test_weights_of_one_layer_are_gathered_together_by_default_and_apart_at_thre
     assert max(gathers(REFERENCE)) == 2  # up and down of one layer
     assert max(gathers(NOT_COMBINED)) == 1
     assert len(gathers(NOT_COMBINED)) > len(gathers(REFERENCE))
-
-
-def test_bytes_gathered_in_a_step_are_those_of_the_weights_and_do_not_depend_on_combining(
-    results: dict[FlagSet, CompileResult],
-) -> None:
-    one_pass = 2 * 4 * 2 * 256 * 512  # bytes of bf16 x layers x matrices
-    for settings in (REFERENCE, NOT_COMBINED):
-        table = P.collectives(program(results, settings))
-        gathered = sum(bytes_ for (kind, _), (_, _, bytes_) in table.items() if kind == "all-gather")
-        assert gathered % one_pass == 0
-        assert 1 <= gathered // one_pass <= 3  # forward, recomputed, backward
-
-
-def test_groups_span_the_eight_gpus_of_one_node(results: dict[FlagSet, CompileResult]) -> None:
-    found = [op.collective for op, _ in P.walk(program(results, REFERENCE).schedule) if op.collective]
-    assert found
-    assert {(c.group_size, c.node_count) for c in found} == {(8, 1)}
 
 
 def test_double_buffering_halves_the_trips_of_the_loops(results: dict[FlagSet, CompileResult]) -> None:

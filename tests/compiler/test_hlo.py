@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.compiler.hlo import Array, Module, Work, device_groups, kernel_work, parse_module, parse_shape
+from autotune.compiler.hlo import Module, Work, device_groups, kernel_work, parse_module, parse_shape
 
 MODULE = """HloModule jit_step, is_scheduled=true
 
@@ -54,18 +54,6 @@ def module() -> Module:
 
 def work_of(module: Module, name: str) -> Work:
     return kernel_work(module, *module.index()[name])
-
-
-def test_computations_and_instructions_are_found(module: Module) -> None:
-    assert list(module.computations) == ["add", "fused_slice", "fused_update", "fused_gemm", "main.7"]
-    assert module.computations["main.7"].is_entry
-    assert module.computations["main.7"].root.name == "out"
-
-
-def test_layout_with_parentheses_does_not_end_the_shape(module: Module) -> None:
-    layer = module.index()["layer"][1]
-    assert layer.opcode == "fusion"
-    assert layer.shape == (Array("bf16", (7, 11)),)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 
 from autotune.compiler import program as P
-from autotune.compiler import schedule
 from autotune.compiler.explain import Side, explanation
 from autotune.compiler.hlo import parse_module
 from autotune.compiler.predict import Event, Prediction, predict_step
 from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
-from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_names, parse_thunks
+from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_thunks
 from autotune.compiler.targets import load_target, parse_topology
 
 # As XLA writes it: the marks of loops are not indented with the loop they belong to.
@@ -105,11 +104,6 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
     assert numbers(inner.sections["body"]) == [10]
 
 
-def test_names_are_read_with_their_numbers() -> None:
-    text = 'thunk_info {\n profile_annotation: "fusion.7"\n thunk_id: 13\n }\n thunk_kind: "kCopy"'
-    assert parse_names(text) == {13: "fusion.7"}
-
-
 def test_loops_carry_their_trip_counts_and_unknown_ones_say_so() -> None:
     assert P.loops(read()) == [("while.1", 5), ("while.2", None)]
 
@@ -131,11 +125,6 @@ def test_command_buffer_holds_its_kernels_and_a_sliced_copy_is_one() -> None:
     sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")
     assert sliced.kind is OpKind.COPY
     assert sliced.bytes == 2 * 4 * 7
-
-
-def test_branches_stay_apart() -> None:
-    branch = next(op for op, _ in P.walk(read().schedule) if op.kind is OpKind.BRANCH)
-    assert [(b.name, len(b.content)) for b in branch.content] == [("false_branch", 1), ("true_branch", 2)]
 
 
 def test_peak_counts_results_in_an_arguments_place_once() -> None:
@@ -166,10 +155,6 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
     assert any(c.startswith("loops of unknown length, counted once: 1 -> 2") for c in changes(one, uncounted))
 
 
-def test_program_survives_its_json_form() -> None:
-    assert CompiledProgram.model_validate_json(read().model_dump_json()) == read()
-
-
 def test_explanation_shows_both_programs() -> None:
     target, topology = load_target("h100-sxm"), parse_topology("2x4")
     one = read()
@@ -181,17 +166,6 @@ def test_explanation_shows_both_programs() -> None:
     text = explanation(*sides, memory_limit_bytes=3000)
     assert "kernels: multiply: 4 -> 1" in text
     assert "not measured" in text
-
-
-def test_same_program_is_said_to_be_one() -> None:
-    side = Side(settings="x", program=read(), prediction=None)
-    assert "one and the same program" in explanation(side, side, memory_limit_bytes=None)
-
-
-def test_counts_look_outside_of_fusions() -> None:
-    opcodes, _ = schedule.counts(parse_module(HLO))
-    assert opcodes["fusion"] == 1
-    assert "slice" not in opcodes
 
 
 def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:

@@ -113,14 +113,6 @@ def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Ma
     assert machine.started == 4
 
 
-def test_beside_a_measurement_as_many_as_there_are_processors_to_spare(machine: Machine) -> None:
-    with compiler(16) as opened:
-        list(opened.compile([FlagSet()]))
-        opened.kept_to = frozenset({6, 7})
-        list(opened.compile(sets(8)))
-    assert machine.most <= 2
-
-
 def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 9 * GIB)  # half of it is enough for two
     with compiler(16) as opened:
@@ -153,14 +145,6 @@ def test_a_worker_serves_those_sets_that_it_lowered_for(machine: Machine) -> Non
         list(opened.compile([mixed[0]]))
         list(opened.compile(mixed[1:]))
     assert machine.started <= 4  # eight if each took turns
-
-
-def test_one_that_cannot_be_compiled_at_all_ends_the_others(machine: Machine) -> None:
-    with compiler(2) as opened:
-        list(opened.compile([FlagSet()]))
-        machine.fails = lambda settings: settings == sets(5)[4]
-        with pytest.raises(LaunchError, match="the machine failed"):
-            list(opened.compile(sets(5)))
 
 
 def test_limits_follow_from_the_first_unless_they_are_given(machine: Machine) -> None:

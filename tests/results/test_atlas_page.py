@@ -87,15 +87,6 @@ def test_values_are_equal_where_python_says_so() -> None:
                 assert (normal[one] == normal[other]) == is_default(one, other, kind, {}), (kind, one, other)
 
 
-def test_names_that_are_meant_perhaps_come_closest_first() -> None:
-    assert ask("near(given, model.byName.keys())", "xla_gpu_enable_latency_hidding_scheduler") == [SCHEDULE]
-    assert (
-        ask("near(given, model.byName.keys())", "xla_gpu_enable_async_colectives")[0]
-        == "xla_gpu_enable_async_collectives"
-    )
-    assert ask("near(given, model.byName.keys())", "qqqq") == []
-
-
 # ---------------------------------------------------------------------- what it answers
 
 
@@ -169,13 +160,6 @@ def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
 
 
 # ---------------------------------------------------------------------- the page
-
-
-@pytest.mark.slow
-def test_a_table_of_100_cells_by_150_values_is_small() -> None:
-    table = big()
-    assert len(table.cells) > 100
-    assert len(render_atlas(table).encode()) < 2_000_000
 
 
 HOSTILE = [
@@ -278,8 +262,3 @@ def test_each_view_shows_its_answers_in_a_browser(tmp_path: Path, address: str, 
 @pytest.mark.parametrize("address", ["", "#v=recipes", "#v=releases", f"#s={COMBINE}&jaxlib=0.10.2&c={PLACE}"])
 def test_hostile_texts_are_shown_and_not_obeyed_even_on_a_phone(tmp_path: Path, address: str) -> None:
     assert browse(tmp_path, render_atlas(hostile_table()), address, width=360)
-
-
-@pytest.mark.slow
-def test_an_empty_page_in_a_browser(tmp_path: Path) -> None:
-    assert "The table is empty" in browse(tmp_path, render_atlas(Atlas([])))

@@ -33,17 +33,6 @@ def test_the_frame_holds_every_row_and_can_be_counted(tmp_path: Path) -> None:
     assert frame.peak_bytes.dtype == "Int64"
 
 
-def test_a_frame_without_a_table_has_the_same_columns(tmp_path: Path) -> None:
-    tmp_path.joinpath("none").mkdir()
-    empty, full = autotune.atlas(tmp_path / "none"), autotune.atlas(write(SMALL, tmp_path / "table"))
-    assert empty.empty
-    assert list(empty.columns) == list(full.columns)
-    figures = ["gpus", "peak_bytes", "compiled", "seconds"]
-    assert empty[figures].dtypes.tolist() == full[figures].dtypes.tolist()
-    with pytest.raises(SettingError, match="must lie in a folder"):
-        autotune.atlas(tmp_path / "nowhere")
-
-
 def test_a_setting_is_told_newest_release_first() -> None:
     told = [(t.jaxlib, t.value, t.verdict, t.cells, t.of) for t in atlas_findings(SMALL, COMBINE)]
     size = "1073741824"

@@ -109,22 +109,6 @@ def test_the_script_finds_the_same_lives(script: ModuleType, builds: Mapping[str
     assert script.life("b", came_back) == ("", "1")
 
 
-def test_the_script_writes_one_key_and_leaves_the_rest(script: ModuleType, tmp_path: Path) -> None:
-    text = '[xla_a]\nsummary = "x"\nstage = "program"\nsince = "1"\n\n[xla_ab]\nstage = "program"\n'
-    assert script.set_key(text, "xla_a", "since", "2") == text.replace('"1"', '"2"')
-    assert script.set_key(text, "xla_a", "since", "") == text.replace('since = "1"\n', "")
-    assert script.set_key(text, "xla_ab", "since", "3") == text + 'since = "3"\n'
-    script.write_table({"0.10.0": {"b"}, "0.9.1": {"a"}}, tmp_path / "t.json")
-    assert script.read_table(tmp_path / "t.json") == {"0.9.1": {"a"}, "0.10.0": {"b"}}
-
-
-def test_a_reserved_name_defines_nothing(script: ModuleType) -> None:
-    proto = '  reserved "xla_a";\n  // xla_a\n  optional bool xla_a = 7;\n  reserved "xla_b";\n'
-    flags = 'push(\n  tsl::Flag("xla_ab", x),\n  tsl::Flag("xla_a", y));\n'
-    assert [script.defining_line(proto, n) for n in ("xla_a", "xla_b")] == [3, 0]
-    assert [script.defining_line(flags, n) for n in ("xla_a", "xla_b")] == [3, 0]
-
-
 def undescribed(catalog: Catalog) -> list[str]:
     """Settings without a meaning, or XLA flags without the place that it was taken from."""
     wrong = []

@@ -38,13 +38,6 @@ def points(found: SearchSpace) -> set[FlagSet]:
     return {ask(choice) for choice in chosen}
 
 
-def test_options_alone_are_all_that_is_searched(known: KnownSettings) -> None:
-    found = space(known, options=OPTIONS)
-    assert [p.name for p in found.parameters] == ["option.attention", "option.dtype", "option.mesh"]
-    assert len(points(found)) == found.size() == 8
-    assert FlagSet() in points(found)
-
-
 def test_the_references_value_is_absence_and_is_searched_though_not_listed(known: KnownSettings) -> None:
     found = space(known, options={"dtype": ["bfloat16"]})
     assert points(found) == {FlagSet(), FlagSet({"option.dtype": '"bfloat16"'})}

@@ -103,10 +103,6 @@ def test_words_lead_to_the_symptom(text: str, first: str) -> None:
     assert search_symptoms(text)[0].name == first
 
 
-def test_words_that_nobody_knows_lead_nowhere() -> None:
-    assert search_symptoms("the of zzz") == ()
-
-
 def test_unknown_names_are_answered_with_close_ones() -> None:
     with pytest.raises(SettingError, match="alphafold3"):
         find_recipe("alphafold")
