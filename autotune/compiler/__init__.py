@@ -2,7 +2,7 @@
 
 from autotune.compiler.atlas_builder import Plan, build_atlas, planned_cells
 from autotune.compiler.explain import explain_set, explanation
-from autotune.compiler.predict import Prediction, predict_set, predict_step
+from autotune.compiler.predict import Prediction, predict_set
 from autotune.compiler.screen import (
     Effect,
     Facts,

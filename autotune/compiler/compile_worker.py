@@ -73,7 +73,7 @@ class CompileJob:
 
     @property
     def digest(self) -> str:
-        """Names everything but the flag set that decides what comes out, the user's own source included."""
+        """Identifies everything but the flag set that decides the program, including the user's source."""
         known = {
             "entry": self.entry,
             "options": self.options,
@@ -86,7 +86,7 @@ class CompileJob:
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:
-    """Digest of the source that an entry of the user's names; presets are named by the package's version."""
+    """Digest of the source of the user's entry and of the packaged workloads."""
     module = entry.partition(":")[0]
     digest = hashlib.sha256()
     roots = [Path(p) for p in paths] if ":" in entry else []
@@ -99,7 +99,7 @@ def _source_digest(entry: str, paths: Sequence[str]) -> str:
 
 
 def is_too_slow(result: CompileResult) -> bool:
-    """Whether a compilation was ended because it took many times as long as the default's."""
+    """Whether a compilation was ended because it exceeded its processor time."""
     return result.failure is not None and result.failure.signal == TOO_SLOW
 
 
@@ -108,13 +108,13 @@ def jax_settings(settings: FlagSet) -> FlagSet:
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
-def of_worker(settings: FlagSet) -> FlagSet:
-    """The part of a set that decides which worker compiles it: what JAX reads, and options of the workload."""
+def worker_settings(settings: FlagSet) -> FlagSet:
+    """The part of a set that a worker must be started with: JAX options and options of the workload."""
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
 class CompileWorker:
-    """One compile worker behind its guard, in a folder of its own that goes with it."""
+    """A guarded compile worker process with its scratch folder."""
 
     def __init__(
         self, job: CompileJob, shared: FlagSet, progress: Progress, *, in_fork: str, kept_to: frozenset[int]
@@ -257,5 +257,5 @@ class CompileWorker:
         self._scratch.close()
 
     def abort(self) -> None:
-        """Ends the process from another thread; whoever waits for it is told that it is gone."""
+        """Ends the process from another thread; a pending `compile` returns None."""
         self._process.abort()

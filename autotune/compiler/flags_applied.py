@@ -40,7 +40,7 @@ class FlagsLostError(LaunchError):
 def require_applied(
     settings: FlagSet, asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
 ) -> None:
-    """Asserts that one compilation ran under its flags.
+    """Checks that one compilation ran under its flags.
 
     Args:
         marker: The dump folder of this compilation and no other.
@@ -63,7 +63,7 @@ def require_applied(
 
 
 def parse_options(written: str) -> dict[str, list[str]]:
-    """Options by name with all values that are listed for them, quoted ones as plain text."""
+    """Reads XLA's list of debug options: name to all listed values, quotes removed."""
     found: dict[str, list[str]] = {}
     for name, value in _LINE.findall(written):
         found.setdefault(name, []).append(_plain(value))
@@ -71,7 +71,7 @@ def parse_options(written: str) -> dict[str, list[str]]:
 
 
 def differing(asked: FlagSet, options: Mapping[str, list[str]]) -> Iterator[str]:
-    """One clause for each flag that is listed with one plain value, and not with the one that was asked.
+    """Yields a clause for each flag whose listed value is not the requested one.
 
     What is not listed may be the default, or be kept under another name; lists and enumerations have several
     spellings. Nothing is said of those.

@@ -97,7 +97,6 @@ class Computation:
     """Instructions by name, in the order in which they run."""
 
     name: str
-    is_entry: bool
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     @property
@@ -141,7 +140,7 @@ def parse_module(text: str) -> Module:
         if line and not line[0].isspace():
             found = _COMPUTATION.match(line)
             if found:
-                current = Computation(found[2], bool(found[1]))
+                current = Computation(found[2])
                 computations[current.name] = current
             continue
         found = _INSTRUCTION.match(line)
@@ -198,7 +197,7 @@ def _second_member(shape: str) -> tuple[Array, ...]:
 
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
-    """Which devices take part together in a collective; for a permute, its pairs."""
+    """The groups of devices of a collective (not of its start); for a permute, its pairs."""
     text = instruction.attributes
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
@@ -289,7 +288,7 @@ _Given = Callable[[int], _Value]
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a ``while`` runs each time; None where that is not to be seen."""
+    """How often the body of a ``while`` runs; None if that is not known."""
     told = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
     if told is not None:
         return int(told)
@@ -309,7 +308,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _count(left: int, step: int, direction: str) -> int | None:
-    """How often zero can be raised by ``step`` before it no longer compares so with what is left."""
+    """Iterations until a counter that starts at zero no longer compares with ``left``."""
     if direction == "NE":
         return left // step if step and left % step == 0 and left // step >= 0 else None
     if direction in ("GT", "GE"):
@@ -323,13 +322,13 @@ def _count(left: int, step: int, direction: str) -> int | None:
 
 @dataclass(slots=True)
 class _Reader:
-    """Says what scalar integers of a module are, looking at nothing else of it and at `MOST_STEPS` of those."""
+    """Evaluates scalar integers of a module symbolically, in at most `MOST_STEPS` steps."""
 
     module: Module
     steps: int = 0
 
     def end(self, condition: Computation) -> tuple[int, str, int] | None:
-        """Which member of the state must compare how with which constant, for the loop to go on."""
+        """The condition of a loop: member of the state, comparison, constant."""
         root, inside = condition.root, condition
         given: _Given = lambda number: _Whole.STATE  # noqa: E731
         while root.opcode in _CALLS and (called := self._called(root)) is not None:
@@ -347,7 +346,7 @@ class _Reader:
         return one.member, direction, other.constant - one.constant
 
     def member(self, computation: Computation, whole: Instruction | None, member: int, given: _Given) -> _Value:
-        """What one member of a tuple is."""
+        """Evaluates one member of a tuple."""
         self.steps += 1
         if whole is None or self.steps > MOST_STEPS:
             return None
@@ -362,7 +361,7 @@ class _Reader:
         return _Sum(member, 0) if self._value(computation, whole, given) is _Whole.STATE else None
 
     def _value(self, computation: Computation, instruction: Instruction | None, given: _Given) -> _Value:
-        """What an instruction gives; of anything but scalar integers and the state that is not known."""
+        """Evaluates an instruction; None for anything but scalar integers and the state."""
         self.steps += 1
         if instruction is None or self.steps > MOST_STEPS:
             return None
@@ -458,7 +457,7 @@ def kernel_work(module: Module, computation: Computation, instruction: Instructi
 
 
 def _of_computation(module: Module, computation: Computation) -> Work:
-    """FLOPs of a computation; of its products the type of the last and the shape of the largest."""
+    """FLOPs of a computation, the type of its last product and the shape of its largest."""
     total = Work()
     for instruction in computation.instructions.values():
         one = _of_one(module, computation, instruction)
@@ -498,7 +497,7 @@ def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
 
 
 def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
-    """A matrix product of what is on its left with something of the same depth."""
+    """The work of a matrix product."""
     rows = max(1, left.elements // max(1, depth * batch))
     shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
     return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
@@ -563,7 +562,7 @@ def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
 
 
 def _dims(call: Instruction, name: str, left: Array) -> int | None:
-    """Product of the sizes along the left operand's dimensions of that name; None if the call does not say."""
+    """Size of the left operand along the dimensions of a name; None if the call does not say."""
     found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
     return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
 

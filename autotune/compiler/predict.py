@@ -105,11 +105,11 @@ class Prediction:
 
     @property
     def published(self) -> str:
-        """How near the model is to what others published, in words."""
+        """How close the model is to published step times, as text."""
         return str(published_error())
 
     def to_json(self) -> dict[str, object]:
-        """Plain data, the time line left out; labelled as what it is."""
+        """Plain data, without the events."""
         names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
         return {
             "predicted": True,
@@ -242,7 +242,7 @@ class _Simulation:
         self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
 
     def _beside(self, begin: float, seconds: float) -> float:
-        """Seconds of a kernel beside collectives: while they move, it has the multiprocessors that they leave."""
+        """Seconds of a kernel that shares the multiprocessors with running collectives."""
         held = NVLINK_CORES if self._target.network.nvlink_links else PCIE_CORES
         left = 1.0 - min(held / self._target.core_count, 0.5)
         moving = max(0.0, self._moving_until - begin)
@@ -258,7 +258,7 @@ class _Simulation:
         self._in_graph = outer
 
     def _start(self, op: Op, stream: str) -> None:
-        """Content on another stream, after everything that this one has been given so far."""
+        """Runs the content on another stream, after everything issued on this one."""
         other = op.stream or "stream"
         self._clock[other] = max(self._clock.get(other, 0.0), self._clock.get(stream, 0.0))
         self.run(op.content, other)
@@ -275,13 +275,13 @@ class _Simulation:
                 self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
 
     def _branch(self, op: Op, stream: str) -> None:
-        """The branch that takes longest: which one is taken is not known."""
+        """Runs the longest branch: which one is taken is not known."""
         longest = max(op.content, key=lambda b: _rough(b, self._target), default=None)
         if longest is not None:
             self.run(longest.content, stream)
 
     def _loop(self, op: Op, stream: str) -> None:
-        """Some iterations exactly; the clocks then move on by the last one for each that is left."""
+        """Simulates some iterations and extrapolates the rest from the last one."""
         if op.trip_count is None:
             self.unknown_loops.add(op.name)
         trips = 1 if op.trip_count is None else op.trip_count
@@ -368,7 +368,7 @@ def collective_time(collective: Collective, network: Network, gpus_per_node: int
 
 
 class _Links:
-    """What one GPU of a collective's group can send over."""
+    """The links that one GPU of a collective's group can use."""
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
         self.local_count = max(1, collective.group_size // collective.node_count)
@@ -488,7 +488,7 @@ class PublishedError:
 
     @property
     def spread(self) -> float:
-        """How far the log of a ratio is from the mean of all others, root mean square: each run held out in turn."""
+        """Leave-one-out standard deviation of the log ratios."""
         logs = [math.log(r) for r in self.ratios.values()]
         total = sum(logs)
         return math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))

@@ -1,4 +1,4 @@
-"""What is kept of one compiled program: small enough for a cache, enough to explain and to predict."""
+"""A compiled program, reduced to what explaining and predicting need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pydantic import Field
 
 from autotune.model import Failure, Record, Settings, format_bytes
 
-SCHEMA_VERSION = 6
-# 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
-# 3: flags are proven to have been applied; results of before are not.
-# 4: cuDNN's kernels are kernels, a causal mask counts; the shape of each product.
+SCHEMA_VERSION = 7
+"""Of cached results; raised when their form or meaning changes."""
 
 
 class OpKind(StrEnum):
@@ -111,7 +109,6 @@ class CompiledProgram(Record):
         layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
     """
 
-    schema_version: int = SCHEMA_VERSION
     fingerprint: str
     versions: dict[str, str]
     compile_s: float
@@ -126,7 +123,7 @@ class CompiledProgram(Record):
 
 
 class CompileResult(Record):
-    """What became of one set.
+    """The result of compiling one set.
 
     Attributes:
         settings: The set, baseline merged in.
@@ -145,7 +142,7 @@ class CompileResult(Record):
 
 
 def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Every entry of a schedule with how often a step runs it; a loop of unknown length counts once."""
+    """Yields every entry of a schedule and how often a step runs it; loops of unknown length count once."""
     for op in ops:
         yield op, times
         inner = times * (op.trip_count or 1) if op.kind is OpKind.LOOP else times
@@ -191,7 +188,7 @@ def kernels(program: CompiledProgram) -> Counter[str]:
 
 
 def figures(program: CompiledProgram) -> dict[str, Any]:
-    """The program in numbers, as differences are shown in."""
+    """Countable figures of a program, by name."""
     if not program.schedule:  # XLA:CPU shows no thunks
         return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
     table = collectives(program)
@@ -225,7 +222,7 @@ def _memory_figures(program: CompiledProgram) -> dict[str, int]:
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> Iterator[str]:
-    """Clauses such as ``all-gather (async): 9 -> 3``; empty for equal programs, never for different ones."""
+    """Yields the differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
     if reference.fingerprint == candidate.fingerprint:
         return
     before, after = figures(reference), figures(candidate)

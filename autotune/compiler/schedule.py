@@ -88,7 +88,7 @@ def parse_thunks(text: str) -> list[Thunk]:
 
 
 def _open_section(stack: list[Thunk], name: str) -> None:
-    """Says of which loop or branch the next deeper lines are a part."""
+    """Assigns the next deeper lines to a section of the innermost open loop or branch."""
     for thunk in reversed(stack):
         if thunk.kind == "While" and (name == "condition" or thunk.current == "condition"):
             if name == "condition" and thunk.current:
@@ -172,7 +172,7 @@ class Reader:
     def _kernel(
         self, kind: OpKind, fields: dict[str, object], computation: Computation, instruction: Instruction
     ) -> Op:
-        """A kernel or copy with its work; other thunks (events, ids) are kept without."""
+        """An entry for a kernel or copy with its work, or for another thunk without."""
         if kind is OpKind.OTHER:
             return Op(kind=kind, **fields)
         done = kernel_work(self._module, computation, instruction)
@@ -184,7 +184,7 @@ class Reader:
         )  # fmt: skip
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
-        """The collective that a thunk runs, if it is one; starts and dones around it are not."""
+        """The collective that a thunk runs; None for starts, dones and other thunks."""
         if found is None or thunk.sections:
             return None
         computation, instruction = found
@@ -215,7 +215,7 @@ class Reader:
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """A kind that is not listed moves its arrays at least: taken for nothing, a set that has it would look faster."""
+    """The kind of an unlisted thunk: a kernel that moves its arrays, so that it does not look free."""
     is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
@@ -312,7 +312,7 @@ def read_text(path: Path) -> str:
 
 
 def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
-    """The end of a compiler's output, less what it says in every run, each line cut to 500 characters."""
+    """The last lines of a compiler's log without harmless ones, each cut to 500 characters."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:

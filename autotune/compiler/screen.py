@@ -243,7 +243,7 @@ class Screener:
         )
 
     def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
-        """The sets that a screen compiles first: named ones, then settings, those that most named sets hold before."""
+        """The sets to compile first: named ones, then single settings, the most frequent ones of named sets first."""
         compiled = [n for n in domains if self.stage(n) in (Stage.PROGRAM, Stage.AUTOTUNER)]
         held = Counter(name for settings in named.values() for name in settings)
         compiled.sort(key=lambda name: -held[name])
@@ -279,19 +279,19 @@ class Screener:
         return self.job.target.name if self.job.target else "cpu"
 
     def abort(self) -> None:
-        """Stops for good what is being compiled; from any thread."""
+        """Stops all compilations, from any thread."""
         self._compiler.abort()
 
     def resume(self) -> None:
-        """Compiles again after `abort`; nothing may be under way."""
+        """Allows compilations again after `abort`."""
         self._compiler.resume()
 
     def keep_to(self, processors: Iterable[int]) -> None:
-        """Has what is compiled from now on keep to some processors; to all, if there are none among them."""
+        """Restricts later compilations to some processors; an empty set allows all."""
         self._compiler.kept_to = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
-        """Where a setting acts; one that the catalogue does not know must be measured."""
+        """The stage at which a setting acts; run time if the catalogue does not know it."""
         setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
 
@@ -314,7 +314,7 @@ class Screener:
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
     def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets have one program under every kernel choice; each further one is compiled only if need be."""
+        """Whether two sets have one program under every kernel choice."""
         forced = self.choices.values()
         return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
 
@@ -324,7 +324,7 @@ class Screener:
         return program.fingerprint if program is not None else None
 
     def result(self, settings: FlagSet) -> CompileResult:
-        """What became of a set; compiled now if it was not yet."""
+        """The result of compiling a set, compiled now if necessary."""
         compiled = self._as_compiled(settings)
         if compiled not in self._results:
             for result in self._compiler.compile([compiled]):
@@ -332,7 +332,7 @@ class Screener:
         return self._results[compiled]
 
     def forget(self, sets: Sequence[FlagSet]) -> None:
-        """Keeps nothing of what became of some sets, in the cache neither."""
+        """Forgets the results of some sets, also in the cache."""
         compiled = [self._as_compiled(s) for s in sets]
         for settings in compiled:
             self._results.pop(settings, None)
@@ -353,7 +353,7 @@ class Screener:
         return self._as_compiled(settings) in self._results
 
     def _as_compiled(self, settings: FlagSet) -> FlagSet:
-        """The set as the compiler gets it: without variables of libraries that it does not call."""
+        """The set merged into the baseline, without variables that the compiler does not read."""
         merged = self.baseline.merge(settings)
         return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
 
@@ -415,7 +415,7 @@ class Screener:
         is_over: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> tuple[list[SettingReport], set[str], int]:
-        """Settings that are no-ops alone, tried with others under every kernel choice: what acts there is active.
+        """Runs the interaction test on the settings that are no-ops alone.
 
         Returns:
             The settings, the names of those that nothing is said of because the time was up, and the rows compiled.
@@ -445,7 +445,7 @@ class Screener:
             yield self._set_report(name, settings, reference, seen)
 
     def _to_measure(self, settings: FlagSet) -> FlagSet:
-        """The part of a set that a compilation says nothing of."""
+        """The part of a set that compiling cannot judge."""
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
 
     def _set_report(
@@ -465,7 +465,7 @@ class Screener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a search space is built from, told by a workload that was compiled or built, not run.
+    """What a search space is built from, known without running the workload.
 
     Attributes:
         layer_bytes: ``weights`` and ``gradients`` of one layer.
@@ -477,7 +477,7 @@ class Facts:
 
 
 def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
-    """The facts that a compiled reference tells."""
+    """The facts that follow from a compiled reference."""
     return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
 
 
@@ -561,7 +561,7 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """The space without what measuring could not tell apart: no-ops, and values that do not fit in memory.
+    """The space without no-ops and values that do not fit in memory.
 
     What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
     fail that compile on one. A parameter that is said to act only under a value of a no-op stays, without that
@@ -618,7 +618,7 @@ def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
-    """Each parameter with conditions to the sets that make them true: so many that each value that does is in one."""
+    """Maps each parameter with conditions to sets that fulfil them, together with every fulfilling value."""
     by_name = {p.name: p for p in space.parameters}
 
     def needed(name: str, index: int) -> FlagSet:
@@ -634,18 +634,18 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
 
 
 def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
-    """Values of that condition, of a parameter and all it depends on, which has most."""
+    """The largest number of values of any condition of a parameter and those it depends on."""
     condition = (by_name[name].condition if name in by_name else None) or {}
     return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:
-    """Values to compile for each parameter of a search space; those that leave a setting alone are the reference."""
+    """Values to compile for each parameter of a search space, other than its default."""
     return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
 
 
 def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
-    """At most so many of some values, two or more, the first and the last among them."""
+    """At most `most` (at least 2) evenly spread values, including the first and the last."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

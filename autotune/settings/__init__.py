@@ -44,7 +44,7 @@ from autotune.settings.check import (
     would_start,
 )
 from autotune.settings.doctor import Diagnosis, diagnose, format_diagnosis, gpu_findings
-from autotune.settings.known import KnownSettings, format_setting, is_default
+from autotune.settings.known import KnownSettings, format_setting
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport, probe_build, probe_named
 from autotune.settings.space import (
     Parameter,

@@ -116,7 +116,7 @@ class ModelKind:
 
 
 class Atlas:
-    """The table, to be asked."""
+    """The table."""
 
     def __init__(self, rows: Iterable[AtlasRow]) -> None:
         self.rows = tuple(rows)
@@ -150,12 +150,12 @@ def load_kinds() -> dict[str, ModelKind]:
 
 @functools.cache
 def load_atlas() -> Atlas:
-    """The table that comes with this package; without a row where none was built."""
+    """The table that comes with this package."""
     return read_atlas(atlas_folder())
 
 
 def read_atlas(folder: Traversable) -> Atlas:
-    """A table that lies in a folder; without a row where no file of one is.
+    """Reads the table in a folder.
 
     Raises:
         SettingError: If there is no such folder, or a file is no table of this schema.
@@ -191,7 +191,7 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
 
 
 def atlas_text(rows: Iterable[AtlasRow]) -> str:
-    """The text of a file with some rows, in one order whatever theirs is; what is as by default is left out."""
+    """The text of a table's file, rows sorted, defaults left out."""
     ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
     return "\n".join([_HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
 
@@ -202,12 +202,12 @@ def atlas_folder() -> Traversable:
 
 
 def place_of(row: AtlasRow) -> str:
-    """Spells the place of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for one that is of a whole release."""
+    """The cell of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for a row of a whole release."""
     return f"{row.workload}@{row.gpus}x{row.target}" if row.workload else "all cells"
 
 
 def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
-    """Of releases, oldest first, the newest that is not after one; the oldest if all are.
+    """The newest of sorted releases that is not after `jaxlib`, else the oldest.
 
     Raises:
         SettingError: If there are none.

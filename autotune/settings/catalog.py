@@ -189,7 +189,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from; a source that changes daily with the commit that was read."""
+    """The source of a fact; `commit` is the one that was read."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -218,7 +218,7 @@ class Catalog(dict[str, Setting]):
         return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
 
     def find(self, name: str) -> Setting:
-        """The setting of a name, dashes and all.
+        """The setting of a name, with or without dashes and value.
 
         Raises:
             SettingError: If it is not in the catalogue; close matches are named.
@@ -317,7 +317,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """What one sees, and the groups of settings worth a search then."""
+    """A performance problem and the groups of settings that may help."""
 
     name: str
     title: str
@@ -392,7 +392,7 @@ def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:
 
 
 def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
-    """The settings of a group, a scope, and with a word in name or summary; None and an empty word ask for all.
+    """Filters settings by group, scope, and a word in name or summary.
 
     Raises:
         SettingError: If there is no such group or scope.

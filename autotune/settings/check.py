@@ -1,4 +1,4 @@
-"""Says of each setting what it really is for the installed build, and what to write instead.
+"""Judges settings for the installed build, and says what to write instead.
 
 Nothing is started here: the verdicts follow from what `autotune.settings.known` has on a setting and its value.
 """
@@ -82,7 +82,7 @@ def for_build(
     over: FlagSet | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> FlagSet:
-    """What of a set made elsewhere the installed build acts on: new names, no no-ops, nothing wrong or dangerous.
+    """Translates a set made elsewhere for the installed build: new names, without no-ops, wrong and dangerous values.
 
     Args:
         over: Settings that are in force beneath: what is the default stays if it undoes one of these.
@@ -284,7 +284,7 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
 
 
 def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
-    """A check of an earlier token of the same name, if the later one takes all of its effect."""
+    """Marks an earlier token of the same name as overridden if the later one replaces it whole."""
     if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
         return check
     judged = SettingVerdict.NO_EFFECT, f"a later --{name}={value} overrides it", "remove it"
@@ -374,7 +374,7 @@ def _found(m: re.Match[str], name: str, *, start: int, is_flag: bool) -> Found:
 
 
 def check_found(found: Found, known: KnownSettings) -> SettingCheck:
-    """The verdict on one setting of a script; a computed value counts as one that is taken."""
+    """The verdict on one setting of a script; computed values are not checked."""
     value = "true" if found.value is None else found.value
     if found.is_computed and known[found.name].is_flag:
         return SettingCheck(
@@ -421,7 +421,7 @@ def check_given(
     file: Path | None,
     from_environment: bool,
 ) -> tuple[SettingCheck, ...]:
-    """Verdicts on flags as in XLA_FLAGS, a recipe, a script, or the caller's environment: on one of them.
+    """Verdicts on either flags, a recipe, a script, or the caller's environment.
 
     Raises:
         SettingError: If none or several are given, or what is given cannot be read.

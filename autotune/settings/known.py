@@ -26,11 +26,11 @@ UNSET = "(unset)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSetting:
-    """One name; anything may be a name, and all three sources may be silent.
+    """A setting by name, joined from catalogue, build and jax, each of which may not know it.
 
     Attributes:
         flag: What the build says, if it is an XLA flag or a compiler option.
-        default: What is in force when it is not set; None if that is a state of its own, or not known.
+        default: Value in force when it is not set; None if unset is a state of its own, or not known.
     """
 
     name: str
@@ -112,7 +112,7 @@ class KnownSetting:
 
 
 class KnownSettings:
-    """Everything that can be said of settings on one build."""
+    """All settings, as the catalogue and one build know them."""
 
     def __init__(self, build: ProbeReport) -> None:
         self.build = build
@@ -171,7 +171,7 @@ class KnownSettings:
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:
-    """What a value of a setting is in what took its place; None if it needs no replacement."""
+    """A value translated to the setting that replaced this one; None if it needs no replacement."""
     return entry.renamed_values.get(canonical_value(value, entry.type, {}))
 
 

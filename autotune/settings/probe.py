@@ -80,7 +80,7 @@ class FlagInfo:
 
     @property
     def effective_default(self) -> str | None:
-        """What is in force when nothing is set: of an unset flag, what being unset amounts to; None if unknown."""
+        """The default, with unset flags at what unset amounts to; None if unknown."""
         if self.default is not None:
             return self.default
         if self.type == "enum":
@@ -261,7 +261,7 @@ class ParserProcess:
         )
 
     def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
-        """Which of many one-flag texts the parser does not know, and which it refuses; in few questions."""
+        """Finds the unknown and the refused names among many one-flag texts, in few questions."""
         unknown: set[str] = set()
         refused: set[str] = set()
         names = list(tokens)
@@ -283,7 +283,7 @@ class ParserProcess:
         return unknown, refused
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Type, legal values, present value and help text of every ``jax.config`` option.
+        """Type, legal values and present value of every ``jax.config`` option.
 
         Raises:
             LaunchError: If the child does not answer.
@@ -454,7 +454,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
 
 
 def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
-    """Adds the effect; an alias of unclear number type takes that of the option it sets."""
+    """Adds the effect; an alias takes the number type of the option it sets."""
     target = flags.get(sets[0]) if len(sets) == 1 else None
     kind = info.type
     if target is not None and kind == "int64" and target.name != info.name:
@@ -529,7 +529,7 @@ def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
 
 
 def _other_values(info: FlagInfo) -> list[str]:
-    """Legal values of which at least one is not the present one."""
+    """Legal values, at least one of which is not the default."""
     if info.values:
         return [v for v in info.values if v != info.default] or list(info.values)
     if info.type == "bool":

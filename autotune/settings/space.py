@@ -300,7 +300,7 @@ class _Builder:
         self._is_entry = spec.workload.entry is not None
 
     def add_from_study(self, name: str, domain: Domain) -> None:
-        """Adds a setting with the study's own domain: what a person names is tried, whatever the catalogue thinks.
+        """Adds a setting with the study's own domain, whatever the catalogue says.
 
         Raises:
             SettingError: If it does not exist, is dangerous, or a value is not legal.
@@ -323,7 +323,7 @@ class _Builder:
         self.found[name] = parameter
 
     def expect(self, picked: Sequence[Setting]) -> None:
-        """Looks up what settings may bring into the program: those of the study, its baseline, and picked ones."""
+        """Notes which scopes settings of the study, its baseline and `picked` may bring into the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
         makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
         self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
@@ -380,7 +380,7 @@ class _Builder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
-        return why_asleep(entry, self._scopes, self._made)
+        return why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """The setting with the values that the catalogue says are worth trying; None without any."""
@@ -414,7 +414,7 @@ class _Builder:
         return {*self.found, *self._left_out}
 
     def space(self, own: Conditions, *, is_dropping: bool = True) -> SearchSpace:
-        """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on.
+        """Builds the space: conditions, no parameter that can never act, each after those it depends on.
 
         Args:
             own: What the study says besides the catalogue.
@@ -522,7 +522,7 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
 
 
 def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
-    """Those values that the build takes, as it spells them."""
+    """The values that the build takes, in its spelling."""
     flag = setting.flag
     if flag is None:
         return list(values)
@@ -553,7 +553,7 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
 
 
 def own_conditions(spec: StudySpec, known: Collection[str]) -> Conditions:
-    """What `search.when` says, by the names of parameters: each to other ones, with the values under which it acts.
+    """The conditions of `search.when`: parameter to other parameters with the values under which it acts.
 
     Args:
         known: Names that `search.when` may use besides the study's options.
@@ -620,7 +620,7 @@ _MISSING = {
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
-    """Whether the program has what settings act on; what is not known is not in it.
+    """Whether the program has each scope; unknown scopes are missing.
 
     Where counts and declarations differ, what one of them tells is there.
 
@@ -647,8 +647,8 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     return {scope: scope in has for scope in Scope if scope in has | lacks}
 
 
-def why_asleep(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
-    """Why a setting surely does nothing in this program, as a clause; empty if it may act.
+def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
+    """Why a setting certainly does nothing in this program, as a clause; empty if it may act.
 
     Args:
         made: What other settings of the study may bring into the program.
@@ -658,7 +658,7 @@ def why_asleep(entry: Setting, known: Mapping[Scope, bool], made: Collection[Sco
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
-    """Devices of the program; None if nobody is sure."""
+    """Devices of the program; None if not certain."""
     told = reference.device_count if reference is not None else None
     if spec.workload.command is not None:  # a program of the user's tells of its own process at most
         return spec.device.count or (told if told and told > 1 else None)

@@ -17,8 +17,9 @@ from autotune.model.flags import parse_tokens
 from autotune.results import render_atlas
 from autotune.results.atlas_views import pack
 from autotune.results.pages import render
-from autotune.settings import Atlas, AtlasRow, is_default, load_catalog, load_recipes
+from autotune.settings import Atlas, AtlasRow, load_catalog, load_recipes
 from autotune.settings.check import find_settings
+from autotune.settings.known import is_default
 from tests.atlas_tables import big, row, small
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
