@@ -75,43 +75,6 @@ def show(
     print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
-class _Lines:
-    """Prints a line for each cell, and now and then how far it is and what is left."""
-
-    TELL_EVERY_S, SILENT_S = 20.0, 60.0
-
-    def __init__(self) -> None:
-        self._began = self._cell_began = self._told = time.monotonic()
-
-    def cell(self, number: int, of: int, words: str) -> None:
-        """A cell begins."""
-        self._cell_began = time.monotonic()
-        self._print(f"cell {number} of {of}: {words}")
-
-    def compiled(self, done: int, of: int) -> None:
-        """So many of the sets that are planned so far are compiled."""
-        now = time.monotonic()
-        if now - self._told < self.TELL_EVERY_S or not done:
-            return
-        self._told = now
-        left_s = (now - self._cell_began) / done * max(0, of - done)
-        self._print(f"  {done} of {of} sets that are planned by now; about {max(1, round(left_s / 60))} min for them")
-
-    def at_work(self, what: str) -> None:
-        """What is under way; printed where nothing else was for a while, as while a set is taken apart."""
-        if time.monotonic() - self._told >= self.SILENT_S:
-            self._told = time.monotonic()
-            self._print(f"  {what[:100]}{' ...' if len(what) > 100 else ''}")
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
-
-
 @atlas_app.command("build")
 def build(
     kind: Annotated[
@@ -142,6 +105,12 @@ def build(
     from autotune.machine import caller_environment, default_cache_dir
     from autotune.settings import atlas_folder
 
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+        print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
     cells = planned_cells(kind or (), target or (), gpus or ())
     with as_file(atlas_folder()) as packaged:
         plan = Plan(
@@ -150,7 +119,7 @@ def build(
             cache_dir=default_cache_dir(caller_environment()) / "screen",
             limit_s=seconds_of(time_budget, "--time-budget"),
         )
-        print(build_atlas(plan, _Lines()))
+        print(build_atlas(plan, say))
 
 
 def _table(folder: Path | None) -> Atlas:

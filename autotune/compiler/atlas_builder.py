@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.compiler.interaction import TimeUp, find_interactions
 from autotune.compiler.program import CompiledProgram, changes
@@ -52,6 +52,8 @@ NUMBERS = 3
 
 GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
 """Settings of these are thought to act where neither a cell nor a test program has told of them yet."""
+
+SAY_EVERY_S = 60.0
 
 _UNSEEN = {
     Stage.RUNTIME: "read while the program runs",
@@ -122,22 +124,6 @@ def planned_cells(kinds: Sequence[str] = (), targets: Sequence[str] = (), gpus: 
     return cells
 
 
-class BuildCallbacks(Protocol):
-    """Called as a build goes on."""
-
-    def cell(self, number: int, of: int, words: str) -> None:
-        """A cell begins."""
-
-    def compiled(self, done: int, of: int) -> None:
-        """So many of the sets that are planned so far are compiled."""
-
-    def at_work(self, what: str) -> None:
-        """What is under way, such as one compilation of those that take a set apart."""
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is to be built.
@@ -152,8 +138,11 @@ class Plan:
     limit_s: float | None = None
 
 
-def build_atlas(plan: Plan, callbacks: BuildCallbacks, clock: Callable[[], float] = time.monotonic) -> Path:
+def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Path:
     """Compiles the cells that the table lacks, and writes each as soon as it is whole; gives the release's file.
+
+    Args:
+        say: Called with a line for each cell, for what is left out, and every minute.
 
     Raises:
         LaunchError: If nothing can be compiled with what is installed.
@@ -178,19 +167,17 @@ def build_atlas(plan: Plan, callbacks: BuildCallbacks, clock: Callable[[], float
         if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there:
             continue
         if is_over():
-            left = len(plan.cells) - number + 1
-            callbacks.note(f"the time is up: {left} cells are left; the same command goes on")
+            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
             break
-        callbacks.cell(number, len(plan.cells), str(cell))
+        say(f"cell {number} of {len(plan.cells)}: {cell}")
+        guessed = guess_active([*others, *rows], cell, known)
         try:
-            found, space = _cell_rows(
-                plan, cell, known, guess_active([*others, *rows], cell, known), callbacks, is_over
-            )
+            found, space = _cell_rows(plan, cell, known, guessed, _Progress(say, clock), is_over)
         except TimeUp:
-            callbacks.note(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
+            say(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
             break
         except AutotuneError as error:
-            callbacks.note(f"{cell} is left out: {error}")
+            say(f"{cell} is left out: {error}")
             continue
         rows = [r for r in rows if r.workload] + found + build_rows(known, space)
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -198,13 +185,25 @@ def build_atlas(plan: Plan, callbacks: BuildCallbacks, clock: Callable[[], float
     return path
 
 
+class _Progress:
+    """Says every minute how many sets of a cell are compiled, and which one is under way."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._say, self._clock = say, clock
+        self._said_s = clock()
+        self._done = self._of = 0
+
+    def compiled(self, done: int, of: int) -> None:
+        self._done, self._of = done, of
+
+    def at_work(self, what: str) -> None:
+        if self._clock() - self._said_s >= SAY_EVERY_S:
+            self._said_s = self._clock()
+            self._say(f"  {self._done} of {self._of} planned sets compiled; {what[:80]}")
+
+
 def _cell_rows(
-    plan: Plan,
-    cell: Cell,
-    known: KnownSettings,
-    guessed: set[str],
-    callbacks: BuildCallbacks,
-    is_over: Callable[[], bool],
+    plan: Plan, cell: Cell, known: KnownSettings, guessed: set[str], progress: _Progress, is_over: Callable[[], bool]
 ) -> tuple[list[AtlasRow], SearchSpace]:
     """All rows of a cell, and what was tried in it."""
     fields = {"jaxlib": known.build.jaxlib, "workload": cell.kind.name, "target": cell.target.name, "gpus": cell.gpus}
@@ -215,10 +214,10 @@ def _cell_rows(
         topology=cell.topology,
         cache_dir=plan.cache_dir,
         processors=lambda: len(os.sched_getaffinity(0)),
-        progress=callbacks.at_work,
+        progress=progress.at_work,
     ) as (moved, screener):
         space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
-        builder = CellBuilder(screener, space, fields, guessed, progress=callbacks.compiled, is_over=is_over)
+        builder = CellBuilder(screener, space, fields, guessed, progress=progress.compiled, is_over=is_over)
         rows = builder.settings()
         no_ops = no_op_settings(rows)
         for name, recipe in load_recipes().items():
