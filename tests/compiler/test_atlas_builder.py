@@ -151,15 +151,6 @@ def test_two_that_fail_only_together_are_judged_alone() -> None:
     assert AtlasVerdict.FAILS not in {r.verdict for r in found.values()}  # each alone compiles
 
 
-def test_judging_together_costs_a_fraction_of_compiling_each() -> None:
-    values = {n: ["1", "2", "3"] for n in NAMES}
-    rules = Drawn(values, random.Random(0))
-    rules.effects = [{NAMES[3]: "2"}]
-    builder = CellBuilder(screen(rules), space_of(values), CELL, {NAMES[3]})
-    builder.settings()
-    assert builder.cell().compiled == len(set(rules.compiled)) < len(NAMES) * 3
-
-
 def test_a_set_is_the_programs_of_what_acts_in_it() -> None:
     builder = CellBuilder(screen(Rules()), SPACE, CELL, ALL)
     rows = builder.settings()
@@ -172,18 +163,6 @@ def test_a_set_is_the_programs_of_what_acts_in_it() -> None:
     assert "NCCL_PROTO" in row.message
     silent = builder.recipe("silent", FlagSet({SLOP: "17"}), FlagSet({SLOP: "17"}), no_ops)
     assert silent.verdict is AtlasVerdict.SAME
-
-
-def test_nothing_is_judged_where_flags_do_not_act() -> None:
-    class Deaf(Rules):
-        def canaries(self, settings: FlagSet) -> list[str]:
-            return []
-
-        def name(self, settings: Mapping[str, str]) -> str:
-            return "plain"
-
-    with pytest.raises(LaunchError, match="canary"):
-        judged(Deaf(), set())
 
 
 # ---------------------------------------------------------------------- the table

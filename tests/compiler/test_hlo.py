@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.compiler.hlo import Module, Work, device_groups, kernel_work, parse_module, parse_shape
+from autotune.compiler.hlo import Module, Work, device_groups, kernel_work, parse_module
 
 MODULE = """HloModule jit_step, is_scheduled=true
 
@@ -54,14 +54,6 @@ def module() -> Module:
 
 def work_of(module: Module, name: str) -> Work:
     return kernel_work(module, *module.index()[name])
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_"),
-    [("bf16[7,11]", 154), ("f32[]", 4), ("pred[13]", 13), ("s4[7]", 4), ("f8e4m3fn[5,3]", 15), ("c64[2]", 16)],
-)
-def test_bytes_of_a_shape(text: str, bytes_: int) -> None:
-    assert sum(a.bytes for a in parse_shape(text)) == bytes_
 
 
 def test_a_product_counts_two_flops_a_pair_and_all_its_bytes(module: Module) -> None:
@@ -116,18 +108,6 @@ ENTRY %main (q: bf16[2,64,8,16], k: bf16[2,64,4,16]) -> bf16[2,64,8,16] {
   ROOT %o = bf16[2,64,8,16]{3,2,1,0} get-tuple-element(%forward), index=0
 }
 """  # noqa: E501 - as XLA writes it
-
-
-@pytest.mark.parametrize(("mask", "pairs"), [("CAUSAL", 64 * 64 / 2), ("NO_MASK", 64 * 64)])
-@pytest.mark.parametrize(("target", "products"), [("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)])
-def test_causal_attention_is_half_of_what_attention_to_everything_is(
-    mask: str, pairs: float, target: str, products: int
-) -> None:
-    text = ATTENTION.replace("MASK", mask, 1).replace("__cudnn$fmhaSoftmax", target)
-    module = parse_module(text)
-    done = kernel_work(module, *module.index()["forward"])
-    assert done.matrix_flops == products * 2 * (2 * 8 * 16) * pairs
-    assert done.product is None
 
 
 def test_shape_of_a_product_is_read_from_dots_and_library_calls() -> None:

@@ -129,12 +129,3 @@ def test_equal_seeds_compile_the_same_sets_and_progress_ends_at_what_was_planned
     find_interactions(machine.program, no_ops, {}, progress=lambda done, of: seen.append((done, of)))
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1] == (len(seen), len(seen))
-
-
-@pytest.mark.parametrize(("no_ops", "active", "most"), [(30, 0, 60), (30, 10, 200)])
-def test_what_many_settings_cost(no_ops: int, active: int, most: int) -> None:
-    domains = {n: ["1"] for n in names(no_ops + active)}
-    machine = KnownCompiler(domains, [Effect({n: "1"}) for n in names(active)])
-    found, _ = machine.screened()
-    assert len(found) == no_ops
-    assert len(machine.compiled) - 1 - len(domains) <= most, len(machine.compiled) - 1 - len(domains)

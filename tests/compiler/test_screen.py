@@ -66,17 +66,6 @@ def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
     assert rules.compiled == [FlagSet()]
 
 
-def test_sets_that_differ_in_what_is_read_at_run_time_are_compiled_once() -> None:
-    rules = Rules()
-    engine = screen(rules)
-    keys = {
-        engine.program_key(FlagSet({COMBINE: "11", **more}))
-        for more in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring"})
-    }
-    assert len(keys) == 3
-    assert rules.compiled == [FlagSet({COMBINE: "11"}), FlagSet({COMBINE: "11", TRITON: "false"})]
-
-
 def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
     report = screen(Rules()).run({COMBINE: ["13"]}, {})
     (setting,) = report.settings
@@ -107,12 +96,6 @@ def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
     assert report.limit_bytes == int(load_target("h100-sxm").memory_bytes * 0.75)
     assert report.reference.fits is True
     assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
-
-
-def test_baseline_goes_into_every_set() -> None:
-    rules = Rules()
-    screen(rules, {COMBINE: "11"}).run({BUFFER: ["true"]}, {})
-    assert {s[COMBINE] for s in rules.compiled} == {"11"}
 
 
 def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
@@ -246,15 +229,6 @@ def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
     }  # fmt: skip
 
 
-def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
-    report = screen(Rules()).run(domains(space()), {})
-    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
-    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
-    assert by_name[COMBINE] == ("7", "11", "13")
-    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
-    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
-
-
 def test_value_that_fits_with_what_others_save_stays() -> None:
     report = screen(Rules()).run(domains(space()), {})
 
@@ -316,3 +290,12 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
         "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
         "xla_d": [FlagSet({"xla_a": "1"})],
     }
+
+
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")

@@ -88,13 +88,6 @@ def test_cuda_is_that_of_the_installed_plugin(versions: dict[str, str], runtime:
     assert f'compile_time_toolkit_version: "{toolkit}"' in text
 
 
-def test_another_cuda_is_another_target_and_shares_no_cache(toy_job: Any) -> None:
-    twelve, thirteen = (load_target("h100-sxm", toolkit=toolkit_of({f"jax-cuda{n}-plugin": "1"})) for n in (12, 13))
-    assert twelve.digest != thirteen.digest
-    jobs = [dataclasses.replace(toy_job(), target=t) for t in (twelve, thirteen)]
-    assert jobs[0].digest != jobs[1].digest
-
-
 H100 = GpuFacts(
     name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), lanes=16896, memory_bytes=84942979072,
     memory_bytes_per_s=3352320000000.0, clock_ghz=1.98, nvlinks=18, cuda="12.4.0",
@@ -154,11 +147,6 @@ def test_nodes_that_do_not_fill_domains_are_refused() -> None:
 def test_odd_topologies_are_refused(text: str) -> None:
     with pytest.raises(StudyFileError, match="8x8"):
         parse_topology(text)
-
-
-def test_unknown_target_names_close_ones() -> None:
-    with pytest.raises(StudyFileError, match="h100-sxm"):
-        load_target("h100sxm")
 
 
 def test_a_target_file_of_the_user_has_the_form_of_the_packaged_ones(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from autotune.model.flags import parse_tokens
 from autotune.results import render_atlas
 from autotune.results.atlas_views import pack
 from autotune.results.pages import render
-from autotune.settings import Atlas, AtlasRow, load_catalog, load_recipes
+from autotune.settings import Atlas, AtlasRow, load_catalog
 from autotune.settings.check import find_settings
 from autotune.settings.known import is_default
 from tests.atlas_tables import big, row, small
@@ -125,21 +125,6 @@ def test_what_changed_between_two_releases() -> None:
     mine = "compareReleases(model, '0.10.2', '0.12.0.1', new Map(given)).map((k) => k.entry.name)"
     assert ask(mine, [[SCHEDULE, ["true"]], [COMBINE, ["5"]]]) == [SCHEDULE]
     assert ask("compareReleases(model, '0.10.2', '0.10.2')") == []
-
-
-def test_sets_with_one_program_know_of_each_other() -> None:
-    one, other, dead = list(load_recipes())[:3]
-    same = "equals(model, cell('0.10.2', given), rowAt(model.byName.get('%s').values[0], cell('0.10.2', given)), '')"
-    assert ask(same % SCHEDULE, PLACE) == [
-        f"{COMBINE}=1073741824",
-        f"{SCHEDULE}=true",
-        f"recipe {one}",
-        f"recipe {other}",
-    ]
-    assert ask(same % COMBINE, "moe@8xh200") == ["the default", f"{COMBINE}=1073741824"]
-    letters = ask("[...letters(model, cell('0.12.0.1', given)).found]", PLACE)
-    assert letters == [[one, "A"], [other, "A"], [dead, "="]]
-    assert ask("given.map(label)", [0, 25, 26, 27, 701, 702]) == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
 
 
 def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:

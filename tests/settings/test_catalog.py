@@ -13,7 +13,6 @@ from autotune.settings.catalog import (
     Stage,
     Tier,
     load_catalog,
-    load_symptoms,
     older,
     read_entries,
 )
@@ -159,16 +158,3 @@ def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path,
     (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
     with pytest.raises(SettingError, match=said):
         read_entries(tmp_path / "mine.toml", Setting)
-
-
-def test_symptoms_name_groups_that_can_be_searched() -> None:
-    catalog = load_catalog()
-    for symptom in load_symptoms().values():
-        assert {*symptom.groups} <= {*catalog.groups}, symptom.name
-
-
-def test_a_default_holds_from_its_version_on() -> None:
-    setting = dataclasses.replace(
-        load_catalog()["xla_gpu_autotune_level"], defaults={"0.10.2": "1", "0.12.0.1": "2"}, since="0.10.2"
-    )
-    assert [setting.default_in(v) for v in ("0.9.0", "0.10.2", "0.11.2", "0.12.1")] == [None, "1", "1", "2"]

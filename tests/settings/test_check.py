@@ -175,18 +175,6 @@ def test_a_text_is_judged_as_the_real_parser_reads_it(
     assert would_start(checks) == parser.ask(text).starts
 
 
-def test_advice_names_what_to_write(known: KnownSettings) -> None:
-    def advice(text: str) -> str:
-        return check_xla_flags(text, known)[0].advice
-
-    assert advice("--xla_gpu_enable_triton_gemm-false") == "write --xla_gpu_enable_triton_gemm=false"
-    assert advice("–xla_gpu_autotune_level=3") == "write --xla_gpu_autotune_level=3"  # noqa: RUF001
-    (wrong,) = check_xla_flags("--xla_gpu_command_buffer_scheduling_mode=fast", known)
-    assert "LHS" in wrong.reason
-    (typo,) = check_xla_flags("--xla_gpu_autotun_level=3", known)
-    assert "xla_gpu_autotune_level" in typo.reason
-
-
 SCRIPT = """#!/bin/bash
 export NCCL_LL_BUFFSIZE=-2
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.9

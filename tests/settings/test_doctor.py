@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine import Runner, run_program
+from autotune.machine import Runner
 from autotune.settings.check import SettingVerdict, find_steering
-from autotune.settings.doctor import diagnose, find_places, find_versions, format_diagnosis, gpu_findings
+from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings
-from autotune.settings.probe import ProbeReport
 
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
@@ -66,12 +65,6 @@ def test_variables_that_steer_are_judged_and_others_are_not_shown(known: KnownSe
         ("NCCL_LL_BUFFSIZE", SettingVerdict.NO_EFFECT),
         ("NCCL_TYPO", SettingVerdict.UNKNOWN),
     ]
-
-
-def test_versions_are_those_of_the_interpreter(report: ProbeReport) -> None:
-    versions = find_versions(sys.executable, run_program)
-    assert versions["jaxlib"] == report.jaxlib
-    assert versions["Python"] == report.python
 
 
 def test_each_missing_thing_comes_with_the_command_that_mends_it(known: KnownSettings, tmp_path: Path) -> None:

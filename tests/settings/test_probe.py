@@ -9,7 +9,6 @@ import pytest
 
 import autotune.settings.probe
 from autotune.model.errors import LaunchError
-from autotune.settings.known import canonical_value
 from autotune.settings.probe import (
     FlagInfo,
     ParserProcess,
@@ -17,7 +16,6 @@ from autotune.settings.probe import (
     _common_prefix,
     parse_text_proto,
     probe_build,
-    quiet_environment,
     read_debug_options,
 )
 
@@ -61,12 +59,6 @@ def test_values_are_spelled_as_the_parser_takes_them(report: ProbeReport) -> Non
     assert mode.values == ("private", "symmetric", "peer")
     assert (mode.default, mode.allows_empty) == ("private", False)
     assert not report.flags["xla_gpu_disable_async_collectives"].edits
-
-
-def test_an_alias_names_the_option_that_it_sets(report: ProbeReport) -> None:
-    alias = report.flags["xla_gpu_enable_libnvjitlink"]
-    assert (alias.sets, alias.type, alias.in_compiler_options) == (("xla_gpu_libnvjitlink_mode",), "bool", False)
-    assert report.flags["xla_cpu_collective_call_warn_stuck_timeout_seconds"].type == "int32"
 
 
 def test_a_build_is_asked_once(
@@ -134,14 +126,6 @@ def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> N
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
 
 
-def test_nothing_of_the_callers_environment_steers_the_answers() -> None:
-    asked = {"XLA_FLAGS": "--xla_gpu_x", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cuda", "HOME": "/h"}
-    quiet = quiet_environment(asked)
-    assert quiet["HOME"] == "/h"
-    assert quiet["JAX_PLATFORMS"] == "cpu"
-    assert not {"XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL"} & set(quiet)
-
-
 def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
     text = """goo.gle/debugproto
 number: 3
@@ -187,21 +171,6 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
         ),
         frozenset({"xla_gone"}),
     )
-
-
-def test_a_library_without_the_descriptor_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "library.so").write_bytes(b"\x7fELF nothing here")
-    with pytest.raises(LaunchError, match="descriptor"):
-        read_debug_options(tmp_path / "library.so")
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "canonical"),
-    [("1", "bool", "true"), ("FALSE", "bool", "false"), ("+MODE_B,-a", "enum", "+b,-a"), ("x", "string", "x")],
-)
-def test_spellings_of_one_value_become_one(value: str, kind: str, canonical: str) -> None:
-    spellings = {"a": "a", "b": "b", "mode_b": "b"} if kind == "enum" else {}
-    assert canonical_value(value, kind, spellings) == canonical
 
 
 def test_the_prefix_of_an_enumeration_s_values_ends_where_they_differ() -> None:

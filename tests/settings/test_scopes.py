@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import StudyFileError
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
@@ -103,11 +102,6 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
     assert {DECOMPOSER, EINSUM, COMBINE, IN_LOOPS, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"} <= names(space)
     # Nor is "one device" believed of a program that only told of its own process.
     assert names(build(told=1)) == names(space)
-
-
-def test_a_mesh_of_an_entry_is_no_proof_that_its_program_has_no_permute_loop_or_einsum(build: Build) -> None:
-    assert {DECOMPOSER, EINSUM, IN_LOOPS, PIPELINED} <= names(build(ENTRY, told=8))
-    assert "NCCL_P2P_NET_CHUNKSIZE" not in names(build(ENTRY, told=8))  # but where it runs is certain
 
 
 @pytest.mark.parametrize(

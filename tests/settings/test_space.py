@@ -171,14 +171,6 @@ def test_a_point_is_found_again_from_its_set(build: Build, workload: dict[str, A
         assert space.suggest(lambda p, found=found: found[p.name]) == point  # type: ignore[misc]
 
 
-def test_a_set_outside_is_not_located(build: Build) -> None:
-    space = build(groups=["command_buffer"])
-    outside = FlagSet({"xla_gpu_autotune_level": 3})
-    assert space.locate(outside) is None
-    inactive = FlagSet({"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": "20"})
-    assert space.locate(inactive) is None
-
-
 def test_other_spellings_of_a_value_are_the_same_point(build: Build) -> None:
     space = build(settings={"xla_gpu_all_gather_mode": ["private", "symmetric"]}, **FSDP)
     assert space.locate(FlagSet({"xla_gpu_all_gather_mode": "PRIVATE"})) == {"xla_gpu_all_gather_mode": "private"}
@@ -253,11 +245,3 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
 
 
 PGLE = ("jax_enable_pgle", "jax_pgle_profiling_runs")
-
-
-def test_what_does_nothing_to_a_step_compiled_ahead_of_time_is_not_searched(build: Build) -> None:
-    asked = {"jax_pgle_aggregation_percentile": ["50", "90"]}
-    space = build(groups=("pgle",), settings=asked, **FSDP)
-    assert names(space) == set(asked)  # what a person names is tried, and told what is known of it
-    for said in (*(space.left_out[name] for name in PGLE if name not in asked), *(space.notes[n] for n in asked)):
-        assert "a stage of its own, see [pgle]" in said
