@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.model.errors import StudyFileError
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
