@@ -40,20 +40,21 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child import recognise
-    from autotune.model import AutotuneError, ReadSpec, close_matches, load_study, parse_duration
+    from autotune.model import AutotuneError, FlagSet, ReadSpec, close_matches, load_study, parse_duration
     from autotune.study import read_command, read_log, show_reading
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
     rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if tokens_per_step is not None and rules:
-        rules["tokens_per_step"] = tokens_per_step
     if study is not None:
         spec = load_study(study)
         if spec.workload.read is None:
             raise AutotuneError(f"the study must say how steps are read but {study} has no [workload.read]")
         rules = {**spec.workload.read.rules(), **rules}
+        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
     if rules:
         ReadSpec.refuse_bad(rules)
+    if rules and tokens_per_step is not None:
+        rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
     if len(what) > 1 and path.is_file() and not os.access(path, os.X_OK):
         raise AutotuneError(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from autotune.child import pack
-from autotune.model.measurement import Record
-from autotune.model.names import ARTEFACT_SETTINGS, KERNELS, PROFILE, is_artefact
+from autotune.model.flags import ARTEFACT_SETTINGS, KERNELS, PROFILE, is_artefact
+from autotune.model.numbers import Record
 
 if TYPE_CHECKING:
     from autotune.model.flags import FlagSet

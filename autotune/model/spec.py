@@ -14,25 +14,71 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.explain import explain
 from autotune.model.expressions import Expression
-from autotune.model.flags import FlagSet
-from autotune.model.limits import LimitsSpec
+from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.names import OPTION
-from autotune.model.network import NetworkSpec
-from autotune.model.options import PROCESS_COUNT, option_sets, options_in
+from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.redaction import redact_data
 from autotune.model.replay import ReplaySpec
-from autotune.model.rules import broken_rule, check_rules, combinations
-from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
+from autotune.model.sections import (
+    ConfirmSpec,
+    DeviceSpec,
+    LimitsSpec,
+    MeasureSpec,
+    ScreenSpec,
+    SearchSpec,
+    Section,
+    WorkloadSpec,
+)
 from autotune.model.turn_sizes import TurnSizes
+
+
+def explain(error: Any, model: type[BaseModel]) -> str:
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal.
+
+    Args:
+        error: As `ValidationError.errors` lists it.
+        model: Of the whole file.
+    """
+    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
+    key = ".".join(str(p) for p in location)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(location[:-1], model)
+        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
+    if error["type"] == "missing":
+        return f"`{key}` must be given; see studies/quickstart.toml for an example"
+    got = error.get("input")
+    redacted = redact_data(got, str(location[-1]) if location else "")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not location:  # of the study as a whole; such a message names its keys itself
+        return str(message)
+    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
+
+
+def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
+    """Names of the keys that the section at a location may have."""
+    model: Any = whole
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *getattr(annotation, "__args__", ()))
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
+
+
+SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
+"""Fewest steps of a soak, where the program takes turns and where it runs by itself."""
 
 
 class Effort(StrEnum):
@@ -52,14 +98,12 @@ class StudySpec(Section):
         seed: Of proposals, data and order: the same seed proposes the same.
         workload: What runs.
         device: Where it runs.
-        network: What connects its machines.
         baseline: Settings of the reference, and so of every candidate: setting to value.
         search: What is searched, how long, and what is tried first.
         screen: What is compiled before anything is measured.
         measure: How a comparison is measured.
         confirm: How finalists prove themselves.
         limits: What a candidate must keep, whatever its speed.
-        pgle: Whether the winner is compiled again with what its instructions took.
         replay: A formula instead of a machine: for tests, and to try a search.
     """
 
@@ -68,14 +112,12 @@ class StudySpec(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
-    network: NetworkSpec = NetworkSpec()
     baseline: Settings = Field(default_factory=FlagSet)
     search: SearchSpec = SearchSpec()
     screen: ScreenSpec = ScreenSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     limits: LimitsSpec = LimitsSpec()
-    pgle: PgleSpec = PgleSpec()
     replay: ReplaySpec | None = None
 
     @field_validator("name")
@@ -108,8 +150,8 @@ class StudySpec(Section):
         workload, options = self.workload, self.search.options
         if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
             raise ValueError(
-                f"`search.options.{lost[0]}` must stand in an argument of `workload.command`, or in "
-                f"`workload.environment`, as {{{lost[0]}}} but does not"
+                f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as {{{lost[0]}}} but "
+                "does not"
             )
         for first in self.search.first:
             if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
@@ -224,10 +266,15 @@ class StudySpec(Section):
         return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
 
     @property
+    def soak_steps(self) -> int:
+        """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
+        return SOAK_STEPS if self.workload.takes_turns else SOAK_STEPS_OF_RUNS
+
+    @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        workload = self.workload.model_dump(exclude={"mesh", "uses", "python"})  # change nothing
-        return _digest({"workload": workload, "device": self.device.model_dump()})
+        workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
+        return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
 
     @property
     def identity(self) -> str:
@@ -236,10 +283,10 @@ class StudySpec(Section):
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
-        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "network", "confirm", "pgle"})
+        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
+        data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
-        data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
         return data
@@ -249,15 +296,8 @@ class StudySpec(Section):
         if effort is Effort.STANDARD:
             return self
         factor = 0.5 if effort is Effort.QUICK else 2.0
-        measure = self.measure.model_copy(
-            update={
-                "pairs_cap": max(12, round(self.measure.pairs_cap * factor)),
-                "sandwiches": max(2, round(self.measure.sandwiches * factor)),
-                "floor_processes": min(
-                    50, max(min(3, self.measure.floor_processes), round(self.measure.floor_processes * factor))
-                ),
-            },
-        )
+        pairs_cap = max(12, round(self.measure.pairs_cap * factor))
+        measure = self.measure.model_copy(update={"pairs_cap": pairs_cap})
         confirm = self.confirm.model_copy(
             update={
                 "finalists": max(1, min(20, round(self.confirm.finalists * factor))),

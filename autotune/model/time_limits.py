@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autotune.model.measurement import Record
+from autotune.model.numbers import Record
 from autotune.model.sections import MeasureSpec
 
 START_FACTOR, LEAST_START_S = 4.0, 120.0

@@ -19,6 +19,15 @@ from autotune.stats import STARTS
 
 LONGEST_BLOCK_STEPS = 10_000
 
+BLOCK_STEPS = 3
+"""Fewest counted steps of a block."""
+
+WARMUP_STEPS = 5
+"""Steps that are run before the first block and never used."""
+
+CHECK_STEPS = 5
+"""First steps whose loss and gradient norm are compared with the reference's."""
+
 AT_ONCE, IN_ORDER = STARTS, 2.0
 """Starts' worth of seconds that a pair of processes takes to start: both at once, or one after the other."""
 

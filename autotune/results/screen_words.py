@@ -16,8 +16,8 @@ MOST_CHANGES = 6
 
 _EFFECTS = {
     Effect.ACTIVE: "active",
-    Effect.NO_OP: "no-ops here, alone and with others",
-    Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
+    Effect.NO_OP: "no-ops",
+    Effect.MEASURE: "to be measured",
     Effect.FAILS: "do not compile",
 }
 

@@ -356,20 +356,6 @@ def load_symptoms() -> dict[str, Symptom]:
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
 
 
-def find_symptom(name: str) -> Symptom:
-    """The symptom of a name.
-
-    Raises:
-        SettingError: If there is none; close matches are named.
-    """
-    symptoms = load_symptoms()
-    if name not in symptoms:
-        raise SettingError(
-            f"a symptom must be one of {', '.join(symptoms)} but got {name!r}{close_matches(name, symptoms)}"
-        )
-    return symptoms[name]
-
-
 def search_symptoms(text: str) -> tuple[Symptom, ...]:
     """Symptoms that fit a free text, best first; none if no word of it is known."""
     asked = re.findall(r"[a-z0-9]+", text.lower())

@@ -1,8 +1,8 @@
 """The search space: typed, conditional parameters, and how a study, a build and a program give them.
 
-Groups, settings and symptoms all name settings; the catalogue gives them values and conditions. Every setting that is
-not searched is listed with its reason, and left out only for what is surely not in the program: counts of devices and
-nodes, and what the study declares (`workload.uses`, `workload.mesh`). Who declares nothing may have anything.
+Groups and settings name settings; the catalogue gives them values and conditions. Every setting that is not searched
+is listed with its reason, and left out only for what is surely not in the program: counts of devices and nodes, and how
+the study says that the program splits its work (`workload.mesh`). A program of which nothing is said may have anything.
 
 A value that equals the default of the build is rendered as absence, so that equal sets have equal hashes. A parameter
 that cannot act, given the choices made before it, is not asked for.
@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autotune.model import (
     FlagSet,
@@ -28,7 +27,7 @@ from autotune.model import (
     option_text,
     render_value,
 )
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, find_symptom, older
+from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
 DEFAULT = "(default)"
@@ -251,7 +250,7 @@ def build_space(
         SettingError: If a name or value is not legal; close matches are named.
     """
     search = spec.search
-    asked = [*search.groups, *(g for s in search.symptoms for g in find_symptom(s).groups)]
+    asked = list(search.groups)
     if not (asked or search.settings or search.options):
         asked = list(DEFAULT_GROUPS[spec.device.platform])
     legal = known.catalog.groups
@@ -268,7 +267,7 @@ def build_space(
         builder.add_from_catalog(setting, numerics=setting.group in search.groups)
     for parameter in option_parameters(spec):
         builder.found[parameter.name] = parameter
-    return builder.space(own_conditions(spec, builder.named))
+    return builder.space()
 
 
 def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None) -> SearchSpace:
@@ -279,7 +278,7 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
     builder = _Builder(spec, known, reference, 1)
     for entry in known.catalog.values():
         builder.add_to_compile(entry)
-    return builder.space({}, is_dropping=False)
+    return builder.space(is_dropping=False)
 
 
 class _Builder:
@@ -408,20 +407,14 @@ class _Builder:
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
-    @property
-    def named(self) -> set[str]:
-        """Every name that was looked at, whether it is searched or left out."""
-        return {*self.found, *self._left_out}
-
-    def space(self, own: Conditions, *, is_dropping: bool = True) -> SearchSpace:
+    def space(self, *, is_dropping: bool = True) -> SearchSpace:
         """Builds the space: conditions, no parameter that can never act, each after those it depends on.
 
         Args:
-            own: What the study says besides the catalogue.
             is_dropping: Whether what can never act goes; else it stays, as if it could always.
         """
         while True:
-            conditions = {name: self._conditions(name, own.get(name, {})) for name in self.found}
+            conditions = {name: self._conditions(name) for name in self.found}
             never = {name: c for name, c in conditions.items() if isinstance(c, str)}
             if not never:
                 break
@@ -448,12 +441,12 @@ class _Builder:
             tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered}
         )
 
-    def _conditions(self, name: str, own: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
+    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts; or the reason why it never does."""
         entry = self._known[name].entry
-        rules = [(other, values, True) for other, values in own.items()]
+        rules = []
         if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
-            rules += [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
+            rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
             parameter = self.found.get(other, _blank(self._known[other]))
@@ -540,9 +533,6 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     return (DEFAULT if named is None else named, *others)
 
 
-Conditions = Mapping[str, Mapping[str, tuple[str, ...]]]
-
-
 def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
     """One parameter for each option that the study searches; its default is the reference's value."""
     reference = spec.reference_options
@@ -552,68 +542,21 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
         yield Parameter(name=option_setting(name), choices=choices, default=own)
 
 
-def own_conditions(spec: StudySpec, known: Collection[str]) -> Conditions:
-    """The conditions of `search.when`: parameter to other parameters with the values under which it acts.
-
-    Args:
-        known: Names that `search.when` may use besides the study's options.
-
-    Raises:
-        SettingError: If a name is neither, or parameters wait for each other.
-    """
-    options = spec.search.options
-
-    def full(name: str) -> str:
-        if name in options:
-            return option_setting(name)
-        if name not in known:
-            raise SettingError(
-                f"`search.when` must name options or settings that are searched but got {name!r}"
-                f"{close_matches(name, [*options, *known])}"
-            )
-        return name
-
-    def text(name: str, value: Any) -> str:
-        return option_text(value) if name in options else render_value(value)
-
-    found = {
-        full(name): {full(other): tuple(text(other, v) for v in values) for other, values in rules.items()}
-        for name, rules in spec.search.when.items()
-    }
-    for name in found:
-        _refuse_circle(name, found, ())
-    return found
-
-
-def _refuse_circle(name: str, conditions: Conditions, above: tuple[str, ...]) -> None:
-    if name in above:
-        raise SettingError(
-            f"`search.when` must not go round in a circle but does: {' -> '.join([*above[above.index(name) :], name])}"
-        )
-    for other in conditions.get(name, {}):
-        _refuse_circle(other, conditions, (*above, name))
-
-
 _SEVERAL = frozenset({Scope.MULTI_DEVICE})
 
 GIVES: Mapping[str, frozenset[Scope]] = {
-    "loops": frozenset({Scope.LOOP}),
-    "several-devices": _SEVERAL,
-    "several-nodes": _SEVERAL | {Scope.MULTI_NODE},
-    "collective-permute": _SEVERAL | {Scope.COLLECTIVE_PERMUTE},
     "data": _SEVERAL,
     "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
     "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
     "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
-    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
+    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
 }
-"""Each word of `workload.uses`, axes of `workload.mesh` among them, to what a program has under it."""
+"""Each axis of `workload.mesh` to what a program has under it."""
 
 _MISSING = {
     Scope.MULTI_DEVICE: "acts on several devices, the study has one",
     Scope.MULTI_NODE: "acts across nodes, the study has one",
-    Scope.LOOP: "acts on loops, `workload.uses` tells of none",
     Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
     Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
 }
@@ -629,15 +572,13 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     """
     workload, nodes = spec.workload, spec.device.node_count
     mesh, count = workload.mesh, _device_count(spec, reference)
-    words = {*(workload.uses or ()), *(axis for axis, size in (mesh or {}).items() if size > 1)}
-    has = {Scope.SINGLE_DEVICE, *(scope for word in words for scope in GIVES[word])}
+    axes = [axis for axis, size in (mesh or {}).items() if size > 1]
+    has = {Scope.SINGLE_DEVICE, *(scope for axis in axes for scope in GIVES[axis])}
     if max(count or 1, nodes, math.prod((mesh or {}).values())) > 1:
         has.add(Scope.MULTI_DEVICE)
     if nodes > 1:
         has.add(Scope.MULTI_NODE)
     lacks: set[Scope] = set()
-    if workload.uses is not None:
-        lacks |= set(Scope)
     if mesh is not None:
         lacks |= {Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL}
     if count == 1:

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import workloads_root
-from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
+from autotune.model import (
+    SOAK_STEPS_OF_RUNS,
+    WARMUP_STEPS,
+    StudyFileError,
+    StudySpec,
+    close_matches,
+    format_seconds,
+    parse_study,
+    redact_command,
+)  # fmt: skip
 from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.reading import WARMUP_STEPS
 from autotune.study.understanding import LEAST_STEPS, Understood, is_named
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -22,15 +30,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "one GPU": ("gemm", "fusion", "command_buffer", "scheduling", "loops"),
     "several GPUs": (
         "combining", "pipelining", "scheduling", "async", "collective_kernels", "command_buffer", "loops",
+        "optimization_level",
     ),
 }  # fmt: skip
 """Groups of the catalogue that are searched, by what there is; the example studies have the same."""
-
-SYMPTOMS: Mapping[str, tuple[str, ...]] = {
-    "cpu": (),
-    "one GPU": ("slow_matmul", "launch_overhead"),
-    "several GPUs": ("overlap",),
-}
 
 WHY: Mapping[str, str] = {
     "cpu": "all settings of XLA's CPU compiler that are known to change a program",
@@ -95,37 +98,36 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
     Raises:
         StudyFileError: If no study can be of it.
     """
-    steps, soak_s, soak_steps = _sizes(found)
+    steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = SANDWICHES * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
-    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.line_s)
+    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
     kind = kind_of_devices(found.asked.platform, found.device_count)
     read = {k: v for k, v in found.rules.items() if v is not None}
     workload: dict[str, Any] = {"command": list(found.asked.command)}
     if is_named(found):
         workload["python"] = found.python
-    symptoms = dict.fromkeys((*SYMPTOMS[kind], *(found.symptoms if kind != "cpu" else ())))
     sections: list[tuple[str, str, dict[str, Any]]] = [
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
         ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", read),
         *_devices(found.asked.platform, found.device_count, found.device),
-        _search(kind, trials, budget_s, list(symptoms)),
+        _search(kind, trials, budget_s),
         (
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
             f"{format_seconds(found.start_s)}. Steps are counted by the lines that tell them.",
-            {"run_steps": steps, "sandwiches": SANDWICHES},
+            {"run_steps": steps},
         ),
         (
             "confirm",
             "A winner must prove itself in fresh processes, then run for a while by itself.",
-            {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s, "soak_steps": soak_steps},
+            {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s},
         ),
     ]
     text = study_text(
-        name, f"Settings for {_one_line(' '.join(strike_command(found.asked.command)))}", sections, said=said
+        name, f"Settings for {_one_line(' '.join(redact_command(found.asked.command)))}", sections, said=said
     )
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
@@ -156,7 +158,7 @@ def plan_entry(
     sections = [
         ("workload", f"What runs: {where}. Options go into `options = {{ ... }}`.", {"entry": entry}),
         *_devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
+        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
     ]
     return study_text(name, f"Settings for {entry}", sections, said=said)
 
@@ -175,9 +177,9 @@ def plan_hook(
     sections = [
         ("workload", what, {"command": list(command), "hook": True}),
         *_devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
+        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
     ]
-    return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
+    return study_text(name, f"Settings for {_one_line(' '.join(redact_command(command)))}", sections, said=said)
 
 
 def example_studies() -> dict[str, Path]:
@@ -220,16 +222,16 @@ def checked(text: str) -> StudySpec:
     return parse_study(tomllib.loads(text), source="the study that was drawn up")
 
 
-def _sizes(found: Understood) -> tuple[int, float, int]:
-    """Counted steps of a run, seconds and fewest steps of the soak: no more than the program makes, if it ended."""
+def _sizes(found: Understood) -> tuple[int, float]:
+    """Counted steps of a run and seconds of the soak: no more than the program makes, if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
-    soak_s, soak_steps = SOAK_S, min(200, max(2 * LEAST_STEPS, int(SOAK_S / found.line_s)))
+    soak_s = SOAK_S
     if found.ended:
         left = found.steps - WARMUP_STEPS - 1
-        steps, soak_steps = min(steps, left), min(soak_steps, left)
+        steps = min(steps, left)
         soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.line_s) / 10)
-    return steps, soak_s, soak_steps
+    return steps, soak_s
 
 
 def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
@@ -245,14 +247,14 @@ def _devices(platform: str, count: int, device: str) -> list[tuple[str, str, dic
     return [("device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count})]
 
 
-def _search(kind: str, trials: int, budget_s: float, symptoms: list[str]) -> tuple[str, str, dict[str, Any]]:
+def _search(kind: str, trials: int, budget_s: float) -> tuple[str, str, dict[str, Any]]:
     remark = (
         f"{WHY[kind]}.\n# The time is for all of it; proofs are reserved first (docs/budgets.md). More to search: "
-        '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`), `symptoms = ["..."]` '
-        "(`autotune symptoms`); what comes of it: `autotune space FILE`."
+        '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`); '
+        "what comes of it: `autotune space FILE`."
     )
     keys: dict[str, Any] = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
-    return "search", remark[0].upper() + remark[1:], keys | ({"symptoms": symptoms} if symptoms else {})
+    return "search", remark[0].upper() + remark[1:], keys
 
 
 # ---------------------------------------------------------------------- TOML

@@ -27,7 +27,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     format_seconds,
-    strike_command,
+    redact_command,
 )
 from autotune.workers import FirstLook, look_at
 
@@ -131,7 +131,7 @@ def _seen(spec: StudySpec, study_dir: Path, note: Callable[[str], None] | None) 
             return kept
     if note is None:
         return None
-    command = shlex.join(strike_command(spec.under(FlagSet()).workload.command or ()))
+    command = shlex.join(redact_command(spec.under(FlagSet()).workload.command or ()))
     note(f"running the command once, to see under which interpreter it runs: {command}")
     look = _look(spec, study_dir, note)
     found = next((p for p in look.pythons if Path(p).exists()), None)
@@ -176,7 +176,7 @@ def _look(spec: StudySpec, study_dir: Path, note: Callable[[str], None]) -> Firs
 
     try:
         return look_at(
-            under.arguments("{folder}"), environment | under.variables, cwd=study_dir, limit_s=LOOK_LIMIT_S,
+            under.arguments("{folder}"), environment, cwd=study_dir, limit_s=LOOK_LIMIT_S,
             is_enough=is_enough,
         )  # fmt: skip
     except LaunchError as error:
@@ -192,7 +192,7 @@ def _kept_in(spec: StudySpec, study_dir: Path) -> Path:
             if (study_dir / word).is_file():
                 status = (study_dir / word).stat()
                 files.append((word, status.st_size, status.st_mtime_ns))
-    variables = {name: base.get(name) for name in STEERING} | under.variables
+    variables = {name: base.get(name) for name in STEERING}
     asked = [under.arguments("{folder}"), str(study_dir), spec.device.platform, variables, files]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return default_cache_dir(base) / f"interpreter-{digest}.json"

@@ -203,8 +203,10 @@ def _summary(
             f"what is printed is {by.agrees:.3g} times what passes between the lines: it does not wait for the device?"
         )
     if by is not None and by.needs_tokens and "tokens_per_step" not in rules:
-        found.append("tokens each second are read: say `tokens_per_step` (--tokens-per-step) to have steps of them")
+        found.append("tokens each second are read: say --tokens-per-step to have steps of them")
     more = {**rules, **({"terminal": True} if seen.terminal else {})}
+    if (tokens := more.pop("tokens_per_step", None)) is not None:
+        found += ["", "[workload]", f"tokens_per_step = {tokens}"]
     return [*found, "", "[workload.read]", *(f"{key} = {_toml(value)}" for key, value in more.items())]
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.child import StepReader, plain
-
-WARMUP_STEPS = 5
-"""Steps that a study leaves out, as `measure.warmup_steps` has them."""
+from autotune.model import WARMUP_STEPS
 
 _BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
 """A bar as long as a terminal, or what is left of it: a person who is shown a line wants what is beside it."""

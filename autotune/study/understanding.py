@@ -11,9 +11,17 @@ from typing import Any
 
 from autotune.child import Follow, Recognised, StepReader, last_exception, recognise
 from autotune.machine import caller_environment, child_environment, processor_name, visible_gpus
-from autotune.model import FlagSet, LaunchError, StudyFileError, format_seconds, parse_tokens, strike_command
+from autotune.model import (
+    WARMUP_STEPS,
+    FlagSet,
+    LaunchError,
+    StudyFileError,
+    format_seconds,
+    parse_tokens,
+    redact_command,
+)
 from autotune.study.interpreter import direct_python
-from autotune.study.reading import WARMUP_STEPS, Reading, read_steps
+from autotune.study.reading import Reading, read_steps
 from autotune.workers import FirstLook, look_at
 
 LEAST_STEPS = 10
@@ -68,7 +76,6 @@ class Understood:
         device_count: How many of them.
         python: Interpreter that loaded jaxlib; None if none was seen to.
         jaxlib: Version of that, None if that is not told.
-        symptoms: What its output tells of where time goes: names of `autotune symptoms`.
     """
 
     asked: Asked
@@ -85,7 +92,6 @@ class Understood:
     device_count: int
     python: str | None
     jaxlib: str | None
-    symptoms: tuple[str, ...] = ()
 
 
 def understand(asked: Asked, *, tell: Callable[[str], None]) -> Understood:
@@ -189,7 +195,7 @@ def _understood(
     best: Recognised | None,
     count: int,
 ) -> Understood:
-    program = shlex.join(strike_command(asked.command))
+    program = shlex.join(redact_command(asked.command))
     if look.status:
         raise LaunchError(_why_failed(program, look))
     if found is None or len(found[1].took_s) <= WARMUP_STEPS:
@@ -214,7 +220,6 @@ def _understood(
         start_s=reading.at_s[min(WARMUP_STEPS, steps - 1)], steps=steps, ended=look.status is not None,
         device=device_words(asked.platform), device_count=count, python=python,
         jaxlib=look.pythons[python] if python else None,
-        symptoms=told_symptoms(line for _, line in look.lines),
     )  # fmt: skip
 
 
@@ -242,12 +247,6 @@ def default_platform() -> str:
     if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return "cpu"
     return "cuda" if visible_gpus(environment) else "cpu"
-
-
-def told_symptoms(lines: Any) -> tuple[str, ...]:
-    """Symptoms that a program's own output names; see `autotune symptoms`."""
-    text = "\n".join(lines)
-    return ("out_of_memory",) if "RESOURCE_EXHAUSTED" in text or "Allocator ran out of memory" in text else ()
 
 
 def is_named(understood: Understood) -> bool:

@@ -17,7 +17,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.first_look import main; sys.exit(main())"
 )
-_LOG_BYTES = 4_000_000
 _ASK_EVERY_S = 0.5
 _END_S = 15.0
 
@@ -86,7 +85,7 @@ def _look(
 ) -> FirstLook:
     arguments = [filled(part, {"folder": str(folder)}) for part in command]
     reader = [driver_python(), "-I", "-S", "-c", _PROGRAM, str(_ROOT)]
-    process = GuardedProcess(reader, environment, folder / "look.log", _LOG_BYTES, cwd=str(cwd))
+    process = GuardedProcess(reader, environment, folder / "look.log", cwd=str(cwd))
     found, began = FirstLook(), time.monotonic()
     asked = began
     try:

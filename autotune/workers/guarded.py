@@ -13,6 +13,8 @@ from autotune.machine import ChildProcess, driver_python
 from autotune.model import Failure, FailureKind
 from autotune.workers.base import WorkerFailed
 
+LOG_BYTES = 4_000_000
+
 
 class GuardedProcess(ChildProcess):
     """One process behind its guard; every message has a ``type``, and the last one of all is of type ``exit``.
@@ -21,7 +23,7 @@ class GuardedProcess(ChildProcess):
         command: What the guard runs.
         env: Its whole environment.
         log: Where its output goes.
-        log_bytes: How much of the output is kept.
+        log_bytes: How much of the output is kept: half from its start, half from its end.
         cwd: Folder to run in; default: the driver's.
         through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
             the command's goes to the guard as its first message.
@@ -38,7 +40,7 @@ class GuardedProcess(ChildProcess):
         command: list[str],
         env: Mapping[str, str],
         log: Path,
-        log_bytes: int,
+        log_bytes: int = LOG_BYTES,
         cwd: str | None = None,
         through: Sequence[str] = (),
     ) -> None:

@@ -73,7 +73,7 @@ def named(row: Row, first: dict[tuple[object, ...], str]) -> Row:
 def recipes_study(study: Path, folder: Path) -> Path:
     """A study of the same workload that searches next to nothing: recipes are compiled, and little besides."""
     data = tomllib.loads(study.read_text(encoding="utf-8"))
-    data["search"] = {"trials": 1, "use_environment": False, "settings": {"xla_gpu_autotune_level": [4]}}
+    data["search"] = {"trials": 1, "settings": {"xla_gpu_autotune_level": [4]}}
     sections = ("workload", "device", "search")
     tables = "".join(f"{name} = {as_toml(data[name])}\n" for name in sections)
     path = folder / "recipes.toml"

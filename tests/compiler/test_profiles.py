@@ -11,8 +11,7 @@ import pytest
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult, Op, OpKind
 from autotune.model.artefacts import Artefact
-from autotune.model.flags import FlagSet
-from autotune.model.names import KERNELS, PROFILE
+from autotune.model.flags import KERNELS, PROFILE, FlagSet
 from autotune.rundir.artefacts import in_force, place_artefacts
 from autotune.study.profiling import NO_GRAPHS
 

@@ -13,6 +13,7 @@ from autotune.settings.catalog import (
     Stage,
     Tier,
     load_catalog,
+    load_symptoms,
     older,
     read_entries,
 )
@@ -158,3 +159,9 @@ def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path,
     (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
     with pytest.raises(SettingError, match=said):
         read_entries(tmp_path / "mine.toml", Setting)
+
+
+def test_symptoms_name_groups_that_can_be_searched() -> None:
+    catalog = load_catalog()
+    for symptom in load_symptoms().values():
+        assert {*symptom.groups} <= {*catalog.groups}, symptom.name

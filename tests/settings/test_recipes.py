@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import (
-    find_recipe,
-    load_recipes,
-    search_symptoms,
-)
+from autotune.settings.catalog import find_recipe, load_recipes, search_symptoms
 from autotune.settings.check import SettingVerdict, check_settings, for_build, would_start
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport

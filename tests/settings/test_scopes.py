@@ -108,11 +108,6 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
 @pytest.mark.parametrize(
     ("declared", "searched", "left_out"),
     [
-        ({"uses": ["data"]}, {COMBINE}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"}),
-        ({"uses": ["data", "loops"]}, {COMBINE, IN_LOOPS}, {DECOMPOSER, EINSUM}),
-        ({"uses": ["context"]}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS}, {"NCCL_P2P_NET_CHUNKSIZE"}),
-        ({"uses": ["several-nodes"]}, {"NCCL_P2P_NET_CHUNKSIZE", COMBINE}, {DECOMPOSER, IN_LOOPS}),
-        ({"uses": []}, {SLOP}, {COMBINE, IN_LOOPS, "NCCL_PROTO"}),
         (
             {"mesh": {"pipeline": 4, "data": 2}},
             {DECOMPOSER, PIPELINED, COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"},
@@ -124,7 +119,6 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
             {SLOP, IN_LOOPS},
             {COMBINE, DECOMPOSER, EINSUM, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"},
         ),
-        ({"mesh": {"data": 8}, "uses": ["collective-permute"]}, {DECOMPOSER, COMBINE}, {EINSUM, IN_LOOPS}),
     ],
 )
 def test_a_declaration_leaves_out_what_it_does_not_tell_of(
@@ -136,19 +130,19 @@ def test_a_declaration_leaves_out_what_it_does_not_tell_of(
 
 
 def test_what_a_searched_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
-    declared = {**COMMAND, "mesh": {"fsdp": 8}, "uses": ["fsdp"]}
+    declared = {**COMMAND, "mesh": {"fsdp": 8}}
     assert DECOMPOSER in build(declared, groups=["p2p"]).left_out
     assert {DECOMPOSER, PIPELINED} <= names(build(declared, groups=["p2p", "collective_matmul"]))
     assert DECOMPOSER in names(build(declared, groups=["p2p"], settings={EINSUM: [0, 100_000]}))
     # What can not act itself brings nothing.
-    data = {**COMMAND, "mesh": {"data": 8}, "uses": ["data"]}
+    data = {**COMMAND, "mesh": {"data": 8}}
     assert DECOMPOSER in build(data, groups=["p2p", "collective_matmul"]).left_out
 
 
 def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownSettings) -> None:
     data = {
         "name": "baseline",
-        "workload": {**COMMAND, "uses": ["fsdp"]},
+        "workload": {**COMMAND, "mesh": {"fsdp": 8}},
         "device": {"platform": "cuda"},
         "search": {"groups": ["p2p"]},
     }
@@ -162,8 +156,7 @@ def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownS
     [
         (COMBINE, [0, 1024], {"entry": "llama"}, {"count": 1}),
         ("NCCL_P2P_NET_CHUNKSIZE", [131072, 524288], {"entry": "llama"}, {"count": 8}),
-        (DECOMPOSER, [0, 1024], {**COMMAND, "uses": ["data"]}, {}),
-        (IN_LOOPS, [True, False], {**COMMAND, "uses": []}, {}),
+        (DECOMPOSER, [0, 1024], {**COMMAND, "mesh": {"data": 8}}, {}),
         ("xla_gpu_autotune_level", [1, 4], {"entry": "llama"}, {"platform": "cpu"}),
     ],
 )
@@ -179,8 +172,6 @@ def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"uses": ["loop"]}, "loops"),
-        ({"uses": ["pipelin"]}, "pipeline"),
         ({"mesh": {"model": 4}}, "of data, fsdp, tensor, pipeline, context, expert but got 'model'"),
         ({"mesh": {"tensr": 4}}, "tensor"),
         ({"mesh": {"tensor": 0}}, "greater than or equal to 1"),

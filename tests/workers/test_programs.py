@@ -182,7 +182,7 @@ def test_real_programs_of_a_command_are_told_apart(start: Start) -> None:
         ("later", "after its warm"),
     ],
 )
-def test_a_real_liar_is_no_twin(lie: str, said: str, start: Start) -> None:
+def test_a_real_liar_is_no_duplicate(lie: str, said: str, start: Start) -> None:
     worker = start(study(command("--lie", lie, program="programs_seen.py")), {})
     worker.run_block(10)
     assert worker.report.fingerprint.startswith("settings-")
