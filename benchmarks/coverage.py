@@ -12,10 +12,9 @@ import numpy.typing as npt
 from autotune.model import BLOCK_STEPS, StudySpec, parse_study
 from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.noise_models import NoiseModel
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.study import sequential
 from benchmarks.machines import Case
+from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20

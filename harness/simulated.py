@@ -6,12 +6,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
+from autotune.machine import NO_WATCH, EnergyMeter
 from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun
-from autotune.workers import Launcher, ReplayLauncher
+from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun, lanes
+from autotune.workers import Launcher
+from harness.simulated_machine import SimulatedLauncher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +42,11 @@ class GivenSetup:
         return self.read_at_run_time(settings)
 
     def launcher(self, store: Store) -> Launcher:
-        """The given one, or what replays the study's formula."""
+        """The given one, or the study's simulated machine."""
         if self.given_launcher is not None:
             return self.given_launcher
-        assert store.spec.replay is not None
-        make = UnloggedReplay if isinstance(store, MemoryStore) else ReplayLauncher
-        return make(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
+        make = UnloggedLauncher if isinstance(store, MemoryStore) else SimulatedLauncher
+        return make(store.spec)
 
 
 class _Silent(Callbacks):
@@ -56,8 +58,8 @@ def silent() -> Callbacks:
     return _Silent()  # type: ignore[abstract]  # its methods do nothing, as the protocol has them
 
 
-class UnloggedReplay(ReplayLauncher):
-    """A replay whose workers leave no log."""
+class UnloggedLauncher(SimulatedLauncher):
+    """A simulated machine whose workers leave no log."""
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Where it would be."""
@@ -113,6 +115,10 @@ def given_run(
 
     def here(run: StudyRun) -> Here:
         runner = Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+        runner.bench.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
+        runner.bench.gpus = NO_WATCH
+        if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
+            run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))
         equip(runner)
         return Here(runner)
 

@@ -142,8 +142,6 @@ def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powe
         is_shared: Several lanes are at work, perhaps on the cores of one processor, whose counter is of all.
         powercap: Where Linux has its RAPL counters.
     """
-    if spec.replay is not None:
-        return EnergyMeter(problem="a replayed study has no device that draws any")
     if spec.device.node_count > 1:
         return EnergyMeter(
             problem="counters are read by the driver, which sees those of its own machine only; use "

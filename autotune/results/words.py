@@ -281,8 +281,6 @@ def warning_lines(store: Store) -> list[str]:
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
-    if store.spec.replay is not None:
-        found.append("this study was replayed from a formula: it says nothing about any machine")
     found += kernel_lines(store.of(FloorResult), store.of(ConfirmRun))
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]

@@ -13,14 +13,12 @@ from autotune.stats.loss_check import (
 )  # fmt: skip
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
 from autotune.stats.alone import look_alone
-from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
 from autotune.stats.sizes import DEFAULT_PROOF_SIZE, LONG_PAIR_S, STARTS, moments, proof_size
 from autotune.stats.proof_design import (
     ALONE_PAIRS, CLAIM, HURDLE, allot, candidate_weights, gain_pairs, pairs_to_find, proof_pairs, smallest_gain,
     study_power,
 )  # fmt: skip
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, chance_to_prove, look
-from autotune.stats.simulate import Machine, Process
 from autotune.stats.total_time import (
     SOAK_LOOKS, Stalls, TotalTime, add_stalls, apart_total, compare_totals, find_stalls, growing_step, segments,
     slower_run, slower_total, stalled_total,

@@ -64,8 +64,7 @@ def cells_alike(table: Atlas, spec: StudySpec, device_count: int | None, jaxlib:
         device_count: Devices of the study; None if nobody knows.
         jaxlib: Its release; see `newest_not_after`; empty if it is made up.
     """
-    is_made_up = spec.replay is not None or not jaxlib
-    if spec.device.platform != "cuda" or is_made_up or not table.cells:
+    if spec.device.platform != "cuda" or not jaxlib or not table.cells:
         return []
     release = newest_not_after(jaxlib, table.jaxlibs)
     cells = [c for c in table.cells if c.jaxlib == release]

@@ -391,7 +391,7 @@ def typical_step_s(worker: Worker) -> float:
 
 def watch_of(spec: StudySpec) -> GpuWatch:
     """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    if spec.device.platform != "cuda" or spec.replay is not None:
+    if spec.device.platform != "cuda":
         return NO_WATCH
     count = spec.device.count
     return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))

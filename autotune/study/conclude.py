@@ -11,18 +11,11 @@ from autotune.model import (
     FinalistResult,
     Outcome,
     SoakRecord,
-    StudySpec,
     TrialResult,
     format_change,
     format_share,
 )
-from autotune.results import (
-    describe_soak,
-    format_estimate,
-    keep_in_run,
-    loss_addition,
-    time_of,
-)
+from autotune.results import describe_soak, format_estimate, keep_in_run, loss_addition, time_of
 from autotune.stats import Outlook, Verdict
 from autotune.study.proof import unsettled
 from autotune.study.run import StudyRun
@@ -46,7 +39,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """Outcome and sentence, and of a winner its set and figures."""
     spec, proven, reestimate = run.spec, run.proven, run.reestimate
-    where = _where(spec)
     soaks = run.store.of(SoakRecord)
     if proven is not None and proven.estimate is not None:
         ratio = reestimate.estimate or proven.estimate
@@ -60,7 +52,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             after += f"; that it is faster at all the proof says: {format_estimate(proven.corrected)}"
         return {
             "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "
+            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
             f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
@@ -71,12 +63,14 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     if not results:
         has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
         why = "the noise floor left no time for a trial; with a larger budget the same command goes on from here"
-        sentence = f"inconclusive: nothing was tried {where}: {why if has_budget else 'there was nothing to try'}"
+        sentence = (
+            f"inconclusive: nothing was tried on this machine: {why if has_budget else 'there was nothing to try'}"
+        )
         outcome = Outcome.INCONCLUSIVE
     elif all(r.failure is not None for r in results):
-        outcome, sentence = Outcome.NOTHING_RAN, f"no setting tried ran to a result {where}"
+        outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
-        outcome, sentence = _no_winner(run, results, where)
+        outcome, sentence = _no_winner(run, results)
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
@@ -87,11 +81,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     return {"outcome": outcome, "sentence": sentence}
 
 
-def _where(spec: StudySpec) -> str:
-    return "in this replay" if spec.replay is not None else "on this machine"
-
-
-def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
+def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
@@ -101,9 +91,9 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
         worth = [s for s in left_over if s not in dull]
         if not worth:
             return Outcome.INCONCLUSIVE, (
-                f"inconclusive: nothing is proven {where}, and what the budget left no time to prove does not look "
-                f"promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); with a "
-                "larger one the same command goes on from here"
+                f"inconclusive: nothing is proven on this machine, and what the budget left no time to prove does not "
+                f"look promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); "
+                "with a larger one the same command goes on from here"
             )
         more = f" and {len(worth) - 1} more" if len(worth) > 1 else ""
         return Outcome.INCONCLUSIVE, (
@@ -112,10 +102,10 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat the default {where}, but gains of step time up to "
-            f"{format_share(open_gain)} are not ruled out ({settings})"
+            f"inconclusive: no setting tried is proven to beat the default on this machine, but gains of step time up "
+            f"to {format_share(open_gain)} are not ruled out ({settings})"
         )
-    beats = f"no setting tried beats the default {where} by more than"
+    beats = "no setting tried beats the default on this machine by more than"
     if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"

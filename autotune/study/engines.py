@@ -22,6 +22,7 @@ from autotune.cluster import (
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
 from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
+from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
@@ -79,8 +80,7 @@ def choose_engine(
             )
         if len(groups) > 1:
             return lambda run: _on_devices(run, groups)
-        if spec.replay is None:
-            restrict_devices(spec.device.platform, groups[0])
+        restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
     if len(nodes) >= 2 * spec.device.node_count:
@@ -103,6 +103,7 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
         "study_dir": study_dir,
         "run": str(run) if run else None,
         "devices": devices,
+        "launcher": launcher_name(),
     }
 
 
@@ -141,7 +142,7 @@ def _refuse_for_dask(spec: StudySpec, named: Sequence[str]) -> None:
 def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
     """A lane on each worker of the cluster; nothing of the run directory is seen there."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
-    holds_gpus = run.spec.replay is None and run.spec.device.platform == "cuda"
+    holds_gpus = run.spec.device.platform == "cuda"
     engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
     run.view.note(f"lanes are {engine.words}")
     return engine

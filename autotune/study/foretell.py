@@ -102,8 +102,6 @@ def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple
         study_dir: Folder of the study file.
         is_sized: Whether values follow from a layer's size; if none do, the workload need not be built.
     """
-    if spec.replay is not None:
-        return Facts(device_count=spec.device.count or 1), "the study; a replayed workload tells nothing more"
     if spec.workload.entry is None:
         return None, "the study alone; its command tells more, if anything, when it runs"
     count = _device_count(spec)

@@ -7,16 +7,16 @@ Its logs go into the run directory where that is a disk that both see, and are s
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autotune.child import Channel
-from autotune.machine import LANE, Scratch, restrict_devices
+from autotune.machine import LANE, Scratch
 from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
-from autotune.study.preflight import make_launcher
 from autotune.study.runner import Runner
 from autotune.study.units import Assignment
 
@@ -87,9 +87,8 @@ def main() -> int:
         try:
             sees_run = told["run"] is not None
             spec = StudySpec.model_validate(told["study"])
-            if told["devices"] and spec.replay is None:
-                restrict_devices(spec.device.platform, told["devices"])
-            launcher = make_launcher(spec, told["study_dir"])
+            make_launcher = pkgutil.resolve_name(told["launcher"])
+            launcher = make_launcher(spec, told["study_dir"], told["devices"])
             runner = Runner(spec, folders, launcher, desk, is_shared=True)
         except AutotuneError as error:
             channel.receive()

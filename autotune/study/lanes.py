@@ -287,8 +287,7 @@ class Lanes:
         lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
         known = [f for f in self._store.of(FloorResult) if f.by == (name or None)]
         if known and (not name or known[-1].provenance.get("host") == lane.host):
-            if self._store.spec.replay is None:
-                refuse_upgraded(known[-1], measured_versions())
+            refuse_upgraded(known[-1], measured_versions())
             self._adopt(lane, known[-1])
         self._lanes[name] = lane
         if name:
@@ -344,7 +343,7 @@ class Lanes:
             return
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
-        if self._store.spec.replay is None and not self._store.of(FloorResult):  # a formula takes no time
+        if not self._store.of(FloorResult):
             floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)

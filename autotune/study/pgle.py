@@ -51,15 +51,13 @@ def profile_guide(run: StudyRun) -> None:
 def why_not(run: StudyRun) -> str | None:
     """Why nothing is profiled, empty where that goes without saying; None if it can be."""
     spec = run.spec
-    if spec.replay is not None and not spec.replay.profile:
-        return ""
     if PROFILE in spec.baseline.merge(run.candidates[0][2]):
         return "the study names a profile itself"
     if spec.workload.command is not None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""
     if spec.device.platform == "cpu":
         return ON_CPU
-    if spec.confirm.pgle == "auto" and spec.replay is None and (run.facts.device_count or 1) < 2:
+    if spec.confirm.pgle == "auto" and (run.facts.device_count or 1) < 2:
         return ONE_DEVICE
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.machine import caller_environment, steering_settings
+from autotune.machine import caller_environment, restrict_devices, steering_settings
 from autotune.model import (
     FlagSet,
     SettingError,
@@ -34,13 +34,7 @@ from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import Lessons, entries_for, lessons_of
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import (
-    CommandLauncher,
-    Launcher,
-    LocalLauncher,
-    ReplayLauncher,
-    SrunLauncher,
-)
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -133,19 +127,28 @@ def known_settings(spec: StudySpec, python: str) -> KnownSettings:
     return KnownSettings(probe_build(python, platform=spec.device.platform))
 
 
-def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
-    """The launcher that a study asks for.
+def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
+    """Makes the launcher that a study asks for; tests and benchmarks put a simulated machine in place of this function.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file.
+        devices: What this process and its workers may use of the machine; empty for what they may already.
 
     Raises:
-        LaunchError: If its trials span several nodes and there are none.
+        LaunchError: If its trials span several nodes and there are none, or the machine does not have those devices.
     """
-    if spec.replay is not None:
-        device = spec.device
-        return ReplayLauncher(spec.replay, seed=spec.seed, platform=device.platform, device_count=device.count or 1)
+    if devices:
+        restrict_devices(spec.device.platform, devices)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
         kind = SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
+
+
+def launcher_name() -> str:
+    """Names the function in force as `make_launcher`, by which a lane makes its launcher just as its driver does."""
+    return f"{make_launcher.__module__}:{make_launcher.__qualname__}"
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
@@ -155,8 +158,7 @@ def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
         StudyFileError: If there are any, by name.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
-    if spec.replay is None:  # a formula needs none
-        refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
+    refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
@@ -202,10 +204,8 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     def here(settings: FlagSet, whose: str) -> FlagSet:
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
 
-    found: list[tuple[str, FlagSet]] = []
-    if spec.replay is None:
-        own = steering_settings(caller_environment())
-        found.append(("your environment", here(own, "your environment")))
+    own = steering_settings(caller_environment())
+    found = [("your environment", here(own, "your environment"))]
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))

@@ -27,9 +27,10 @@ from autotune.results import Winner, describe_finalist, format_estimate, keep_in
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
+from autotune.study import preflight
 from autotune.study.gain import measure_again
 from autotune.study.library_priors import NO_LESSONS, Lessons
-from autotune.study.preflight import make_launcher, refuse_missing_secrets
+from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.proof import most_processes, prove
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -60,7 +61,7 @@ class NothingToSearch:
 
     def launcher(self, store: Store) -> Launcher:
         """The launcher that the study asks for."""
-        return make_launcher(store.spec, store.study_dir)
+        return preflight.make_launcher(store.spec, store.study_dir)
 
 
 def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:

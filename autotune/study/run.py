@@ -160,7 +160,7 @@ class StudyRun:
         devices are its own already, and may be numbered from 0 in two jobs at once.
         """
         spec = self.spec
-        if spec.replay is not None or "SLURM_JOB_ID" in caller_environment():
+        if "SLURM_JOB_ID" in caller_environment():
             return ()
         if self.make_engine is not None and not self.devices:
             return ()  # lanes are elsewhere, and who offers them reserves them

@@ -26,8 +26,8 @@ SURE_SD = 1e-4
 BEST, NEWEST = 25, 100
 """Trials that TPE is shown of a longer study: the best, and the newest of the rest.
 
-It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time
-(`benchmarks/rereading.py`), for trials that it weighs the less the older they are. A tenth of them counts as good.
+It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time,
+for trials that it weighs the less the older they are. A tenth of them counts as good.
 """
 
 

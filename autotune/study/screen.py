@@ -11,8 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import (
+    Future,
+    ThreadPoolExecutor,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +37,12 @@ from autotune.compiler import (
     domains,
     narrowed,
     open_screener,
+)  # fmt: skip
+from autotune.machine import (
+    caller_environment,
+    default_cache_dir,
+    spare_processors,
 )
-from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
     Callbacks,
@@ -45,7 +57,10 @@ from autotune.model import (
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.limits import (
+    compiled_over_limit,
+    does_not_fit,
+)
 
 R = TypeVar("R")
 
@@ -79,7 +94,7 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     if spec.workload.entry is None:
         return False, "not screened: a screen compiles an `entry`, this study runs a command" if asked is True else ""
     if asked == "auto":
-        if spec.device.platform != "cuda" or spec.replay is not None:
+        if spec.device.platform != "cuda":
             return False, ""
         if problem := compiler_problem(compiler_versions()):
             return False, f"not screened: {problem}"

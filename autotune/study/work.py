@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.model import (
-    Failure,
-    FailureKind,
-    FlagSet,
-    LaunchError,
-    StudySpec,
-    WorkerReport,
-    WorkPerStep,
-)
+from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec, WorkerReport, WorkPerStep
 from autotune.workers import WorkerFailed
 
 HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options'
@@ -69,7 +61,7 @@ def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
     Raises:
         LaunchError: If it is one.
     """
-    if spec.search.options and spec.replay is None and not reference.tokens_per_step:
+    if spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
             "where options are searched, what a step does must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"

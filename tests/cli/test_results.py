@@ -23,7 +23,8 @@ from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_export, render_winner
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
-from autotune.study import verify
+from autotune.study import preflight, verify
+from harness.simulated_machine import SimulatedLauncher, simulation_of
 from tests.console import autotune
 from tests.runs import make_winner
 
@@ -124,7 +125,9 @@ def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
     assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
 
 
-def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path) -> None:
+def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = simulation_of(finished.spec)
+    monkeypatch.setattr(preflight, "make_launcher", lambda spec, study_dir: SimulatedLauncher(spec, machine))
     result = call("recheck", finished.path, "--run-dir", tmp_path / "again", "--json")
     data = json.loads(result.stdout)
     assert data["outcome"] == "winner"

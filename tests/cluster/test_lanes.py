@@ -20,11 +20,11 @@ pytestmark = pytest.mark.cluster
 SLOW_NODE = """
 import os, sys
 if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.study.lane" in sys.orig_argv:
-    from autotune.workers.replay import ReplayLauncher
-    usual = ReplayLauncher.__init__
-    def slow(self, replay, **more):
-        usual(self, replay.model_copy(update={"step_s": 1.3 * replay.step_s}), **more)
-    ReplayLauncher.__init__ = slow
+    from harness.simulated_machine import SimulatedLauncher
+    usual = SimulatedLauncher.__init__
+    def slow(self, spec, simulation):
+        usual(self, spec, simulation.model_copy(update={"step_s": 1.3 * simulation.step_s}))
+    SimulatedLauncher.__init__ = slow
 """
 """A `sitecustomize` under which one node is slow, whatever it runs."""
 

@@ -24,8 +24,7 @@ from autotune.stats.estimates import (
     outlook_of,
 )
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
-from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, NoiseModel
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
+from harness.noise import EVEN_MODELS, NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 
 def estimate(ratio: float, low: float, high: float) -> Estimate:

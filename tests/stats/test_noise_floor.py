@@ -11,8 +11,7 @@ from autotune.model.numbers import Record
 from autotune.stats.estimates import REFERENCE, Estimate, SequentialPlan, decide, widen
 from autotune.stats.intervals import Floats
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
-from autotune.stats.noise_models import NOISE_MODELS, NoiseModel
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
+from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 PLAN = SequentialPlan(cap=40)
 PROCESSES, PAIRS = 4, 8

@@ -9,8 +9,6 @@ import pytest
 
 from autotune.stats.estimates import Verdict, confirm, judge
 from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.noise_models import NOISE_MODELS
-from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
 from autotune.stats.total_time import (
     Stalls,
     TotalTime,
@@ -24,6 +22,7 @@ from autotune.stats.total_time import (
     slower_total,
     stalled_total,
 )
+from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
 
 CASES = 1000
 LOOKS = 3

@@ -27,7 +27,7 @@ from autotune.model.spec import StudySpec
 from autotune.stats.estimates import Verdict
 from autotune.study import alone as sandwich
 from autotune.workers.base import WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
 ALONE = {"measure": {"mode": "sandwich"}}
@@ -35,17 +35,16 @@ EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 
 
-class Narrow(ReplayLauncher):
+class Narrow(SimulatedLauncher):
     """A device that holds one process: a second one finds no memory."""
 
     def __init__(self, spec: StudySpec, *, holds: Callable[[FlagSet], int] = lambda s: 1) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cuda")
+        super().__init__(spec)
         self._holds = holds
         self.living: list[OneOf] = []
         self.asked: list[FlagSet] = []
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> SimulatedWorker:
         self.asked.append(settings)
         if len(self.living) >= self._holds(settings):
             raise WorkerFailed(
@@ -59,7 +58,7 @@ class Narrow(ReplayLauncher):
         self.living.clear()
 
 
-class OneOf(ReplayWorker):
+class OneOf(SimulatedWorker):
     """A worker that leaves the device when it is closed."""
 
     last_loss: float | None = None
@@ -67,7 +66,7 @@ class OneOf(ReplayWorker):
     loss_lag = 0
     fresh_batches = False
 
-    def __init__(self, worker: ReplayWorker, device: Narrow) -> None:
+    def __init__(self, worker: SimulatedWorker, device: Narrow) -> None:
         self.report = worker.report
         self._worker = worker
         self._device = device
@@ -200,7 +199,7 @@ def test_a_reference_that_dies_in_a_sandwich_is_not_the_candidates_fault(run_rep
     spec = replay_study(study=ALONE)
 
     class Mortal(Narrow):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
             if len(self.asked) == 12 and folder.name == "reference":
                 self.asked.append(settings)
                 raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log=str(folder / "w")))
@@ -222,7 +221,7 @@ def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
     seen: dict[FlagSet, int] = {}
 
     class Fickle(Narrow):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
             worker = super().start(settings, folder, progress=progress)
             seen[settings] = seen.get(settings, 0) + 1
             if "xla_a" in settings and seen[settings] > 3:

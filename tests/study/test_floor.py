@@ -24,7 +24,7 @@ from autotune.study.alone import sandwich_floor
 from autotune.study.runner import pays
 from autotune.study.turns import floor_pairs
 from autotune.workers.base import WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 from tests.study.test_alone import pairs_of
 
@@ -32,16 +32,15 @@ NOISE = {"white_sd": 0.004, "process_sd": 0.004}
 EFFECTS = {"xla_a=1": 0.9}
 
 
-class Counting(ReplayLauncher):
+class Counting(SimulatedLauncher):
     """Counts the processes of the reference that are started; something may happen at one of them."""
 
     def __init__(self, spec: StudySpec, *, at: int = 0, error: BaseException | None = None) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cpu")
+        super().__init__(spec)
         self.started: list[Path] = []
         self._at, self._error = at, error
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
         if not settings:
             self.started.append(folder)
             if len(self.started) == self._at and self._error is not None:
@@ -82,17 +81,15 @@ def test_processes_and_sandwiches_follow_from_the_cap_of_pairs_and_scale_with_ef
     assert [m.sandwiches for m in found] == [2, 3, 6]
 
 
-def test_a_run_goes_on_with_other_proofs_and_not_with_another_replay() -> None:
+def test_a_run_goes_on_with_other_proofs() -> None:
     spec = replay_study()
     assert spec.identity == replay_study(study={"confirm": {"processes": 30}}).identity
-    assert spec.identity != replay_study(start_s=3.0).identity
 
 
 @pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
 def test_pairs_of_the_floor_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
     spec = replay_study(start_s=start_s, step_s=step_s)
-    assert spec.replay is not None
-    launcher = ReplayLauncher(spec.replay, seed=0, platform="cpu")
+    launcher = SimulatedLauncher(spec)
     assert floor_pairs(launcher._report([], [], ()), 6) == pairs
 
 
@@ -124,7 +121,7 @@ def test_the_losses_of_all_processes_make_the_tolerance(run_replay: Run) -> None
     spec = replay_study(noise=NOISE)
 
     class Drifting(Counting):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
             worker = super().start(settings, folder, progress=progress)
             if len(self.started) == 4:  # neither the first nor the last
                 losses = tuple(1.001 * x for x in worker.report.losses)

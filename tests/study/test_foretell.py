@@ -15,16 +15,32 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
-from autotune.model.spec import load_study, parse_study
+from autotune.model.spec import (
+    load_study,
+    parse_study,
+)
 from autotune.settings.space import SearchSpace
-from autotune.study import foretell, measured, stages, start
+from autotune.study import (
+    foretell,
+    measured,
+    stages,
+    start,
+)
 from autotune.study.foretell import foretell_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import WorkloadFigures, describe_workload
+from autotune.workers.describe import (
+    WorkloadFigures,
+    describe_workload,
+)
 from autotune.workers.local import LocalLauncher
-from tests.runs import Diary, record, replay_study
+from harness.simulated_machine import write_study
+from tests.runs import (
+    Diary,
+    record,
+    replay_study,
+)
 
 LAYER = 1000
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -42,7 +58,7 @@ groups = ["cpu"]
 settings = { xla_gpu_autotune_level = [1, 4] }
 [confirm]
 soak = 0
-[replay]
+[simulation]
 noise = "quiet"
 """
 ON_GPUS = """
@@ -109,8 +125,7 @@ def same(told: dict[str, Any], space: SearchSpace) -> bool:
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     def write(text: str) -> Path:
         path = tmp_path / "study.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write_study(path, text)
 
     monkeypatch.chdir(tmp_path)  # where no earlier run lies
     return write
@@ -130,14 +145,6 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     after = shown(path, "--run-dir", "run")
     assert same(after, space)
     assert after["facts"]["told_by"] == "the reference of run"
-
-
-def test_a_replayed_reference_has_the_devices_of_its_study(study: Callable[[str], Path], searched: Searched) -> None:
-    path = study(ON_GPUS + '[replay]\nnoise = "quiet"\n[confirm]\nsoak = 0\n')
-    before = shown(path)
-    assert same(before, searched(path))
-    assert COMBINE in {p["name"] for p in before["parameters"]}
-    assert before["facts"]["device_count"] == 8
 
 
 @pytest.mark.slow

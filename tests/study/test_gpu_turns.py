@@ -19,7 +19,7 @@ from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.study.bench import Bench, ReferenceFailed
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
 GPU: dict[str, Any] = {"device": {"platform": "cuda", "count": 1}}
@@ -98,12 +98,11 @@ def test_a_gain_that_power_takes_a_part_of_is_reported_as_it_is(run_replay: Run,
 # ---------------------------------------------------------------------- starts
 
 
-class Watched(ReplayLauncher):
+class Watched(SimulatedLauncher):
     """Notes who starts while another one does, and in which order; some fail."""
 
     def __init__(self, spec: StudySpec, *, fails: tuple[str, ...] = ()) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=0, platform=spec.device.platform)
+        super().__init__(spec)
         self._fails = fails
         self._lock = threading.Lock()
         self._meet = threading.Barrier(2, timeout=20.0) if spec.device.platform == "cpu" else None
@@ -112,7 +111,7 @@ class Watched(ReplayLauncher):
         self.order: list[str] = []
         self.closed: list[str] = []
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         who = "reference" if folder.name == "reference" else "candidate"
         with self._lock:
             self.starting += 1

@@ -21,8 +21,8 @@ from autotune.study.run import StudyRun
 from autotune.study.runner import Runner
 from autotune.study.stages import run_study
 from autotune.study.units import Assignment
-from autotune.workers.replay import ReplayLauncher
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
 from tests.runs import SPACE, Diary, asking, replay_study
 
@@ -82,8 +82,7 @@ class Scripted:
             return
         spec, said = self._run.spec, list[Told]()
         if lane not in self._runners:
-            assert spec.replay is not None
-            launcher = ReplayLauncher(spec.replay, seed=len(self._runners), platform="cpu")
+            launcher = SimulatedLauncher(spec, seed=len(self._runners))
             self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane), is_shared=True)
         self._runners[lane].bench.desk = Desk(self._run, said, lane)
         try:
@@ -104,7 +103,7 @@ class Scripted:
 def study(
     tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
 ) -> tuple[StudyRun, Diary]:
-    """A replayed study on scripted lanes, ready to run."""
+    """A simulated study on scripted lanes, ready to run."""
     replayed = replay_study(
         effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}}
     )

@@ -23,8 +23,9 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.rundir.store import Store
+from harness import simulated_machine
 from harness.driven import Driven
-from harness.kills import REAL, REPLAYED
+from harness.kills import REAL, SIMULATED
 from harness.tally import tally_of
 
 THREE = ("--devices", "0,1,2")
@@ -32,7 +33,7 @@ THREE = ("--devices", "0,1,2")
 IMPATIENT = """
 import pathlib, sys, threading, time
 import autotune.study.lanes as lanes
-from autotune.cli import main
+from harness.simulated_machine import main
 
 def lower():
     while not pathlib.Path("impatient").exists():
@@ -46,8 +47,8 @@ main()
 """A driver that waits a minute for a silent lane until there is a file, then some seconds."""
 
 
-def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = REPLAYED) -> None:
-    (folder / "study.toml").write_text(text.format(trials=trials, delay_s=delay_s), encoding="utf-8")
+def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = SIMULATED) -> None:
+    simulated_machine.write_study(folder / "study.toml", text.format(trials=trials, delay_s=delay_s))
 
 
 def wait_until(condition: Callable[[], object], driver: Driven, limit_s: float = 90.0) -> None:
@@ -207,5 +208,5 @@ def test_two_lanes_measure_with_real_workers(tmp_path: Path) -> None:
     store = assert_whole(driver, trials=4)
     floors = store.of(FloorResult)
     assert sorted(str(f.by) for f in floors) == ["device-0", "device-1"]
-    assert all(f.reference.device_kind != "replay" for f in floors)
+    assert all(f.reference.device_kind != "simulated" for f in floors)
     assert {r.by for r in store.of(TrialResult)} == {"device-0", "device-1"}

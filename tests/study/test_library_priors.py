@@ -134,7 +134,7 @@ def test_sets_that_break_a_rule_of_the_study_are_not_tried(tmp_path: Path, known
 
 
 def taught(folder: Path, known: KnownSettings, *sets: dict[str, str]) -> Lessons:
-    """A library of winners, whose sets are taken as they are: the made-up settings of a replay are of no build."""
+    """A library of winners, whose sets are taken as they are: made-up settings are of no build."""
     found = lessons(library(folder, *(cpu_winner(s, device_count=n) for n, s in enumerate(sets, 1))), known)
     return Lessons(found.winners, tuple(("library cpu/llama", FlagSet(s)) for s in sets))
 

@@ -9,21 +9,55 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import (
+    LaunchError,
+    StudyFileError,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep, log_ratio
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.measurement import (
+    FailureKind,
+    WorkerReport,
+    WorkPerStep,
+    log_ratio,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.results.rows import trial_rows
 from autotune.results.winner import winner_of
-from autotune.results.words import evidence, time_words
+from autotune.results.words import (
+    evidence,
+    time_words,
+)
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict, judge
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
+from autotune.stats.estimates import (
+    Verdict,
+    judge,
+)
 from autotune.study.work import refuse_untold_work
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import Run, asking
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+    parse_simulated,
+)
+from tests.runs import (
+    Run,
+    asking,
+)
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
 SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
@@ -35,8 +69,8 @@ def study(effects: dict[str, float], *, tokens: dict[str, float] | None = None, 
     workload = {"entry": "llama", "options": {"batch": 8}, **more.pop("workload", {})}
     replay = {"effects": effects, "token_effects": TOKENS if tokens is None else tokens}
     search = {"options": {"batch": [8, 4, 16]}}
-    data: dict[str, Any] = {"name": "per-token", "workload": workload, "replay": replay, "search": search, **more}
-    return parse_study(data)
+    data: dict[str, Any] = {"name": "per-token", "workload": workload, "simulation": replay, "search": search, **more}
+    return parse_simulated(data)
 
 
 def trial_of(store: Store, settings: FlagSet) -> TrialResult:
@@ -131,12 +165,12 @@ def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_r
 # ---------------------------------------------------------------------- liars
 
 
-class Telling(ReplayLauncher):
+class Telling(SimulatedLauncher):
     """Workers of some sets say that their steps do something else."""
 
     told: tuple[FlagSet, int | None]
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         if settings == self.told[0]:
             worker.report = worker.report.model_copy(update={"tokens_per_step": self.told[1]})
@@ -144,7 +178,7 @@ class Telling(ReplayLauncher):
 
 
 def lying(spec: StudySpec, settings: FlagSet, tokens: int | None) -> Telling:
-    launcher = Telling(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher = Telling(spec)
     launcher.told = (settings, tokens)
     return launcher
 

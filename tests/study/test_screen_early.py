@@ -14,14 +14,14 @@ import pytest
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ScreenRecord
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study import need
 from autotune.study import screen as stage
 from autotune.study.screen import StudyScreener
 from autotune.study.stages import run_study
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
 from tests.runs import Diary
 
@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 def study(**more: Any) -> StudySpec:
-    return parse_study(
+    return parse_simulated(
         {
             "name": "screened",
             "workload": {"entry": "llama"},
@@ -38,21 +38,20 @@ def study(**more: Any) -> StudySpec:
             "screen": {"enabled": True, "target": "h100-sxm", **more},
             "confirm": {"processes": 3},
             "measure": {"block_s": 0.01},
-            "replay": {"effects": {f"{COMBINE}=11": 0.93}, "noise": {"white_sd": 1e-4}},
+            "simulation": {"effects": {f"{COMBINE}=11": 0.93}, "noise": {"white_sd": 1e-4}},
         }
     )
 
 
-class Waiting(ReplayLauncher):
+class Waiting(SimulatedLauncher):
     """Its first process is not ready before some sets were compiled."""
 
     def __init__(self, spec: StudySpec, enough: threading.Event | None) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        super().__init__(spec)
         self._enough = enough
         self.has_waited_in_vain = False
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
         if self._enough is not None:
             self.has_waited_in_vain = not self._enough.wait(PATIENCE_S)
             self._enough = None
@@ -81,7 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def go(spec: StudySpec, rules: Told, *, waits: bool = False) -> Any:
         opened = contextlib.nullcontext((spec, screen(rules)))
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: opened)
-        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a simulated study is not, by itself
         cluster = (load_target("h100-sxm"), parse_topology("1x8"))
         monkeypatch.setattr(need, "cluster_to_run", lambda spec: cluster)
         diary, launcher = Diary(), Waiting(spec, rules.enough if waits else None)

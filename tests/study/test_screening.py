@@ -5,58 +5,99 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.compiler.screen import GPU_CANARIES
-from autotune.compiler.targets import load_target, toolkit_of
+from autotune.compiler.targets import (
+    load_target,
+    toolkit_of,
+)
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.records import (
+    AblationResult,
+    ConclusionRecord,
+    Outcome,
+    ScreenRecord,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.rundir.store import Store
-from autotune.study import screen as stage
-from autotune.study import stages
+from autotune.study import (
+    screen as stage,
+)
+from autotune.study import (
+    stages,
+)
 from autotune.study.minimise import minimise_set
-from autotune.study.screen import StudyScreener, is_wanted
+from autotune.study.screen import (
+    StudyScreener,
+    is_wanted,
+)
 from autotune.study.stages import run_study
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from harness.simulated import GivenSetup, given_run
-from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Rules, screen, space
-from tests.runs import Diary, asking
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+    parse_simulated,
+)
+from tests.compiler.rules import (
+    BUFFER,
+    COMBINE,
+    OVERLAP,
+    SLOP,
+    TRITON,
+    Rules,
+    screen,
+    space,
+)
+from tests.runs import (
+    Diary,
+    asking,
+)
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
 
 
 def study(platform: str = "cuda", **more: Any) -> StudySpec:
-    return parse_study(
+    return parse_simulated(
         {
             "name": "screened",
             "workload": {"entry": "llama"},
             "device": {"platform": platform, "count": 8},
             "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
             "confirm": {"processes": 3},
-            "replay": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
+            "simulation": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
             **more,
         }
     )
 
 
-class Counting(ReplayLauncher):
+class Counting(SimulatedLauncher):
     """Remembers what it started."""
 
     def __init__(self, spec: StudySpec) -> None:
-        assert spec.replay is not None
-        count = spec.device.count or 1
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform, device_count=count)
+        super().__init__(spec)
         self.started: list[FlagSet] = []
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
         self.started.append(settings.without("XLA_CLIENT_MEM_FRACTION"))
         return super().start(settings, folder, progress=progress)
 
@@ -66,7 +107,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Counting]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a replayed study whose screen compiles by rules."""
+    """Runs a simulated study whose screen compiles by rules."""
 
     def go(
         spec: StudySpec,
@@ -80,7 +121,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             yield spec, screen(rules)
 
         monkeypatch.setattr(stage, "open_screener", opened)
-        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a replayed study is not, by itself
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a simulated study is not, by itself
         diary, launcher = Diary(), Counting(spec)
         setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
         study = given_run(asking(spec, trials), tmp_path / "run", setup, diary)
@@ -346,7 +387,6 @@ def domains_of(rules: Rules) -> list[FlagSet]:
         ({}, False, ""),
         ({"screen": {"enabled": True}}, True, ""),
         ({"device": {"platform": "cuda"}, "screen": {"enabled": False}}, False, ""),
-        ({"device": {"platform": "cuda"}, "replay": {}}, False, ""),
         ({"workload": {"command": ["true"], "hook": True}, "screen": {"enabled": True}}, False, "runs a command"),
         ({"workload": {"command": ["true"], "hook": True}, "device": {"platform": "cuda"}}, False, ""),
     ],

@@ -9,8 +9,14 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
+from autotune.model.records import (
+    ConclusionRecord,
+    ScreenRecord,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.rundir.store import Store
+from harness.simulated_machine import write_study
 
 FAST = """
 [measure]
@@ -52,7 +58,7 @@ settings = {{ xla_gpu_memory_limit_slop_factor = 80 }}
 enabled = true
 target = "h100-sxm"
 topology = "8"
-[replay]
+[simulation]
 noise = "quiet"
 effects = {{ "xla_gpu_enable_while_loop_double_buffering=true" = 0.9 }}
 {FAST}
@@ -70,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_command(folder: Path, text: str, *options: str) -> Store:
     """Types `autotune run`; gives the run."""
-    (folder / "study.toml").write_text(text, encoding="utf-8")
+    write_study(folder / "study.toml", text)
     done = CliRunner().invoke(app, ["run", "study.toml", "--run-dir", "run", *options])
     assert done.exit_code == 0, (done.output, done.exception)
     return Store.open(Path("run"))
