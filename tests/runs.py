@@ -33,7 +33,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store
-from autotune.settings.parameters import (
+from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )

@@ -398,7 +398,7 @@ class ScreenRecord(Stamped):
     """Result of compiling without measuring, or why the study is not screened.
 
     Attributes:
-        report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
+        report: An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled.
     """
 
     kind: Literal["screen"] = "screen"

@@ -39,11 +39,11 @@ class Doubt:
 def doubt_of(space: SearchSpace, report: ScreenReport) -> Doubt | None:
     """The doubt in what a screen left out of a space; None if it left out nothing."""
     names = {p.name for p in space.parameters}
-    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.DEAD) if s.name in names and s.values}
+    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values}
     if not dead:
         return None
     sets = (FlagSet({n: values[i] for n, values in dead.items()}) for i in (0, -1))
-    return Doubt(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
+    return Doubt(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_no_ops=True))
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:

@@ -83,9 +83,9 @@ def _by_screen(report: SettingReport | None) -> tuple[float, list[str]]:
         return 1.0, []
     if report.effect is Effect.FAILS:
         return FAILS, ["some of its values do not compile"]
-    if report.effect is Effect.DEAD:
+    if report.effect is Effect.NO_OP:
         return FAILS, ["compiling says that it changes nothing"]
-    if report.together:
+    if report.interacts_with:
         return TOGETHER, ["it changes the program together with others only"]
     count = max((len(v.changes) for v in report.values), default=0)
     return LIVE, [f"it changes the program ({count} differences)" if count > 1 else "it changes the program"]
@@ -93,9 +93,9 @@ def _by_screen(report: SettingReport | None) -> tuple[float, list[str]]:
 
 def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
     """Values that change nothing by themselves though another value does."""
-    if report is None or report.effect is not Effect.LIVE or report.under or report.together:
+    if report is None or report.effect is not Effect.ACTIVE or report.under or report.interacts_with:
         return ()
-    return tuple(v.value for v in report.values if not v.is_live and not v.message)
+    return tuple(v.value for v in report.values if not v.is_active and not v.message)
 
 
 def _recipe_counts() -> Mapping[str, int]:

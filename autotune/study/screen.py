@@ -216,7 +216,6 @@ class StudyScreener:
             if record.report is None or (record.target, record.topology, record.versions) != here:
                 continue
             report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            # What an older version wrote was found without a canary, or under one kernel choice and less in company.
             if report.canary is None or report.choices != tuple(filter(None, screen.choices)):
                 continue
             if report.target_digest == (gpu.digest if gpu else ""):

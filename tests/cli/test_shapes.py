@@ -5,25 +5,45 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import (
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
-from typing import Any, get_args
+from typing import (
+    Any,
+    get_args,
+)
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from autotune.cli import compile as compile_commands
-from autotune.cli import options
+from autotune.cli import (
+    compile as compile_commands,
+)
+from autotune.cli import (
+    options,
+)
 from autotune.cli.app import app
 from autotune.cli.shapes import SHAPES
-from autotune.model import Effort, load_study
-from autotune.results.export import ExportFormat, render_winner
+from autotune.model import (
+    Effort,
+    load_study,
+)
+from autotune.results.export import (
+    ExportFormat,
+    render_winner,
+)
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests import atlas_tables
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import (
+    COMBINE,
+    Rules,
+    screen,
+)
 from tests.runs import make_winner
 
 STUDY = """
@@ -61,8 +81,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
     "read": ("read", "train.log"),
     "recheck": ("recheck", "runs/shapes"),
-    "recipes check": ("recipes", "check", "--plugin", "cpu"),
-    "recipes check NAME": ("recipes", "check", "jax_toolbox_perf_doc_head_all", "--plugin", "cpu"),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
     "repro": ("repro", "runs/shapes", "1"),

@@ -8,18 +8,41 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.results.carried import read_winner
-from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
+from autotune.results.library import (
+    LibraryQuery,
+    add_to_library,
+    best_known,
+    describe_entry,
+    library_entries,
+)
 from autotune.results.report import build
-from autotune.results.winner import Winner, winner_of
+from autotune.results.winner import (
+    Winner,
+    winner_of,
+)
 from autotune.rundir.store import Store
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
-from harness.simulated import GivenSetup, given_run
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
 from harness.simulated_machine import SimulatedLauncher
-from tests.runs import EFFECTS, Diary, make_winner, replay_study
+from tests.runs import (
+    EFFECTS,
+    Diary,
+    make_winner,
+    replay_study,
+)
 
 
 def h200(**conditions: object) -> Winner:

@@ -11,18 +11,39 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Pair, WorkPerStep
-from autotune.model.proofs import total_of, veto_of
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
+from autotune.model.measurement import (
+    Arm,
+    Pair,
+    WorkPerStep,
+)
+from autotune.model.proofs import (
+    total_of,
+    veto_of,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+)
 from autotune.results.proof_words import describe_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Verdict
 from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Run,
+    replay_study,
+)
 
 FAST = FlagSet({"xla_a": "1"})
 SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))

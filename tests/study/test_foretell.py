@@ -19,7 +19,7 @@ from autotune.model.spec import (
     load_study,
     parse_study,
 )
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study import (
     foretell,
     prefilter,

@@ -35,7 +35,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.settings.parameters import (
+from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )

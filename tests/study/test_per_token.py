@@ -32,7 +32,7 @@ from autotune.model.spec import (
 )
 from autotune.results.words import time_words
 from autotune.rundir.store import Store
-from autotune.settings.parameters import (
+from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )

@@ -31,7 +31,7 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.parameters import (
+from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )

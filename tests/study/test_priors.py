@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.compiler import Effect, ScreenReport
-from autotune.compiler.reports import SetReport, SettingReport, ValueReport
+from autotune.compiler.screen import SetReport, SettingReport, ValueReport
 from autotune.model import FlagSet
 from autotune.search import EXPECTED, MOST_LIKELY
 from autotune.settings import Parameter, SearchSpace, load_recipes
@@ -13,7 +13,7 @@ from autotune.study.priors import MOST, priors_of
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
-    return ValueReport(value=text, is_live=bool(changes), changes=changes, message=message)
+    return ValueReport(value=text, is_active=bool(changes), changes=changes, message=message)
 
 
 def report(*settings: SettingReport) -> ScreenReport:
@@ -42,10 +42,12 @@ def test_a_few_settings_are_not_all_thought_to_act() -> None:
 
 def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
     settings = [
-        SettingReport(name=NAMES[0], effect=Effect.LIVE, stage="program", values=(value("1", "a", "b"), value("2"))),
-        SettingReport(name=NAMES[1], effect=Effect.LIVE, stage="program", values=(value("1"),), together=True),
+        SettingReport(name=NAMES[0], effect=Effect.ACTIVE, stage="program", values=(value("1", "a", "b"), value("2"))),
+        SettingReport(
+            name=NAMES[1], effect=Effect.ACTIVE, stage="program", values=(value("1"),), interacts_with=("xla_other",)
+        ),
         SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(value("1", message="no"),)),
-        SettingReport(name=NAMES[3], effect=Effect.DEAD, stage="program", values=(value("1"),)),
+        SettingReport(name=NAMES[3], effect=Effect.NO_OP, stage="program", values=(value("1"),)),
         SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
     ]
     found = priors_of(space(*NAMES), report(*settings))

@@ -26,7 +26,7 @@ from autotune.rundir.store import (
     RECORDS,
     Store,
 )
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import (
     Outlook,
     Verdict,

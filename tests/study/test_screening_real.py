@@ -9,7 +9,12 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
+from autotune.model.records import (
+    ConclusionRecord,
+    ScreenRecord,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.rundir.store import Store
 from harness.simulated_machine import write_study
 
@@ -47,7 +52,7 @@ xla_gpu_enable_while_loop_double_buffering = [false, true]
 xla_gpu_memory_limit_slop_factor = [95, 80]
 CUDA_MODULE_LOADING = ["EAGER"]
 [[search.first]]
-name = "dead"
+name = "no-ops"
 settings = {{ xla_gpu_memory_limit_slop_factor = 80 }}
 [screen]
 enabled = true
@@ -85,7 +90,7 @@ def test_cpu_study_with_real_programs(folder: Path) -> None:
     assert record is not None
     assert record.report is not None
     found = {s["name"]: s["effect"] for s in record.report["settings"]}
-    assert found == {"xla_cpu_parallel_codegen_split_count": "dead", "xla_cpu_max_isa": "live"}
+    assert found == {"xla_cpu_parallel_codegen_split_count": "no-op", "xla_cpu_max_isa": "active"}
     # What is left of the space is one setting with one value besides the default.
     assert [dict(r.settings) for r in results] == [{"xla_cpu_max_isa": "SSE4_2"}]
     assert results[0].worker is not None

@@ -29,7 +29,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.soak_words import describe_soak
 from autotune.rundir.store import Store
-from autotune.settings.parameters import (
+from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )

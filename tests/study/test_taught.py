@@ -23,7 +23,7 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.finalists import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.search import ENOUGH_TO_TELL, Search

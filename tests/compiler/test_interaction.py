@@ -1,4 +1,4 @@
-"""Which settings act in company, against spaces small enough to try every point of."""
+"""Which settings act only with others, against spaces small enough to try every point of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from autotune.compiler.company import TimeUp, look_in_company
+from autotune.compiler.interaction import TimeUp, find_interactions
 from autotune.model.flags import FlagSet
 from harness.known_programs import Effect, KnownCompiler, random_compiler
 
@@ -24,8 +24,8 @@ FEW, MANY = range(120), range(120, 4000)
 def test_no_program_is_lost_whatever_pairs_do(seeds: range, conflicts: int) -> None:
     for seed in seeds:
         machine = random_compiler(random.Random(seed), needs=2, conflicts=conflicts)
-        dead, _ = machine.screened(seed, pairs_alone=0)
-        assert not machine.lost(dead), (seed, machine.effects, machine.conflicts)
+        no_ops, _ = machine.screened(seed, pairs_alone=0)
+        assert not machine.lost(no_ops), (seed, machine.effects, machine.conflicts)
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
@@ -38,23 +38,23 @@ def test_no_program_is_lost_where_a_third_setting_switches_a_pair_off(seeds: ran
             a, b, mask = draw.sample(list(domains), 3)
             effects.append(Effect({a: "1"} | ({b: "1"} if draw.random() < 0.8 else {}), frozenset({mask})))
         machine = KnownCompiler(domains, effects)
-        dead, _ = machine.screened(seed, pairs_alone=0)
-        assert not machine.lost(dead), (seed, effects)
+        no_ops, _ = machine.screened(seed, pairs_alone=0)
+        assert not machine.lost(no_ops), (seed, effects)
 
 
 def test_in_a_small_space_a_pair_is_found_whatever_switches_it_off() -> None:
     masks = frozenset(names(10)[2:])
     machine = KnownCompiler({n: ["1"] for n in names(10)}, [Effect({"xla_0": "1", "xla_1": "1"}, masks)])
     _, found = machine.screened()
-    assert {"xla_0", "xla_1"} <= set(found.awake)
+    assert {"xla_0", "xla_1"} <= set(found.found_active)
 
 
 def test_two_that_act_only_together_name_each_other_among_many_that_are_dead() -> None:
     domains = {n: ["1", "2"] for n in names(24)}
     machine = KnownCompiler(domains, [Effect({"xla_3": "2", "xla_19": "1"})])
-    dead, found = machine.screened()
-    assert found.awake == {"xla_3": ("xla_19",), "xla_19": ("xla_3",)}
-    assert dead == set(domains) - {"xla_3", "xla_19"}
+    no_ops, found = machine.screened()
+    assert found.found_active == {"xla_3": ("xla_19",), "xla_19": ("xla_3",)}
+    assert no_ops == set(domains) - {"xla_3", "xla_19"}
 
 
 def test_setting_behind_a_chain_of_conditions_of_any_length_is_found_with_its_chain() -> None:
@@ -66,26 +66,26 @@ def test_setting_behind_a_chain_of_conditions_of_any_length_is_found_with_its_ch
     with_chain, found = machine.screened(chains={"xla_5": [FlagSet(chain)]})
     assert "xla_5" in without
     assert with_chain <= set(masks)
-    assert set(found.awake["xla_5"]) == set(chain)
-    assert {"xla_5", *chain} <= set(found.awake)
+    assert set(found.found_active["xla_5"]) == set(chain)
+    assert {"xla_5", *chain} <= set(found.found_active)
 
 
 def test_setting_that_mends_one_that_fails_alone_is_not_dead() -> None:
     machine = KnownCompiler(
         {n: ["1"] for n in names(6)}, [Effect({"xla_0": "1"})], [Effect({"xla_0": "1"}, frozenset({"xla_4"}))]
     )
-    dead, found = machine.screened()
-    assert set(found.awake) == {"xla_4"}
-    assert not machine.lost(dead)
+    no_ops, found = machine.screened()
+    assert set(found.found_active) == {"xla_4"}
+    assert not machine.lost(no_ops)
 
 
 def test_setting_that_only_undoes_a_live_one_is_not_dead() -> None:
     machine = KnownCompiler(
         {n: ["1"] for n in names(5)}, [Effect({"xla_0": "1"}, frozenset({"xla_2"})), Effect({"xla_1": "1"})]
     )
-    dead, found = machine.screened()
-    assert found.awake == {"xla_2": ("xla_0",)} or found.awake == {"xla_2": ("xla_0", "xla_1")}
-    assert dead == {"xla_3", "xla_4"}
+    no_ops, found = machine.screened()
+    assert found.found_active == {"xla_2": ("xla_0",)} or found.found_active == {"xla_2": ("xla_0", "xla_1")}
+    assert no_ops == {"xla_3", "xla_4"}
 
 
 @dataclasses.dataclass
@@ -109,10 +109,10 @@ def test_when_the_time_is_up_nothing_unsettled_is_called_dead() -> None:
             {n: ["1"] for n in names(8)}, [Effect({"xla_0": "1", "xla_1": "1"}), Effect({"xla_2": "1"})]
         )
         clock = Clock(machine, allowed)
-        dead = {n: ["1"] for n in names(8) if n != "xla_2"}
-        found = look_in_company(clock.program, dead, {"xla_2": ["1"]})
-        called_dead = set(dead) - set(found.awake) - set(found.unsettled)
-        assert not {"xla_0", "xla_1"} & called_dead, allowed
+        no_ops = {n: ["1"] for n in names(8) if n != "xla_2"}
+        found = find_interactions(clock.program, no_ops, {"xla_2": ["1"]})
+        called_no_ops = set(no_ops) - set(found.found_active) - set(found.unsettled)
+        assert not {"xla_0", "xla_1"} & called_no_ops, allowed
         assert bool(found.unsettled) == clock.is_up, allowed
 
 
@@ -125,16 +125,7 @@ def test_equal_seeds_compile_the_same_sets_and_progress_ends_at_what_was_planned
         runs.append(list(machine.compiled))
     assert runs[0] == runs[1]
     seen: list[tuple[int, int]] = []
-    dead = {n: domains[n] for n in names(10)[3:]}
-    look_in_company(machine.program, dead, {}, progress=lambda done, of: seen.append((done, of)))
+    no_ops = {n: domains[n] for n in names(10)[3:]}
+    find_interactions(machine.program, no_ops, {}, progress=lambda done, of: seen.append((done, of)))
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1] == (len(seen), len(seen))
-
-
-@pytest.mark.parametrize(("dead", "live", "most"), [(30, 0, 60), (30, 10, 200)])
-def test_what_many_settings_cost(dead: int, live: int, most: int) -> None:
-    domains = {n: ["1"] for n in names(dead + live)}
-    machine = KnownCompiler(domains, [Effect({n: "1"}) for n in names(live)])
-    found, _ = machine.screened()
-    assert len(found) == dead
-    assert len(machine.compiled) - 1 - len(domains) <= most, len(machine.compiled) - 1 - len(domains)

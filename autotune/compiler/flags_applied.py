@@ -1,9 +1,10 @@
-"""Whether the flags of a compilation arrived: XLA's own word for it, not the environment that it was given.
+"""Checks that the flags of a compilation were applied, by XLA's own word and not by the environment it was given.
 
 XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
 once in a process: if the options of the step's module name the dump folder of this very compilation, all of its
 flags were parsed with that. What is listed besides is compared with what was asked, so that a workload which adds
-to XLA_FLAGS itself is found, too. A compilation without this proof says nothing of a set, least of all that it is dead.
+to XLA_FLAGS itself is found, too. Without this proof a compilation says nothing of a set, least of all that it is a
+no-op.
 """
 
 from __future__ import annotations
@@ -33,20 +34,17 @@ _WORDS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 class FlagsLostError(LaunchError):
-    """Flags of a compilation did not arrive, or nothing proves that they did."""
+    """Flags of a compilation were not applied, or nothing proves that they were."""
 
 
-def require_arrival(
+def require_applied(
     settings: FlagSet, asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
 ) -> None:
-    """Asserts that one compilation ran under its flags.
+    """Checks that one compilation ran under its flags.
 
     Args:
-        settings: The set, for the message.
-        asked: Its part that was given to the compiler.
         marker: The dump folder of this compilation and no other.
         written: What XLA wrote of the options of the step's module; empty if it wrote nothing.
-        jax_options: Options of JAX, as they are in force after the compilation.
 
     Raises:
         FlagsLostError: If that is not proven.
@@ -59,13 +57,13 @@ def require_arrival(
     if lost or missing:
         why = "; ".join([*lost, *(f"{n}: this JAX has no such option" for n in missing)])
         raise FlagsLostError(
-            f"the flags of a compilation must arrive in XLA but those of [{settings}] did not: {why}; a workload must "
-            "leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
+            f"the flags of a compilation must be applied by XLA but those of [{settings}] were not: {why}; a workload "
+            "must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
         )
 
 
 def parse_options(written: str) -> dict[str, list[str]]:
-    """Options by name with all values that are listed for them, quoted ones as plain text."""
+    """Reads XLA's list of debug options: name to all listed values, quotes removed."""
     found: dict[str, list[str]] = {}
     for name, value in _LINE.findall(written):
         found.setdefault(name, []).append(_plain(value))
@@ -73,7 +71,7 @@ def parse_options(written: str) -> dict[str, list[str]]:
 
 
 def differing(asked: FlagSet, options: Mapping[str, list[str]]) -> Iterator[str]:
-    """One clause for each flag that is listed with one plain value, and not with the one that was asked.
+    """Yields a clause for each flag whose listed value is not the requested one.
 
     What is not listed may be the default, or be kept under another name; lists and enumerations have several
     spellings. Nothing is said of those.

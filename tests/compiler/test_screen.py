@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler.open import chains, domains, narrowed
-from autotune.compiler.reports import Effect, ScreenReport
+from autotune.compiler.screen import Effect, ScreenReport, chains, domains, narrowed
 from autotune.compiler.targets import load_target
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import Stage, load_catalog
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from tests.compiler.rules import (
     BUFFER,
     CHANNELS,
@@ -43,49 +42,28 @@ def effects(rules: Rules, domains: Mapping[str, Sequence[str]] = DOMAINS) -> dic
     return {s.name: s.effect for s in screen(rules).run(domains, {}).settings}
 
 
-def test_the_stages_that_these_tests_rely_on() -> None:
-    catalog = load_catalog()
-    assert {catalog[n].stage for n in (COMBINE, BUFFER, SLOP, OVERLAP)} == {Stage.PROGRAM}
-    assert catalog[CHANNELS].stage is Stage.RUNTIME
-
-
-def test_settings_are_live_dead_or_to_be_measured() -> None:
+def test_settings_are_active_no_op_or_to_be_measured() -> None:
     assert effects(Rules()) == {
-        COMBINE: Effect.LIVE,
-        BUFFER: Effect.LIVE,
-        SLOP: Effect.DEAD,
-        OVERLAP: Effect.LIVE,
+        COMBINE: Effect.ACTIVE,
+        BUFFER: Effect.ACTIVE,
+        SLOP: Effect.NO_OP,
+        OVERLAP: Effect.ACTIVE,
         CHANNELS: Effect.MEASURE,
         "NCCL_PROTO": Effect.MEASURE,
     }
 
 
-def test_setting_that_acts_in_company_only_is_live_and_marked() -> None:
+def test_setting_that_acts_only_with_another_is_active_and_marked() -> None:
     report = screen(Rules()).run(DOMAINS, {})
-    marks = {s.name: s.together for s in report.settings}
-    assert [n for n, together in marks.items() if together] == [OVERLAP]
+    assert [s.name for s in report.settings if s.interacts_with] == [OVERLAP]
 
 
 def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
     rules = Rules()
-    found = effects(rules, {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"]})
+    values = {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"], "UNKNOWN_KNOB": ["1"]}
+    found = effects(rules, values)
     assert set(found.values()) == {Effect.MEASURE}
     assert rules.compiled == [FlagSet()]
-
-
-def test_sets_that_differ_in_what_is_read_at_run_time_are_compiled_once() -> None:
-    rules = Rules()
-    engine = screen(rules)
-    keys = {
-        engine.program_key(FlagSet({COMBINE: "11", **more}))
-        for more in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring"})
-    }
-    assert len(keys) == 3
-    assert rules.compiled == [FlagSet({COMBINE: "11"}), FlagSet({COMBINE: "11", TRITON: "false"})]
-
-
-def test_setting_unknown_to_the_catalogue_is_to_be_measured() -> None:
-    assert effects(Rules(), {"SOME_LIBRARY_KNOB": ["1"]}) == {"SOME_LIBRARY_KNOB": Effect.MEASURE}
 
 
 def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
@@ -93,10 +71,6 @@ def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
     (setting,) = report.settings
     assert setting.effect is Effect.FAILS
     assert "thirteen is not allowed" in setting.values[0].message
-
-
-def test_failing_value_does_not_hide_a_live_one() -> None:
-    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.LIVE}
 
 
 def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
@@ -124,18 +98,6 @@ def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
     assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
 
 
-def test_fit_is_unknown_on_the_cpu() -> None:
-    report = screen(Rules(target=None)).run({BUFFER: ["true"]}, {})
-    assert report.limit_bytes is None
-    assert report.settings[0].values[0].fits is None
-
-
-def test_baseline_goes_into_every_set() -> None:
-    rules = Rules()
-    screen(rules, {COMBINE: "11"}).run({BUFFER: ["true"]}, {})
-    assert {s[COMBINE] for s in rules.compiled} == {"11"}
-
-
 def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
     with pytest.raises(LaunchError, match="thirteen is not allowed"):
         screen(Rules(), {COMBINE: "13"}).run({}, {})
@@ -147,29 +109,29 @@ def dead_settings(count: int) -> list[str]:
     return program[:count]
 
 
-def test_many_dead_settings_cost_about_as_much_again_for_each_kernel_choice() -> None:
+def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -> None:
     rules = Rules()
     report = screen(rules).run({**{n: ["1"] for n in dead_settings(37)}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
-    assert len(report.of_effect(Effect.DEAD)) == 37
+    assert len(report.of_effect(Effect.NO_OP)) == 37
     with_triton = [s for s in rules.compiled if TRITON not in s]
-    assert len(with_triton) <= 1 + 39 + 80  # reference, alone, in company
+    assert len(with_triton) <= 1 + 39 + 80  # reference, alone, with others
     assert len(rules.compiled) - len(with_triton) <= 80
 
 
-def test_two_settings_that_act_only_together_are_live_and_name_each_other() -> None:
-    # On 2b61fbc both halves of the dead ones looked dead, and so did both settings.
+def test_two_settings_that_act_only_together_are_active_and_name_each_other() -> None:
+    # On 2b61fbc both halves of the no-ops looked like no-ops, and so did both settings.
     domains = {n: ["1"] for n in dead_settings(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
     found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
-    assert found[P2P].effect is found[DECOMPOSE].effect is Effect.LIVE
-    assert found[P2P].company[:1] == (DECOMPOSE,)
-    assert found[DECOMPOSE].company[:1] == (P2P,)
-    assert sum(s.effect is Effect.DEAD for s in found.values()) == 20
+    assert found[P2P].effect is found[DECOMPOSE].effect is Effect.ACTIVE
+    assert found[P2P].interacts_with[:1] == (DECOMPOSE,)
+    assert found[DECOMPOSE].interacts_with[:1] == (P2P,)
+    assert sum(s.effect is Effect.NO_OP for s in found.values()) == 20
 
 
-def test_setting_that_acts_with_the_other_kernels_is_live_and_says_so() -> None:
+def test_setting_that_acts_with_the_other_kernels_is_active_and_says_so() -> None:
     # On 2b61fbc only Triton's kernels were asked, and they say that this does nothing.
     (found,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
-    assert (found.effect, found.together, found.under) == (Effect.LIVE, False, "with cuBLAS GEMMs")
+    assert (found.effect, found.interacts_with, found.under) == (Effect.ACTIVE, (), "with cuBLAS GEMMs")
 
 
 def test_one_measurement_serves_two_sets_only_if_no_kernel_choice_tells_them_apart() -> None:
@@ -186,31 +148,25 @@ def test_where_only_one_choice_is_left_only_one_is_compiled() -> None:
         report = screen(rules, baseline).run({SLOP: ["17"], GRAPHS: ["FUSION,CUSTOM_CALL"]}, {})
         assert {s.get(TRITON) for s in rules.compiled} == {baseline.get(TRITON)}
         (graphs,) = [s for s in report.settings if s.name == GRAPHS]
-        assert (graphs.effect is Effect.LIVE) == bool(baseline)
+        assert (graphs.effect is Effect.ACTIVE) == bool(baseline)
 
 
-def test_set_that_allows_triton_in_words_is_still_subject_to_the_autotuner() -> None:
-    engine = screen(Rules())
-    keys = [engine.result(FlagSet({TRITON: v}).merge(f)).program for v in ("true",) for f in engine.choices.values()]
-    assert [p and p.fingerprint for p in keys] == ["plain", "cuBLAS"]
-
-
-def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_dead() -> None:
+def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> None:
     domains = {n: ["1"] for n in dead_settings(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
     whole = Rules()
     screen(whole).run(domains, {})
     for allowed in range(len(whole.compiled) + 1):
         rules = Rules()
         report = screen(rules).run(domains, {}, is_over=lambda: len(rules.compiled) >= allowed)  # noqa: B023
-        dead = {s.name for s in report.of_effect(Effect.DEAD)}
-        assert not dead & {P2P, DECOMPOSE, GRAPHS}, allowed
+        no_op = {s.name for s in report.of_effect(Effect.NO_OP)}
+        assert not no_op & {P2P, DECOMPOSE, GRAPHS}, allowed
         assert {s.name for s in report.settings} | set(report.skipped) == set(domains)
-        assert bool(dead) == (allowed >= len(whole.compiled)), allowed
+        assert bool(no_op) == (allowed >= len(whole.compiled)), allowed
 
 
-def test_setting_with_a_value_that_does_not_compile_is_not_dead() -> None:
-    (found,) = screen(Rules()).run({COMBINE: ["13", "7"]}, {}).settings
-    assert found.effect is Effect.FAILS
+def test_setting_with_a_value_that_does_not_compile_is_not_a_no_op() -> None:
+    assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
+    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
 
 
 STUDY = """
@@ -244,43 +200,33 @@ def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch:
 
     done = CliRunner().invoke(app, ["screen", *where])
     assert done.exit_code == 0, done.output
-    live, _, rest = done.stdout.partition("dead here")
-    assert "xla_gpu_enable_while_loop_double_buffering" in live
-    assert "loop iterations a step: 8 -> 4" in live
+    rest = done.stdout
+    assert "xla_gpu_enable_while_loop_double_buffering" in done.stdout
+    assert "loop iterations a step: 8 -> 4" in done.stdout
     assert "NCCL_PROTO" in rest.partition("to be measured")[2]
 
-    page = tmp_path / "page.html"
     flags = "--xla_gpu_enable_while_loop_double_buffering=true NCCL_PROTO=LL"
-    done = CliRunner().invoke(app, ["explain", *where, "--set", flags, "--html", str(page)])
+    done = CliRunner().invoke(app, ["explain", *where, "--set", flags])
     assert done.exit_code == 0, done.output
     assert "loop iterations a step: 8 -> 4" in done.stdout
-    assert "<svg" in page.read_text(encoding="utf-8")
+    assert "exposed: computing waits for it" in done.stdout
 
     done = CliRunner().invoke(app, ["predict", *where, "--json"])
     assert done.exit_code == 0, done.output
     assert '"predicted": true' in done.stdout
 
 
-def test_narrowed_space_lacks_dead_settings_and_keeps_every_reason() -> None:
+def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
     report = screen(Rules()).run(domains(space()), {})
     left = narrowed(space(), report)
     assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_PROTO", "NCCL_ALGO"]
     assert left.left_out["other"] == "not asked for"
     assert "95" not in left.left_out[SLOP]
     assert "17" in left.left_out[SLOP]
-    # What depends on a dead setting stays: it acts alike under all values of that, be it at run time.
+    # What depends on a no-op stays: it acts alike under all values of that, be it at run time.
     assert {p.name: p.condition for p in left.parameters[2:]} == {
         OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
     }  # fmt: skip
-
-
-def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
-    report = screen(Rules()).run(domains(space()), {})
-    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
-    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
-    assert by_name[COMBINE] == ("7", "11", "13")
-    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
-    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
 
 
 def test_value_that_fits_with_what_others_save_stays() -> None:
@@ -323,11 +269,11 @@ def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks
 
 def test_program_key_joins_what_one_measurement_serves() -> None:
     engine = screen(Rules())
-    plain, dead, live, read_later = (
+    plain, no_op, active, read_later = (
         engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
     )
-    assert plain == dead
-    assert len({plain, live, read_later}) == 3
+    assert plain == no_op
+    assert len({plain, active, read_later}) == 3
     assert engine.program_key(FlagSet({COMBINE: "13"})) is None
     assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
 
@@ -344,3 +290,12 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
         "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
         "xla_d": [FlagSet({"xla_a": "1"})],
     }
+
+
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")

@@ -1,21 +1,38 @@
-"""The atlas as a page that works from a folder: the table packed into it, one script, nothing loaded."""
+"""How the atlas is shown: as a page that works from a folder, as a pandas frame, and what it says of one setting."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from autotune.model import visible
+from autotune.model import SettingError, close_matches, visible
 from autotune.results.pages import render
-from autotune.settings import Atlas, AtlasRow, AtlasVerdict, Setting, load_catalog, load_kinds, load_recipes
+from autotune.settings import (
+    Atlas,
+    AtlasRow,
+    AtlasVerdict,
+    Setting,
+    load_atlas,
+    load_catalog,
+    load_kinds,
+    load_recipes,
+    place_of,
+    read_atlas,
+)
 
-_TRIED = ("", "alone", "together", "company")
+if TYPE_CHECKING:
+    import pandas as pd
+
 _VERDICTS = tuple(AtlasVerdict)
+_TRIED = ("", "alone", "together")
 
 
 def render_atlas(atlas: Atlas) -> str:
@@ -56,7 +73,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
         "cells": [
             [
                 atlas.jaxlibs.index(c.jaxlib), kinds.index(c.workload), targets.index(c.target), c.gpus,
-                words[c.program], c.step_s, c.peak_bytes, c.compiled, c.seconds,
+                words[c.program], c.peak_bytes, c.compiled, c.seconds,
             ]
             for c in cells
         ],
@@ -146,3 +163,94 @@ def _generation(target: str) -> tuple[int, str]:
     """GPUs in the order of their generations: Ampere, Ada, Hopper, Blackwell, others behind."""
     letters = [letter for letter in target if letter in "alhb"]
     return "alhb".index(letters[0]) if letters else 4, target
+
+
+def atlas(folder: str | Path | None = None) -> pd.DataFrame:
+    """The atlas as a frame: what each value of each setting does to each kind of model, compiled beforehand.
+
+    Args:
+        folder: Where a table lies that ``autotune atlas build`` made; None for the one that comes with this package.
+
+    Returns:
+        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text,
+        parted by semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers; ``seconds``
+        (s) as floats; missing where nobody can say. Empty, with the same columns, where no table was built.
+
+    Raises:
+        SettingError: If `folder` is none, or a file of it is no table.
+    """
+    import pandas as pd
+
+    found = load_atlas() if folder is None else read_atlas(Path(folder))
+    rows = [
+        {**row.model_dump(mode="json"), "changes": "; ".join(row.changes), "needs": "; ".join(row.needs)}
+        for row in found
+    ]
+    frame = pd.DataFrame(rows, columns=list(AtlasRow.model_fields))
+    return frame.astype({**dict.fromkeys(("gpus", "peak_bytes", "compiled"), "Int64"), "seconds": "float64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtlasFinding:
+    """What the atlas says of one value of a setting, in all cells of one release where it says the same.
+
+    Attributes:
+        cells: In how many cells it is that.
+        of: Of how many cells of the release.
+        places: Those cells, as `place_of` spells them.
+    """
+
+    value: str
+    jaxlib: str
+    verdict: str
+    cells: int
+    of: int
+    places: tuple[str, ...]
+    words: str
+
+
+def atlas_findings(table: Atlas, name: str, *, kind: str = "setting") -> list[AtlasFinding]:
+    """All that the table says of a setting or recipe, newest release first, most cells first.
+
+    Raises:
+        SettingError: If the table is empty or does not have it; close matches are named.
+    """
+    if not table.cells:
+        raise SettingError("the atlas has no row: nothing was compiled yet; `autotune atlas build` does")
+    rows = table.of(name, kind=kind)
+    if not rows:
+        known = {r.name for r in table if r.kind == kind}
+        raise SettingError(f"the atlas must have the {kind} but has no {name!r}{close_matches(name, known)}")
+    found = []
+    for jaxlib in reversed(table.jaxlibs):
+        of = sum(c.jaxlib == jaxlib for c in table.cells)
+        groups: dict[tuple[str, str, str], list[AtlasRow]] = defaultdict(list)
+        for row in rows:
+            if row.jaxlib == jaxlib:
+                groups[row.value, row.verdict, row.tried].append(row)
+        order = list(dict.fromkeys(value for value, _, _ in groups))
+        for (value, verdict, _), there in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), -len(g[1]))):
+            finding = AtlasFinding(
+                value=value,
+                jaxlib=jaxlib,
+                verdict=str(verdict),
+                cells=len(there) if there[0].workload else of,
+                of=of,
+                places=tuple(dict.fromkeys(map(place_of, there))),
+                words=_format_rows(there),
+            )
+            found.append(finding)
+    return found
+
+
+def _format_rows(rows: list[AtlasRow]) -> str:
+    """What rows with one verdict say: clauses of the first that has any, needs, why."""
+    first = next((r for r in rows if r.changes), rows[0])
+    words = list(first.changes)
+    if first.needs:
+        words.append(f"{'needs' if first.changes else 'only together with'} {', '.join(first.needs)}")
+    if first.verdict is AtlasVerdict.SAME and first.tried:
+        words.append(
+            "compiled alone" if first.tried == "alone" else "compiled together with others that change nothing"
+        )
+    return "; ".join(w for w in (*words, first.message) if w)
