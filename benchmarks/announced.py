@@ -9,14 +9,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import binomtest
 
 from autotune.model import FloorResult, PowerAnalysis
 from autotune.stats import FIRST_LOOK, study_power
-from autotune.stats.proof_design import StudyPower
+from autotune.stats.proof import StudyPower
 from autotune.study.durations import power_analysis
 from autotune.study.stages import noise_floor, probe
 from benchmarks.machines import Case
-from benchmarks.proportions import binomial_lower_bound
 from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
 
 GAIN = 0.02
@@ -73,7 +73,7 @@ def announced(name: str, case: Case, studies: int, rng: np.random.Generator, poo
         announced={key: len(kept) / studies for key, kept in told.items()},
         pairs={key: _mean([k.pairs for k in kept]) for key, kept in told.items()},
         found={key: _mean([k.is_found for k in kept]) for key, kept in told.items()},
-        lower_bound={key: binomial_lower_bound(sum(k.is_found for k in kept), len(kept)) for key, kept in told.items()},
+        lower_bound={key: _lower_bound(sum(k.is_found for k in kept), len(kept)) for key, kept in told.items()},
         in_time={key: _mean([k.is_found and _minutes(k) <= k.minutes for k in kept]) for key, kept in told.items()},
         announced_minutes={key: _mean([k.minutes for k in kept]) for key, kept in told.items()},
         minutes={key: _mean([_minutes(k) for k in kept]) for key, kept in told.items()},
@@ -105,7 +105,7 @@ def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis 
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        return power_analysis(run.spec, run.store.of(FloorResult)[0])  # a replayed study does not work it out
+        return power_analysis(run.spec, run.store.of(FloorResult)[0])  # a study in memory does not work it out
 
 
 def what_it_takes(power: PowerAnalysis | None) -> tuple[int, float] | None:
@@ -128,6 +128,12 @@ def pairs_to_find(effect: float, pair_sd: float) -> StudyPower | None:
         else:
             low = middle + 1
     return found
+
+
+def _lower_bound(successes: int, trials: int) -> float:
+    if trials == 0:
+        return 0.0
+    return float(binomtest(successes, trials, alternative="greater").proportion_ci().low)
 
 
 def _minutes(kept: _Kept) -> float:

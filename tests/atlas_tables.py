@@ -37,7 +37,6 @@ def small() -> Atlas:
         "kind": "cell",
         "program": "p0",
         "peak_bytes": 40_000_000_000,
-        "step_s": 1.25,
         "compiled": 45,
         "seconds": 512.0,
     }
@@ -57,10 +56,9 @@ def small() -> Atlas:
             "changes",
             changes=merged,
             program="p1",
-            predicted_change=-0.031,
             peak_bytes=41_000_000_000,
         ),
-        row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1", predicted_change=0.012),
+        row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1"),
         row(c, combine, "1073741824", "same", tried="alone", program="p0"),
         row(d, combine, "1073741824", "same", tried="together"),
         row(e, combine, "1073741824", "same", tried="together"),
@@ -98,7 +96,7 @@ def big(*, seed: int = 0, jaxlibs: tuple[str, ...] = JAXLIBS, most: int = 150) -
         for kind, target, gpus in places:
             cell = (jaxlib, kind, target, gpus)
             told = {"kind": "cell", "program": "p0", "peak_bytes": chance.randrange(30, 70) * 10**9, "compiled": 45}
-            rows.append(row(cell, "", "", "default", **told, step_s=round(chance.uniform(0.3, 4), 3), seconds=540.0))
+            rows.append(row(cell, "", "", "default", **told, seconds=540.0))
             rows += [_drawn(cell, s, v, habits[s.name], chance) for s, v in values]
             for number, name in enumerate(load_recipes()):
                 program = f"r{chance.choice((number, number // 2))}"
@@ -147,11 +145,9 @@ def _drawn(cell: tuple[str, str, str, int], setting: Any, value: str, habit: Any
     clause = CLAUSES.get(setting.group, "kernels: 1{0}0 -> 1{1}1").format(
         chance.randrange(9, 90), chance.randrange(1, 9)
     )
-    predicts = setting.group in ("combining", "async", "scheduling", "pipelining", "loops")
     return row(
         cell, setting.name, value, "changes", changes=(clause, f"order of {chance.randrange(900)} instructions"),
         program=f"{setting.name[-6:]}{value}{chance.randrange(2)}", peak_bytes=chance.randrange(30, 80) * 10**9,
-        predicted_change=round(chance.gauss(-0.004, 0.015), 4) if predicts else None,
     )  # fmt: skip
 
 

@@ -100,12 +100,12 @@ def test_what_is_told_of_soundness_is_what_was_recorded_and_no_program_was_lost(
     files = sorted(RESULTS.glob("soundness_[0-9]*.json"))
     assert {f.stem for f in files} == {"soundness_0.10.2", "soundness_0.12.0.1"}
     spaces = [found for file in files for found in json.loads(file.read_text()).values()]
-    assert all(found["points_lost"] == found["points_changed_by_dead"] == [] for found in spaces)
+    assert all(found["points_lost"] == found["points_changed_by_no_ops"] == [] for found in spaces)
     figures = told(r"Of (\d+) points in (\d+) spaces the screened space lost no program", text)
     assert figures == [sum(found["points"] for found in spaces), len(spaces)]
 
 
-def test_what_the_search_for_company_guarantees_was_never_missed() -> None:
+def test_what_the_interaction_test_guarantees_was_never_missed() -> None:
     orders = json.loads((RESULTS / "soundness_orders.json").read_text())
     certain = [row for row in orders.values() if row["guaranteed"]]
     assert len(certain) == 4

@@ -30,7 +30,7 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
             f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
             f"{request.nodes}; nodes that no trial can use would only wait"
         )
-    if spec.replay is None and device.platform == "cuda":
+    if device.platform == "cuda":
         gpus = (request.gpus_per_node or 0) * device.node_count
         if gpus < (device.count or device.node_count):
             raise StudyFileError(
@@ -70,7 +70,7 @@ def refuse_longer(spec: StudySpec, time_s: float, grace_s: float, *, more: str =
 def gpus_in_use(spec: StudySpec, nodes: int, gpus_per_node: int) -> int:
     """How many GPUs work at a time: those of one trial on each group of nodes that a trial spans."""
     device = spec.device
-    if spec.replay is not None or device.platform != "cuda":
+    if device.platform != "cuda":
         return 0
     of_group = gpus_per_node * device.node_count
     return nodes // device.node_count * min(device.count or of_group, of_group)
@@ -83,8 +83,10 @@ def idle_gpus(spec: StudySpec, nodes: int, gpus_per_node: int | None) -> list[st
     if used >= given:
         return []
     if used == 0:
-        why = "the study is a [replay]" if spec.replay is not None else 'the study says `device.platform = "cpu"`'
-        return [f"all {given} GPUs would stand idle, for {why}; leave --gpus-per-node out"]
+        return [
+            f'all {given} GPUs would stand idle, for the study says `device.platform = "cpu"`; leave --gpus-per-node '
+            "out"
+        ]
     device = spec.device
     where = "each node" if device.node_count == 1 else f"each group of {device.node_count} nodes"
     least = -(-(device.count or 1) // device.node_count)

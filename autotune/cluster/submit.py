@@ -17,13 +17,7 @@ import jinja2
 
 from autotune.cluster.fit import check_request
 from autotune.cluster.job_request import JobRequest, Program, format_time
-from autotune.machine import (
-    ask_slurm,
-    caller_environment,
-    inside_slurm_job,
-    slurm_client_environment,
-    slurm_partitions,
-)  # fmt: skip
+from autotune.machine import ask_slurm, caller_environment, inside_slurm_job, slurm_client_environment, slurm_partitions
 from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, redact_text
 
 MOST_REQUEUES = 100
@@ -103,7 +97,7 @@ def _directive(option: str) -> str:
 
 def _dask_steps(spec: StudySpec, request: JobRequest, program: Program) -> dict[str, list[str]]:
     """What starts scheduler, driver, and a worker on each node of the job, called after its node."""
-    with_gpus = spec.replay is None and spec.device.platform == "cuda"
+    with_gpus = spec.device.platform == "cuda"
     shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
     once = ["srun", "--nodes=1", "--ntasks=1", *shared] if request.container_image is not None else []
     scheduler = request.inside(program.dask_command("scheduler", "--port", "0"), with_gpus=False)

@@ -8,14 +8,27 @@ other process does on it meanwhile. Where turns are taken the other arm's proces
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from autotune.machine.telemetry import GpuWatch
-from autotune.model import Arm, EnergyUse, Pair, StudySpec, WorkPerStep, format_seconds
-from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
+from autotune.model import (
+    Arm,
+    EnergyUse,
+    Pair,
+    StudySpec,
+    WorkPerStep,
+    format_seconds,
+)
+from autotune.stats import (
+    estimate_aba,
+    estimate_pairs,
+)
 
 T = TypeVar("T")
 
@@ -107,9 +120,7 @@ class EnergyMeter:
             return None
         if sandwiches:
             runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)
-            estimate = estimate_sandwiches(
-                [Sandwich(before_s=b, candidate_s=c / per_step, after_s=a) for b, c, a in runs]
-            )
+            estimate = estimate_aba([(before, middle / per_step, after) for before, middle, after in runs])
         else:
             estimate = estimate_pairs([math.log(c / per_step / r) for r, c in zip(reference, candidate, strict=True)])
         return EnergyUse(
@@ -142,8 +153,6 @@ def open_meter(spec: StudySpec, gpus: GpuWatch, *, is_shared: bool = False, powe
         is_shared: Several lanes are at work, perhaps on the cores of one processor, whose counter is of all.
         powercap: Where Linux has its RAPL counters.
     """
-    if spec.replay is not None:
-        return EnergyMeter(problem="a replayed study has no device that draws any")
     if spec.device.node_count > 1:
         return EnergyMeter(
             problem="counters are read by the driver, which sees those of its own machine only; use "

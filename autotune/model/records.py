@@ -33,12 +33,12 @@ LeftOut = str | tuple[str, ...]
 
 
 def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
-    """All names."""
+    """All names of what was left out."""
     return (left_out,) if isinstance(left_out, str) else left_out
 
 
 class AblationResult(Stamped):
-    """One setting left out of the winner, or several together, measured against the whole winner: do they pay?"""
+    """One setting left out of the winner, or several together, measured against the whole winner."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -67,7 +67,7 @@ winner's are left out together by one measurement. That measurement decides, so 
 
 
 class Believed(Record):
-    """An expected ratio of step times with its 95 % interval."""
+    """Ratio of step times that the model expects, with its 95 % interval."""
 
     ratio: Ratio
     low: Ratio
@@ -75,7 +75,7 @@ class Believed(Record):
 
 
 class ValueEffect(Believed):
-    """What one value does beside the defaults of all other settings.
+    """Effect of one value beside the defaults of all other settings.
 
     Attributes:
         trials: How many had it and ran.
@@ -86,11 +86,11 @@ class ValueEffect(Believed):
 
 
 class SettingEffect(Record):
-    """One setting.
+    """Effect of one setting.
 
     Attributes:
         chance: That it acts, alone or together with another.
-        values: Those that were tried, but for the default.
+        values: Those that were tried, less the default.
         needs: Other settings that decide whether this one can act.
     """
 
@@ -100,37 +100,33 @@ class SettingEffect(Record):
     needs: tuple[str, ...] = ()
 
     def is_useless(self, value: str, *, least: float) -> bool:
-        """Whether it counts as inert, or this value of it cannot better a set by a share of `least`."""
+        """Whether it counts as inert, or this value surely gains less than `least` (a share)."""
         found = next((v for v in self.values if v.value == value), None)
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
 
 class PairEffect(Record):
-    """Two settings that may act together.
-
-    Attributes:
-        chance: That they do.
-    """
+    """Two settings that may interact, with the chance that they do."""
 
     names: tuple[str, str]
     chance: Chance
 
 
 class BestPredicted(Believed):
-    """The best expected set, tried or not, of settings alone that are expected to better it."""
+    """The set with the best predicted step time, made of settings that are believed to help on their own."""
 
     settings: Settings
 
 
 class EffectsRecord(Stamped):
-    """Estimates when the search of a session ended; the same whichever sampler proposed the trials.
+    """Effects that a model of the trials found when a session's search ended: no proof, see docs/search.md.
 
     Attributes:
-        trials: Trials that the study had then.
-        measured: Of these, how many the model could learn speed from.
+        trials: Of the study at that time.
+        measured: Those that the model could learn speed from.
         settings: All that are searched, likeliest first.
-        pairs: Those that act together with some chance, likeliest first.
-        best: The best expected set; empty where that is the default.
+        pairs: Those with some chance to interact, likeliest first.
+        best: Empty settings where that is the default.
     """
 
     kind: Literal["effects"] = "effects"
@@ -141,15 +137,9 @@ class EffectsRecord(Stamped):
     best: BestPredicted
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
-        """A set without what is believed to be of no use in it.
+        """The set without inert settings and without values that surely gain less than `least` (a share).
 
-        That is what counts as inert, and values of settings that do act of which the whole interval promises less than
-        `least`, unless another that stays needs them or acts together with them. Settings that were not searched stay:
-        nothing is known of them.
-
-        Args:
-            settings: The set.
-            least: Smallest gain of interest, as a share.
+        A setting stays if another that stays needs it or interacts with it, and if it was not searched.
         """
         known = {s.name: s for s in self.settings}
         kept = {n for n, v in settings.items() if n not in known or not known[n].is_useless(v, least=least)}
@@ -168,22 +158,22 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class PowerAnalysis(Record):
-    """What the proofs of a study can detect, from a cautious estimate of what processes differ by.
+    """What the proofs of a study can detect, from a cautious estimate of the spread between processes.
 
     Attributes:
-        pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next, cautiously.
-        pairs: Pairs of blocks that each of them runs.
-        pair_s: Seconds of one of them.
+        pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
+        pairs: Pairs of blocks in each.
+        pair_s: Seconds of one.
         most: The study's cap of pairs of processes in each proof.
-        smallest: The smallest gain that is proven 9 times in 10 within that cap; None if there is none below 50 %.
-        proof_s: Seconds of all proofs of a study with that gain on one lane, within which 97 of 100 are through.
+        smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
+        proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
     """
 
     pair_sd: Annotated[float, Field(ge=0)]
     pairs: AtLeastOne
     pair_s: Elapsed
     most: AtLeastOne
-    smallest: Annotated[float, Field(ge=0, lt=1)] | None = None
+    smallest: Share | None = None
     proof_s: Elapsed | None = None
 
 
@@ -195,8 +185,8 @@ class MemoryUse(Record):
     """Memory in use at the end of a block.
 
     Attributes:
-        host_bytes: Of all processes of a trial and those that they started, what is theirs: no mapped files.
-        device_bytes: Of all their devices; None where the platform or the program does not tell.
+        host_bytes: Of all processes of a trial and their children, mapped files excluded.
+        device_bytes: Of all their devices; None where that is not reported.
     """
 
     host_bytes: Count | None = None
@@ -207,9 +197,8 @@ class SoakArm(Record):
     """One arm alone for a while.
 
     Attributes:
-        steps_s: Seconds of all steps.
-        segment_s: Mean step of each of a few equal parts of the run, in order, in seconds.
-        host: Memory of its first process and what that started; empty where nobody tells.
+        segment_s: Mean step of equal parts of the run, in order, in seconds.
+        host: Memory of its first process and its children; empty where not reported.
         device: Likewise of its devices.
     """
 
@@ -225,7 +214,6 @@ class SoakLook(Record):
     """Both arms, one after the other.
 
     Attributes:
-        candidate: The set.
         reference: As many steps of the reference; None if it failed, then memory alone is judged.
     """
 
@@ -237,9 +225,9 @@ class SoakArms(Record):
     """Both arms of a soak.
 
     Attributes:
-        looks: One; two or three if something spoke against the set: then only what all show counts.
-        typical: log of the typical step, candidate over reference, per unit of work, from the proof; None without one.
-        process_sd: Standard deviation of that from one pair of processes to the next.
+        looks: One; up to three if something spoke against the set, then only what all show counts.
+        typical: Log ratio of the typical step in the proof, per token.
+        process_sd: Standard deviation of that between pairs of processes.
         work: What a step of each arm does, where it differs.
     """
 
@@ -326,7 +314,7 @@ class TrialResult(TrialOutcome, Stamped):
 
     @property
     def tokens_per_j(self) -> float | None:
-        """Tokens that one joule trains; None where energy or tokens are not known."""
+        """Tokens trained per joule; None where energy or tokens are not known."""
         tokens = self.worker.tokens_per_step if self.worker else None
         energy = self.comparison.energy if self.comparison else None
         return tokens / energy.candidate_step_j if tokens and energy else None
@@ -337,11 +325,10 @@ SCHEMA_VERSION = 2
 
 
 class ScreenRecord(Stamped):
-    """What compiling alone said before anything was measured, or why the study is not screened.
+    """Result of compiling without measuring, or why the study is not screened.
 
     Attributes:
-        report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
-        reason: Why there is no report.
+        report: An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled.
     """
 
     kind: Literal["screen"] = "screen"
@@ -357,7 +344,7 @@ class SessionRecord(Stamped):
     """One start of the driver; its budgets go on where the last session's stopped.
 
     Attributes:
-        identity: Of the study (`StudySpec.identity`): records can be told from another study's without `study.json`.
+        identity: `StudySpec.identity`, by which records can be told from another study's without `study.json`.
     """
 
     kind: Literal["session"] = "session"
@@ -370,7 +357,7 @@ class SessionRecord(Stamped):
 
 
 class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how much of that its own processor did nothing."""
+    """One end of the driver: how long it ran, and how long its own processor idled."""
 
     kind: Literal["span"] = "span"
     wall_s: Elapsed
@@ -379,11 +366,11 @@ class SpanRecord(Stamped):
 
 
 class LedgerRecord(Stamped):
-    """What the study has used up so far, all sessions together; written now and then, for a driver may be killed.
+    """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
     Attributes:
-        device_s: Seconds of devices that stood ready for it, summed over them: what a cluster charges.
-        lanes: Lanes there are now.
+        device_s: Seconds of devices reserved for it, summed over devices: what a cluster charges.
+        lanes: Those of now.
     """
 
     kind: Literal["ledger"] = "ledger"
@@ -392,15 +379,14 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against other processes of itself.
+    """The noise floor: the reference against other processes of itself (A/A).
 
     Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
+        loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
-        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
-            runs have none.
-        power: Of the first noise floor, where times are known and real.
-        kernels: What XLA's autotuner chose in its processes; None where fewer than two told.
+        loss_spread: How far references were apart, by step; candidates are held to it.
+        power: Of the study's first noise floor, where times are known and real.
+        kernels: None where fewer than two processes reported theirs.
     """
 
     kind: Literal["floor"] = "floor"
@@ -410,30 +396,26 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread | None = None
+    loss_spread: LossSpread
     power: PowerAnalysis | None = None
     kernels: KernelSpread | None = None
     directory: str
 
 
 class ConfirmRun(Stamped):
-    """One fresh pair of processes of one finalist, or the failure that took its place.
+    """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
-            ``pgle`` for a set with its profile against the same without; ``gain`` and ``alone`` for what a proven set
-            is measured by once more.
-        log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
-        work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
-        loss: How their losses were compared, or that they were not.
+            ``pgle`` for a set with its profile against the same without, ``gain`` and ``alone`` to re-estimate a proven
+            set.
+        log_ratio: Log of candidate over reference step time in this pair alone.
+        work: Where set, ratios are per token.
         against: What it was compared with; None is the study's reference.
-        is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
-        total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
-        reference_kernels: What XLA's autotuner chose in the reference's process; None where it did not tell.
-        candidate_kernels: Likewise in the candidate's.
-        warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
+        is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
+        total: Total times and stalls of both arms.
+        warnings: What the machine did meanwhile that makes the figures doubtful.
         energy_problem: As in `Comparison`.
-        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -466,14 +448,14 @@ REESTIMATES = ("gain", "alone")
 
 
 class ProofRecord(Stamped):
-    """The plan of one proof, made before its first pair of processes: what it may err, over all looks at it.
+    """Plan of one proof, made before its first pair of processes: its error over all looks.
 
     Attributes:
         stage: As in `ConfirmRun`.
         base: Pairs of processes within which most of the error is spent; see `autotune.stats.ProofPlan`.
-        hurdle: One-sided error at which the set goes on to what comes next.
-        claim: One-sided error of what is said of it.
-        first: Number of the first pair that counts: those before were seen before the plan was made.
+        hurdle: One-sided error at which the set goes on to the next stage.
+        claim: One-sided error of the reported verdict.
+        first: Number of the first pair that counts: earlier ones were seen before the plan was made.
     """
 
     kind: Literal["proof"] = "proof"
@@ -486,16 +468,16 @@ class ProofRecord(Stamped):
 
 
 class FinalistResult(Stamped):
-    """A finalist's verdict over fresh processes.
+    """Verdict on a finalist over fresh processes.
 
     Attributes:
-        estimate: Ratio with its ordinary 95 % interval over processes; what stopped the proof has chosen it, too.
-        corrected: The same with the interval that holds over all looks and all sets of the stage; this one decides.
-        goes_on: Whether the set holds at the error of the plan's hurdle.
-        most: Pairs of processes after which the proof would have ended in any case; None of what has no cap.
-        reason: Why it ended, in plain words.
-        veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
-        work: As its processes told it, where it differs from the reference's.
+        estimate: With its ordinary 95 % interval over processes, biased by the stopping rule.
+        corrected: With the interval that holds over all looks and sets of the stage; this one decides.
+        goes_on: Whether the set holds at the plan's hurdle.
+        most: Cap of pairs of processes; None of what has none.
+        reason: Why the proof ended.
+        veto: Why a set with a faster typical step is no winner.
+        work: Where it differs from the reference's.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -520,19 +502,17 @@ class FinalistResult(Stamped):
 
     @property
     def is_passed(self) -> bool:
-        """Whether it goes on to what comes next."""
+        """Whether it goes on to the next stage."""
         return self.goes_on and not self.is_vetoed
 
 
 class ProfileRecord(Stamped):
-    """What the instructions of a set's program take: the profile that XLA's scheduler reads in the next compilation.
+    """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
 
     Attributes:
-        settings: The set that was profiled.
         steps: Steps that were profiled.
-        profile: None where there is none.
-        failure: Why there is none, if its process failed.
-        reason: Why there is none otherwise.
+        failure: Of its process.
+        reason: Why there is no profile otherwise.
     """
 
     kind: Literal["profile"] = "profile"
@@ -546,11 +526,7 @@ class ProfileRecord(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended.
-
-    ``nothing_beats_the_default``: gains above the bound that its sentence tells are ruled out; ``inconclusive``: they
-    are not.
-    """
+    """How a study ended. Whether gains above a bound are ruled out divides the second from the third."""
 
     WINNER = "winner"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
@@ -559,7 +535,7 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's one sentence, and the set that earned it if there is one."""
+    """The study's sentence, and the proven set if there is one."""
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -577,13 +553,13 @@ class SoakRecord(Stamped):
     """The winner's long run under a watchdog.
 
     Attributes:
-        steps_s: Seconds of steps that were run.
-        starts: Processes that it took; more than one where a program ends by itself.
+        steps_s: Seconds of all steps.
+        starts: Processes that it took; several where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
-        loss: Its loss against the reference's after as much work, where dtype or batch differ.
-        failure: What ended it early, or what both arms say against it; a winner that fails here is none.
-        kernels: The autotuner's results of its last process; None where none were kept.
-        arms: What both arms did; soaks of older versions, and failed ones, have none.
+        loss: Against the reference's after as much work, where dtype or batch differ.
+        failure: What ended it early, or what both arms show against it.
+        kernels: The autotuner's results of its last process.
+        arms: None of a soak that failed early.
     """
 
     kind: Literal["soak"] = "soak"
@@ -601,12 +577,11 @@ class SoakRecord(Stamped):
 
 
 class BlameRecord(Stamped):
-    """The smallest part of a failing set that still fails in the same way.
+    """The smallest part of a failing set that fails in the same way.
 
     Attributes:
         settings: The whole set of the trial.
-        smallest: Its part.
-        is_minimal: Whether no setting of it can be left out, as far as single starts tell.
+        is_minimal: Whether no setting of it can be left out, by single starts.
         starts: Processes that were started to find it.
     """
 
@@ -622,7 +597,7 @@ class BlameRecord(Stamped):
 
 
 class IncidentRecord(Stamped):
-    """Something that happened to the tuner, not to a trial: the reference died and was started again."""
+    """Something that happened to the tuner, not to a trial, such as a restart of the reference."""
 
     kind: Literal["incident"] = "incident"
     what: str

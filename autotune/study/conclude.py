@@ -12,18 +12,11 @@ from autotune.model import (
     FlagSet,
     Outcome,
     SoakRecord,
-    StudySpec,
     TrialResult,
     format_change,
     format_share,
 )
-from autotune.results import (
-    describe_soak,
-    format_estimate,
-    keep_in_run,
-    loss_addition,
-    time_of,
-)
+from autotune.results import describe_soak, format_estimate, keep_in_run, loss_addition, time_of
 from autotune.stats import Verdict
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
@@ -46,7 +39,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     spec, winner = run.spec, run.winner
-    where = _where(spec)
     soaks = run.store.of(SoakRecord)
     if winner is not None and (proven := winner.proof) is not None and proven.estimate is not None:
         reestimate = winner.after
@@ -61,7 +53,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             after += f"; that it is faster at all the proof says: {format_estimate(proven.corrected)}"
         return {
             "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "
+            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
             f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
@@ -72,12 +64,13 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     if not results:
         has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
         why = "the noise floor left no time for a trial; with a larger budget the same command goes on from here"
-        sentence = f"inconclusive: nothing was tried {where}: {why if has_budget else 'there was nothing to try'}"
+        why = why if has_budget else "there was nothing to try"
+        sentence = f"inconclusive: nothing was tried on this machine: {why}"
         outcome = Outcome.INCONCLUSIVE
     elif all(r.failure is not None for r in results):
-        outcome, sentence = Outcome.NOTHING_RAN, f"no setting tried ran to a result {where}"
+        outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
-        outcome, sentence = _no_winner(run, results, where)
+        outcome, sentence = _no_winner(run, results)
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | _objections(run)
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
@@ -93,26 +86,22 @@ def _objections(run: StudyRun) -> dict[FlagSet, str]:
     return {c.settings: c.after.objection for c in run.candidates if c.after.objection is not None}
 
 
-def _where(spec: StudySpec) -> str:
-    return "in this replay" if spec.replay is not None else "on this machine"
-
-
-def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
+def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """Returns what a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if run.time.unproven:
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: nothing is proven {where}: the budget left no time for that; gains of step time up to "
-            f"{format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command goes on "
+            "inconclusive: nothing is proven on this machine: the budget left no time for that; gains of step time up "
+            f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command goes on "
             "from here"
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat the default {where}, but gains of step time up to "
-            f"{format_share(open_gain)} are not ruled out ({settings})"
+            "inconclusive: no setting tried is proven to beat the default on this machine, but gains of step time up "
+            f"to {format_share(open_gain)} are not ruled out ({settings})"
         )
-    beats = f"no setting tried beats the default {where} by more than"
+    beats = "no setting tried beats the default on this machine by more than"
     if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"

@@ -63,10 +63,10 @@ from autotune.stats import (
     gain_pairs,
     look_alone,
 )
-from autotune.study.measured import is_same_program
+from autotune.study.prefilter import is_same_program
 from autotune.study.run import Candidate, SetState, StudyRun
 from autotune.study.runner import pays
-from autotune.study.units import AblationUnit, Job, PairUnit, SoakUnit
+from autotune.study.tasks import AblationTask, PairTask, PendingTask, SoakTask
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
@@ -253,8 +253,8 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
             )
             label = f"{settings.digest}-without-{what}"[:120]
             most = run.time.pairs_for(run.time.kept_after("confirm"), starts=2, share=share)
-            unit = AblationUnit(settings=settings, left_out=left_out, most=most)
-            run.lanes.do(Job(unit, ("minimise", label), label, run.store.append))
+            unit = AblationTask(settings=settings, left_out=left_out, most=most)
+            run.lanes.do(PendingTask(unit, ("minimise", label), label, run.store.append))
         found = run.store.of(AblationResult)[-1]
     run.view.ablation(found)
     return found
@@ -315,12 +315,12 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
             return record
     name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
-    unit = SoakUnit(
+    unit = SoakTask(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=judged[-1] if judged else LossBasis.STEPS,
         typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
         process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
-    run.lanes.do(Job(unit, ("soak", name), name, run.store.append))
+    run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))
     return run.store.of(SoakRecord)[-1]
 
 
@@ -345,7 +345,7 @@ def prove(
     planned = [(t, _plan_of(store, stage, s)) for t, s in sets]
     proofs = [_Open(run, trial, proof) for trial, proof in planned if proof is not None]
 
-    def next_pair() -> PairUnit | None:
+    def next_pair() -> PairTask | None:
         waiting = [(at, p) for p in proofs if (at := p.next_pair()) is not None]
         if not waiting:
             return None
@@ -354,7 +354,7 @@ def prove(
         if not run.time.allows_pair(stage, at + 1, is_needed=not has_passed):
             run.time.leave(proof.plan.settings)
             return None
-        return PairUnit(
+        return PairTask(
             stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at), against=against
         )
 
@@ -401,7 +401,7 @@ class _Open:
 
 
 def _run_pairs(
-    run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairUnit | None], *, asked: int
+    run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairTask | None], *, asked: int
 ) -> None:
     """Has fresh pairs of processes run and recorded until there is none to run.
 
@@ -416,11 +416,11 @@ def _run_pairs(
         run.store.append(found)
         run.view.proof(found, asked)
 
-    def next_job() -> Job | None:
+    def next_job() -> PendingTask | None:
         if (unit := next_pair()) is None:
             return None
         name = f"{unit.stage}-{unit.settings.digest}-{unit.repeat:02d}"
-        return Job(unit, ("confirm", name), name, record)
+        return PendingTask(unit, ("confirm", name), name, record)
 
     for found in known:
         run.view.proof(found, asked)
@@ -532,13 +532,13 @@ def _run_after(
     taken: set[int] = set()
     before = len(done())
 
-    def next_pair() -> PairUnit | None:
+    def next_pair() -> PairTask | None:
         runs = done()
         if any(r.failure is not None for r in runs) or not goes_on(runs, before + len(taken)):
             return None
         free = next(n for n in itertools.count() if n not in {r.repeat for r in runs} | taken)
         taken.add(free)
-        return PairUnit(stage=stage, settings=proven.settings, trial=proven.trial, repeat=free, is_alone=stage == ALONE)
+        return PairTask(stage=stage, settings=proven.settings, trial=proven.trial, repeat=free, is_alone=stage == ALONE)
 
     _run_pairs(run, done(), next_pair, asked=asked)
 
@@ -577,6 +577,6 @@ def unsettled(store: Store) -> Unsettled | None:
 
 def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:
     for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect, optimism=0.5) >= LIKELY:
+        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect) >= LIKELY:
             return most
     return None

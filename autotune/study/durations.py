@@ -221,7 +221,7 @@ def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None
     Spreads from few processes are often too small, so it rests on an upper limit: `NoiseFloor.cautious_process_sd`.
     """
     floor, most = result.floor, spec.confirm.processes
-    if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
+    if not (floor.start_s and floor.pair_s):
         return None
     if most < FIRST_LOOK:
         return None

@@ -22,6 +22,7 @@ from autotune.cluster import (
 )
 from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
 from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
+from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
@@ -57,12 +58,6 @@ def choose_engine(
 ) -> MakeEngine | None:
     """The lanes of a study as it is called here; None is this process alone.
 
-    Args:
-        spec: The study.
-        groups: Devices of this machine that were named, one group for each lane.
-        scheduler: Address of a Dask cluster's scheduler.
-        scheduler_file: The file that has it.
-
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, or lanes are named twice.
         LaunchError: If this machine does not have those devices.
@@ -79,8 +74,7 @@ def choose_engine(
             )
         if len(groups) > 1:
             return lambda run: _on_devices(run, groups)
-        if spec.replay is None:
-            restrict_devices(spec.device.platform, groups[0])
+        restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
     if len(nodes) >= 2 * spec.device.node_count:
@@ -92,8 +86,6 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
     """What a lane's first message says.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file, as the lane sees it.
         run: The run directory, where the lane sees it, too; None where it does not.
         devices: What it may use of its machine; empty for all.
     """
@@ -103,6 +95,7 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
         "study_dir": study_dir,
         "run": str(run) if run else None,
         "devices": devices,
+        "launcher": launcher_name(),
     }
 
 
@@ -141,7 +134,7 @@ def _refuse_for_dask(spec: StudySpec, named: Sequence[str]) -> None:
 def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
     """A lane on each worker of the cluster; nothing of the run directory is seen there."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
-    holds_gpus = run.spec.replay is None and run.spec.device.platform == "cuda"
+    holds_gpus = run.spec.device.platform == "cuda"
     engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
     run.view.note(f"lanes are {engine.words}")
     return engine

@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus, shrink
-from autotune.study.bench import Bench
-from autotune.study.units import BlameUnit
+from autotune.study.context import MeasurementContext
+from autotune.study.tasks import BlameTask
 from autotune.workers import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
@@ -34,7 +34,7 @@ def next_failure(
     return None
 
 
-def failing_unit(trial: TrialResult, results: Sequence[TrialResult]) -> BlameUnit:
+def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTask:
     """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
     assert trial.failure is not None
     kind = trial.failure.kind
@@ -44,7 +44,7 @@ def failing_unit(trial: TrialResult, results: Sequence[TrialResult]) -> BlameUni
             known.append((result.settings, False))
         elif result.failure is not None and result.failure.kind is kind:
             known.append((result.settings, True))
-    return BlameUnit(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+    return BlameTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
 
 
 def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
@@ -57,20 +57,20 @@ def most_starts(kind: FailureKind) -> int:
     return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
 
 
-def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path, *, alone: bool) -> BlameRecord:
+def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path, *, alone: bool) -> BlameRecord:
     """Finds the smallest part of a failing set that fails in the same way.
 
     Args:
-        bench: Where; a living reference is left alone.
-        unit: The set, how it failed, and what is known of its parts.
+        context: Where; a living reference is left alone.
+        task: The set, how it failed, and what is known of its parts.
         folder: Where logs go.
         alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
     """
-    kind = unit.failure_kind
+    kind = task.failure_kind
     most = most_starts(kind)
     starts = 0
-    known: dict[FlagSet, bool] = {FlagSet(): False, unit.settings: True}
-    for part, is_failing in unit.known:
+    known: dict[FlagSet, bool] = {FlagSet(): False, task.settings: True}
+    for part, is_failing in task.known:
         known.setdefault(part, is_failing)
 
     def fails(part: FlagSet) -> bool | None:
@@ -80,32 +80,32 @@ def minimise_failure(bench: Bench, unit: BlameUnit, folder: Path, *, alone: bool
             if starts == most:
                 return None
             starts += 1
-            bench.desk.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
-            own = bench.folders.folder(*Path(bench.folders.relative(folder)).parts, f"{starts:02d}")
-            known[part] = _fails(bench, part, own, kind, alone=alone)
+            context.progress.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
+            own = context.folder_in(folder, f"{starts:02d}")
+            known[part] = _fails(context, part, own, kind, alone=alone)
         return known[part]
 
-    smallest, is_minimal = shrink(unit.settings, fails)
+    smallest, is_minimal = shrink(task.settings, fails)
     return BlameRecord(
-        trial=unit.trial,
+        trial=task.trial,
         failure_kind=kind,
-        settings=unit.settings,
+        settings=task.settings,
         smallest=smallest,
         is_minimal=is_minimal,
         starts=starts,
     )
 
 
-def _fails(bench: Bench, part: FlagSet, folder: Path, kind: FailureKind, *, alone: bool) -> bool:
+def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, alone: bool) -> bool:
     """Whether a part fails in the same way, at its start or in its first blocks."""
 
     def look(alone: bool) -> None:
-        with contextlib.closing(bench.start(part, folder, alone=alone)) as worker:
+        with contextlib.closing(context.start(part, folder, alone=alone)) as worker:
             for _ in range(3):
-                worker.run_block(bench.steps_for(worker))
+                worker.run_block(context.steps_for(worker))
 
     try:
-        bench.where_it_fits(look, alone=alone or bench.share.is_known_alone(part))
+        context.where_it_fits(look, alone=alone or context.share.is_known_alone(part))
     except WorkerFailed as error:
         return error.failure.kind is kind
     return False

@@ -10,7 +10,7 @@ from autotune.model import PROFILE, FlagSet, ProfileRecord
 from autotune.stats import FIRST_LOOK, Verdict
 from autotune.study.confirm import pays_for_itself, prove
 from autotune.study.run import Candidate, StudyRun
-from autotune.study.units import Job, ProfileUnit
+from autotune.study.tasks import PendingTask, ProfileTask
 
 PROFILED_STEPS = 5
 
@@ -51,15 +51,13 @@ def profile_guide(run: StudyRun) -> None:
 def why_not(run: StudyRun) -> str | None:
     """Why nothing is profiled, empty where that goes without saying; None if it can be."""
     spec = run.spec
-    if spec.replay is not None and not spec.replay.profile:
-        return ""
     if PROFILE in spec.baseline.merge(run.waiting[0].settings):
         return "the study names a profile itself"
     if spec.workload.command is not None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""
     if spec.device.platform == "cpu":
         return ON_CPU
-    if spec.confirm.pgle == "auto" and spec.replay is None and (run.facts.device_count or 1) < 2:
+    if spec.confirm.pgle == "auto" and (run.facts.device_count or 1) < 2:
         return ONE_DEVICE
     return None
 
@@ -69,6 +67,6 @@ def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
     for known in run.store.of(ProfileRecord):
         if known.settings == settings and known.profile is not None:
             return known
-    unit = ProfileUnit(settings=settings, steps=PROFILED_STEPS)
-    run.lanes.do(Job(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
+    unit = ProfileTask(settings=settings, steps=PROFILED_STEPS)
+    run.lanes.do(PendingTask(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
     return run.store.of(ProfileRecord)[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.compiler import Facts
-from autotune.machine import caller_environment, steering_settings, visible_gpus
+from autotune.machine import caller_environment, restrict_devices, steering_settings, visible_gpus
 from autotune.model import (
     AutotuneError,
     FlagSet,
@@ -38,15 +38,7 @@ from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import (
-    CommandLauncher,
-    Launcher,
-    LocalLauncher,
-    ReplayLauncher,
-    SrunLauncher,
-    WorkerFailed,
-    describe_workload,
-)
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher, WorkerFailed, describe_workload
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -132,19 +124,28 @@ def known_settings(spec: StudySpec, python: str) -> KnownSettings:
     return KnownSettings(probe_build(python, platform=spec.device.platform))
 
 
-def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
-    """Makes the launcher that a study asks for.
+def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
+    """Makes the launcher that a study asks for; tests and benchmarks put a simulated machine in place of this function.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file.
+        devices: What this process and its workers may use of the machine; empty for what they may already.
 
     Raises:
-        LaunchError: If its trials span several nodes and there are none.
+        LaunchError: If its trials span several nodes and there are none, or the machine does not have those devices.
     """
-    if spec.replay is not None:
-        device = spec.device
-        return ReplayLauncher(spec.replay, seed=spec.seed, platform=device.platform, device_count=device.count or 1)
+    if devices:
+        restrict_devices(spec.device.platform, devices)
     kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
     if spec.device.node_count > 1:
         kind = SrunLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
+
+
+def launcher_name() -> str:
+    """Names the function in force as `make_launcher`, by which a lane makes its launcher just as its driver does."""
+    return f"{make_launcher.__module__}:{make_launcher.__qualname__}"
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
@@ -154,8 +155,7 @@ def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
         StudyFileError: If there are any, by name.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
-    if spec.replay is None:  # a formula needs none
-        refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
+    refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
@@ -201,10 +201,8 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     def here(settings: FlagSet, whose: str) -> FlagSet:
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
 
-    found: list[tuple[str, FlagSet]] = []
-    if spec.replay is None:
-        own = steering_settings(caller_environment())
-        found.append(("your environment", here(own, "your environment")))
+    own = steering_settings(caller_environment())
+    found = [("your environment", here(own, "your environment"))]
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
@@ -313,8 +311,6 @@ def preview_space(
 
 def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple[WorkloadFacts | None, str]:
     """Returns the facts of the reference, None if nobody knows, and their source; builds the workload if `is_sized`."""
-    if spec.replay is not None:
-        return Facts(device_count=spec.device.count or 1), "the study; a replayed workload tells nothing more"
     if spec.workload.entry is None:
         return None, "the study alone; its command tells more, if anything, when it runs"
     count = _device_count(spec)

@@ -153,9 +153,9 @@ def _screen_weight(report: SettingReport | None) -> tuple[float, list[str]]:
         return 1.0, []
     if report.effect is Effect.FAILS:
         return FAILS, ["some of its values do not compile"]
-    if report.effect is Effect.DEAD:
+    if report.effect is Effect.NO_OP:
         return FAILS, ["compiling says that it changes nothing"]
-    if report.together:
+    if report.interacts_with:
         return TOGETHER, ["it changes the program together with others only"]
     count = max((len(v.changes) for v in report.values), default=0)
     return LIVE, [f"it changes the program ({count} differences)" if count > 1 else "it changes the program"]
@@ -163,9 +163,9 @@ def _screen_weight(report: SettingReport | None) -> tuple[float, list[str]]:
 
 def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
     """Returns values that change nothing by themselves though another value does."""
-    if report is None or report.effect is not Effect.LIVE or report.under or report.together:
+    if report is None or report.effect is not Effect.ACTIVE or report.under or report.interacts_with:
         return ()
-    return tuple(v.value for v in report.values if not v.is_live and not v.message)
+    return tuple(v.value for v in report.values if not v.is_active and not v.message)
 
 
 def _recipe_counts() -> Mapping[str, int]:
@@ -177,8 +177,7 @@ def _recipe_counts() -> Mapping[str, int]:
 
 def similar_cells(table: Atlas, spec: StudySpec, device_count: int | None, jaxlib: str) -> list[AtlasRow]:
     """Returns cells of the atlas of a study's release, one GPU or several, and its preset where the table has it."""
-    is_made_up = spec.replay is not None or not jaxlib
-    if spec.device.platform != "cuda" or is_made_up or not table.cells:
+    if spec.device.platform != "cuda" or not jaxlib or not table.cells:
         return []
     release = newest_not_after(jaxlib, table.jaxlibs)
     cells = [c for c in table.cells if c.jaxlib == release]

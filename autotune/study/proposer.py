@@ -19,13 +19,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import (
-    EffectsRecord,
-    FlagSet,
-    StudySpec,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model import EffectsRecord, FlagSet, StudySpec, TrialConfig, TrialResult
 from autotune.rundir import NUMBER_KEY, OptunaStudy
 from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace

@@ -46,8 +46,9 @@ from autotune.results import (
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
+from autotune.study import preflight
 from autotune.study.confirm import measure_again, most_processes, prove
-from autotune.study.preflight import make_launcher, refuse_missing_secrets
+from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -78,7 +79,7 @@ class NothingToSearch:
 
     def launcher(self, store: Store) -> Launcher:
         """Makes the launcher that the study asks for."""
-        return make_launcher(store.spec, store.study_dir)
+        return preflight.make_launcher(store.spec, store.study_dir)
 
 
 def new_recheck(

@@ -59,8 +59,9 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
         if (root := workloads_root()).name == "bundled":  # there, `-m` does not find it by itself
             environment["PYTHONPATH"] = str(root)
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
-    secrets = () if store.spec.replay else redacted_names(command)
-    return Reproduction(environment=environment, command=command, secrets=secrets, directory=store.study_dir)
+    return Reproduction(
+        environment=environment, command=command, secrets=redacted_names(command), directory=store.study_dir
+    )
 
 
 def shell_lines(found: Reproduction) -> list[str]:

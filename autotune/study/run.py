@@ -25,11 +25,10 @@ from autotune.model import (
 from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
 from autotune.study.budget import TimeLeft
-from autotune.study.here import Here
 from autotune.study.lanes import Lanes
 from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
-from autotune.study.runner import Runner
+from autotune.study.runner import LocalExecutor, TaskRunner
 from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers import Launcher
 
@@ -186,7 +185,7 @@ class StudyRun:
         devices are its own already, and may be numbered from 0 in two jobs at once.
         """
         spec = self.spec
-        if spec.replay is not None or "SLURM_JOB_ID" in caller_environment():
+        if "SLURM_JOB_ID" in caller_environment():
             return ()
         if self.make_engine is not None and not self.devices:
             return ()  # lanes are elsewhere, and who offers them reserves them
@@ -206,7 +205,7 @@ class StudyRun:
 
 
 def _this_process(run: StudyRun) -> Engine:
-    return Here(Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
+    return LocalExecutor(TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
 
 
 class Stopped(KeyboardInterrupt):

@@ -26,7 +26,7 @@ SURE_SD = 1e-4
 BEST, NEWEST = 25, 100
 """Trials of a longer study that TPE is shown: the best, and the newest of the rest.
 
-It fits all of them anew at each question: four fifths of a long study's processor time (`benchmarks/rereading.py`).
+It fits all of them anew at each question: four fifths of a long study's processor time.
 """
 
 

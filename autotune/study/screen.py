@@ -53,7 +53,7 @@ from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Verdict, judge
-from autotune.study.limits import compiled_over_limit, does_not_fit
+from autotune.study.memory import compiled_over_limit, does_not_fit
 
 R = TypeVar("R")
 
@@ -90,7 +90,7 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     if spec.workload.entry is None:
         return False, "not screened: a screen compiles an `entry`, this study runs a command" if asked is True else ""
     if asked == "auto":
-        if spec.device.platform != "cuda" or spec.replay is not None:
+        if spec.device.platform != "cuda":
             return False, ""
         if problem := compiler_problem(compiler_versions()):
             return False, f"not screened: {problem}"
@@ -249,11 +249,6 @@ class StudyScreener:
 
     # ------------------------------------------------------------------ single sets
 
-    @property
-    def believed(self) -> Screener | None:
-        """What has been compiled so far, if its memory figures are believed."""
-        return self._screen if self._is_on and self._believes_memory else None
-
     def _wait(self, work: Callable[[], R]) -> R:
         """Runs work on the thread that compiles, and waits for it; others may be measuring meanwhile."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
@@ -366,11 +361,11 @@ class NoOpRecheck:
 def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
     """Returns the recheck of what a screen left out of a space; None if it left out nothing."""
     names = {p.name for p in space.parameters}
-    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.DEAD) if s.name in names and s.values}
+    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values}
     if not dead:
         return None
     sets = (FlagSet({n: values[i] for n, values in dead.items()}) for i in (0, -1))
-    return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
+    return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_no_ops=True))
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:

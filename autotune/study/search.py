@@ -18,11 +18,10 @@ from autotune.model import (
 from autotune.study.budget import TRIAL_SHARE, format_timetable
 from autotune.study.confirm import worth_proving
 from autotune.study.durations import RECENT
-from autotune.study.failing import failing_unit, most_starts, next_failure
-from autotune.study.measured import evaluate
+from autotune.study.failing import failing_task, most_starts, next_failure
+from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
-from autotune.study.trial import Known
-from autotune.study.units import Job, TrialUnit
+from autotune.study.tasks import PendingTask, TrialTask
 
 ENOUGH_TO_TELL = 12
 """Trials from which the search ends with the best expected set."""
@@ -99,7 +98,7 @@ class Search:
 
     # ------------------------------------------------------------------ what is next
 
-    def _next(self) -> Job | None:
+    def _next(self) -> PendingTask | None:
         """Returns what a lane may do now; trials whose result is known without one are recorded on the way."""
         while True:
             results = self._results()
@@ -170,7 +169,7 @@ class Search:
 
     # ------------------------------------------------------------------ trials
 
-    def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> Job | None:
+    def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
         """Returns a trial for a lane; None if its result is known already, which is recorded."""
         run = self._run
         run.view.trial_starts(config, self._asked)
@@ -178,7 +177,7 @@ class Search:
         if isinstance(found, TrialResult):
             self._end(found)
             return None
-        if self._table is not None and isinstance(found, TrialUnit):
+        if self._table is not None and isinstance(found, TrialTask):
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
@@ -186,7 +185,7 @@ class Search:
         if run.screener is not None:
             run.screener.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
-        return Job(found, folder, f"trial-{config.number}", self._end)
+        return PendingTask(found, folder, f"trial-{config.number}", self._end)
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
@@ -207,7 +206,7 @@ class Search:
         failing = self._proposer.failing
         failing += [b.smallest for b in news if b.smallest not in failing]
 
-    def _look_for_cause(self, results: Sequence[TrialResult]) -> Job | None:
+    def _look_for_cause(self, results: Sequence[TrialResult]) -> PendingTask | None:
         """Returns the search for a minimal failing set, if a trial crashed or hung."""
         self._read_causes()
         if not self._cases:
@@ -219,7 +218,7 @@ class Search:
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"
-        return Job(failing_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+        return PendingTask(failing_task(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
         """Whether that search fits beside what is kept for proofs, even if it takes all its starts."""

@@ -39,8 +39,8 @@ from autotune.model import (
 from autotune.rundir import JOURNAL, Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, final_proof, minimise, soak
-from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.pgle import profile_guide
+from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.priors import priors_of, screened_by
 from autotune.study.proposer import Proposer, open_study

@@ -20,7 +20,7 @@ from autotune.model import (
 from autotune.results import describe_screen_record, format_estimate
 from autotune.rundir import Store, is_held, node_effects, read_stage
 from autotune.study.durations import eta_s
-from autotune.study.trial import incumbent
+from autotune.study.prefilter import incumbent
 
 RUNNING = "running"
 

@@ -8,6 +8,5 @@ from autotune.workers.first_look import FirstLook, look_at
 from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, first_step
 from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch
-from autotune.workers.replay import ReplayLauncher
 from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher
 from autotune.workers.settings_check import check_options

@@ -1,4 +1,4 @@
-"""What a launcher and a worker promise the rest of the driver; local, cluster and replay ones keep it."""
+"""What a launcher and a worker promise the rest of the driver."""
 
 from __future__ import annotations
 

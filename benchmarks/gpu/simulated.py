@@ -1,7 +1,7 @@
-"""A GPU that is made up, from one file of assumed figures: replayed processes, and a clock that goes as they say.
+"""A GPU that is made up, from one file of assumed figures: simulated processes, and a clock that goes as they say.
 
 As a program, ``python -m benchmarks.gpu.simulated FIGURES CLOCK UNTIL_S COMMAND ...``, it is the command line of
-autotune on that machine: the same code, whose replayed workers and stopwatch go by the simulated clock.
+autotune on that machine: the same code, whose simulated workers and stopwatch go by the simulated clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from autotune.model import (
     Failure,
     FailureKind,
     FlagSet,
-    ReplaySpec,
     Stopwatch,
     StudySpec,
     limits_after,
@@ -32,9 +31,10 @@ from autotune.model import (
     parse_set,
 )
 from autotune.settings import load_recipes
-from autotune.workers import Launcher, ReplayLauncher, Worker, WorkerFailed
+from autotune.workers import Launcher, Worker, WorkerFailed
 from benchmarks.gpu.hour import read_seconds, write_seconds
-from benchmarks.gpu.machine import Block, Done, as_toml, run_command
+from benchmarks.gpu.machine import Block, Done, run_command
+from harness.simulated_machine import SimulatedLauncher, Simulation
 
 LONGEST_STEP_S = 5.0
 """Of the clock: a stopwatch takes a longer gap for a pause."""
@@ -97,12 +97,12 @@ class Figures:
         found: Mapping[str, float] = self.data["workloads"][str(spec.workload.entry)]
         return found
 
-    def replay(self, spec: StudySpec) -> ReplaySpec:
+    def simulation(self, spec: StudySpec) -> Simulation:
         """The formula of a study: every setting that no effect is assumed of changes nothing."""
         effects, of = self.data["effects"], self.workload(spec)
         named = {f"{n}={v}" for recipe in load_recipes().values() for n, v in recipe.settings.items()}
         inert = {*named, f"{FRACTION}=0.45"} - set(effects) - set(self.data["failures"])
-        return ReplaySpec(
+        return Simulation(
             step_s=of["step_s"], effects=effects, failures=self.data["failures"], noise=self.data["noise"],
             start_s=of["start_s"], inert=tuple(sorted(inert)),
         )  # fmt: skip
@@ -119,16 +119,16 @@ class Figures:
 
 
 class ClockedLauncher:
-    """A replay whose starts and blocks take simulated time, on a GPU of limited memory.
+    """A simulated machine whose starts and blocks take simulated time, on a GPU of limited memory.
 
     Args:
-        inner: The replay.
+        inner: The simulated machine.
         spec: The study.
         figures: What is assumed.
         clock: Goes on as workers start and run.
     """
 
-    def __init__(self, inner: ReplayLauncher, spec: StudySpec, figures: Figures, clock: SimulatedClock) -> None:
+    def __init__(self, inner: SimulatedLauncher, spec: StudySpec, figures: Figures, clock: SimulatedClock) -> None:
         self._inner, self._spec, self._figures, self._clock = inner, spec, figures, clock
         self.limits = limits_after(spec.measure)
         self._starting = 0
@@ -214,10 +214,10 @@ class SimulatedMachine:
         return self._clock
 
     def launcher(self, spec: StudySpec) -> Launcher:
-        """Replays, on the simulated clock."""
+        """Simulated workers, on the simulated clock."""
         assert self._clock is not None
         moment = round(1000 * self._clock.spent_s)  # the machine goes on: it does not begin anew with each process
-        inner = ReplayLauncher(self._figures.replay(spec), seed=spec.seed + moment, platform="cuda")
+        inner = SimulatedLauncher(spec, self._figures.simulation(spec), seed=spec.seed + moment)
         return ClockedLauncher(inner, spec, self._figures, self._clock)
 
     def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
@@ -243,7 +243,8 @@ class SimulatedMachine:
         """A measuring command really runs, on the simulated clock; what compiles is made up."""
         assert self._clock is not None
         if arguments[0] == "run":
-            arguments = ("run", str(self._replayed(Path(arguments[1]), folder)), *arguments[2:])
+            folder.mkdir(parents=True, exist_ok=True)
+            arguments = (*arguments, "--no-screen")
         if arguments[0] in ("run", "doctor", "flags"):
             until_s = self._clock.spent_s + limit_s
             command = [sys.executable, "-m", "benchmarks.gpu.simulated", str(self._figures.path), str(self._path)]
@@ -252,15 +253,6 @@ class SimulatedMachine:
         spec = load_study(Path(arguments[1]))
         answer = self._screen() if arguments[0] == "screen" else self._predict(spec, arguments)
         return Done(0, json.dumps(answer), "")
-
-    def _replayed(self, study: Path, folder: Path) -> Path:
-        """The study, replayed: beside what it writes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "study.toml"
-        formula = self._figures.replay(load_study(study)).model_dump(mode="json", exclude_defaults=True)
-        lines = [f"{name} = {as_toml(value)}\n" for name, value in formula.items()]
-        path.write_text(study.read_text(encoding="utf-8") + "\n[replay]\n" + "".join(lines), encoding="utf-8")
-        return path
 
     def _screen(self) -> dict[str, Any]:
         """What a screen of all recipes would say, as far as `prepare` reads it."""
@@ -301,10 +293,8 @@ def main() -> None:
             super().__init__(before_s, clock=lambda: clock.spent_s)
             clock.on_step.append(lambda: self.session_s)
 
-    def launcher(spec: StudySpec, study_dir: str) -> Launcher:
-        assert spec.replay is not None
-        inner = ReplayLauncher(spec.replay, seed=spec.seed, platform=spec.device.platform)
-        return ClockedLauncher(inner, spec, figures, clock)
+    def launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
+        return ClockedLauncher(SimulatedLauncher(spec, figures.simulation(spec)), spec, figures, clock)
 
     autotune.model.Stopwatch = Watch  # type: ignore[misc, assignment]
     preflight.make_launcher = launcher

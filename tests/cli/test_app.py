@@ -16,6 +16,7 @@ import pytest
 
 from autotune.model import load_study
 from autotune.rundir.store import Store
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ pairs_cap = 12
 [confirm]
 processes = 3
 finalists = 1
-[replay]
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
@@ -43,15 +44,15 @@ effects = { "xla_backend_optimization_level=1" = 0.9 }
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     file = tmp_path / "typed.toml"
-    file.write_text(STUDY)
+    write_study(file, STUDY)
     return file
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished replayed run, in `runs/typed` of the folder that is given."""
+    """A finished simulated run, in `runs/typed` of the folder that is given."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "typed.toml").write_text(STUDY)
+    write_study(folder / "typed.toml", STUDY)
     done = autotune("run", "typed.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -133,8 +134,7 @@ def refused(cwd: Path, *arguments: str) -> str:
 
 def edited(study: Path, old: str, new: str) -> Path:
     assert old in STUDY
-    study.write_text(STUDY.replace(old, new))
-    return study.parent
+    return write_study(study, STUDY.replace(old, new)).parent
 
 
 def test_missing_study(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     folder = edited(study, 'noise = "quiet"', 'noise = "quiet"\ndelay_s = 0.05')
     process = subprocess.Popen(
-        [sys.executable, "-c", HEARS_INTERRUPTS, "-m", "autotune", "run", "typed.toml"],
+        [sys.executable, "-c", HEARS_INTERRUPTS, "-m", "harness.simulated_machine", "run", "typed.toml"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

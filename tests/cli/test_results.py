@@ -14,16 +14,34 @@ from typing import Any
 
 import pytest
 from typer import Typer
-from typer.testing import CliRunner, Result
+from typer.testing import (
+    CliRunner,
+    Result,
+)
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
-from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.conditions import (
+    Conditions,
+    differences,
+    this_machine,
+)
+from autotune.results.export import (
+    ExportFormat,
+    render_export,
+    render_winner,
+)
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
-from autotune.study import recheck
+from autotune.study import (
+    preflight,
+    recheck,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    simulation_of,
+)
 from tests.console import autotune
 from tests.runs import make_winner
 
@@ -124,7 +142,9 @@ def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
     assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
 
 
-def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path) -> None:
+def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = simulation_of(finished.spec)
+    monkeypatch.setattr(preflight, "make_launcher", lambda spec, study_dir: SimulatedLauncher(spec, machine))
     result = call("recheck", finished.path, "--run-dir", tmp_path / "again", "--json")
     data = json.loads(result.stdout)
     assert data["outcome"] == "winner"

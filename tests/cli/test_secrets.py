@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from autotune.model import StudyFileError
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
 from autotune.study import recheck_study
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
@@ -60,8 +60,8 @@ finalists = 1
 soak = 0
 minimise = false
 """
-REPLAY = """
-[replay]
+SIMULATION = """
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.8 }
 failures = { "xla_backend_optimization_level=2" = "crash" }
@@ -81,7 +81,7 @@ def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedP
 
 def finish(folder: Path, study: str) -> Path:
     (folder / "train.py").write_text(PROGRAM)
-    (folder / "study.toml").write_text(study)
+    write_study(folder / "study.toml", study)
     url = "sqlite:///s.db?password=hunter2-f"
     done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
     assert "hunter2" not in done.stdout + done.stderr
@@ -91,17 +91,7 @@ def finish(folder: Path, study: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study of such a program, called with more secrets; a formula takes the place of measuring."""
-    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + REPLAY)
-
-
-@pytest.fixture
-def measured(folder: Path, tmp_path: Path) -> Path:
-    """Its run, as if the program had been measured: a formula needs no secrets."""
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    study = json.loads((run / "study.json").read_text())
-    del study["study"]["replay"]
-    (run / "study.json").write_text(json.dumps(study))
-    return run
+    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + SIMULATION)
 
 
 OWN = {"study.toml", "got.txt", "worker.log"}
@@ -141,11 +131,15 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     assert (folder / "report.html").read_text().count("--wandb-key=***") > 0
 
 
-def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path, measured: Path) -> None:
+def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
     words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
     with pytest.raises(StudyFileError, match=words):
-        recheck_study(measured, None)
-    assert recheck_study(measured, folder / "study.toml")[0].workload.command == (sys.executable, "train.py", *SECRET)
+        recheck_study(folder / "run", None)
+    assert recheck_study(folder / "run", folder / "study.toml")[0].workload.command == (
+        sys.executable,
+        "train.py",
+        *SECRET,
+    )
 
 
 @pytest.mark.gate
@@ -175,8 +169,8 @@ def test_a_study_file_with_redacted_secrets_is_refused(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
-def test_a_reproduction_stops_until_each_secret_is_given(folder: Path, measured: Path) -> None:
-    lines = secretly("repro", str(measured), "1", cwd=folder).stdout
+def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
+    lines = secretly("repro", "run", "1", cwd=folder).stdout
     got = folder / "got.txt"
     done = subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode != 0

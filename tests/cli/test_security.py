@@ -17,6 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat
 from autotune.workers.local import LocalLauncher
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +51,8 @@ finalists = 1
 alone = 0
 soak = "1s"
 """
-REPLAY = """
-[replay]
+SIMULATION = """
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
@@ -102,7 +103,7 @@ def test_no_module_runs_data_or_reads_pickles_or_calls_a_shell(path: Path) -> No
 
 
 def test_an_exported_file_is_read_and_never_run(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(STUDY + REPLAY)
+    write_study(tmp_path / "study.toml", STUDY + SIMULATION)
     assert autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path).returncode == 0
     assert autotune("export", "run", "--format", "env", "-o", "winner.env", cwd=tmp_path).returncode == 0
     text = (tmp_path / "winner.env").read_text()
@@ -168,15 +169,15 @@ def written(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("replayed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool) -> None:
+@pytest.mark.parametrize("simulated", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, simulated: bool) -> None:
     shutil.copy(PROGRAMS / "faulty.py", tmp_path)
     real = STUDY.replace('"llama"', '"faulty:build"').replace('options = { size = "tiny" }', "")
-    (tmp_path / "study.toml").write_text(STUDY + REPLAY if replayed else real)
+    write_study(tmp_path / "study.toml", STUDY + SIMULATION if simulated else real)
     done = autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path, **SECRETS)
     assert done.returncode == 0, done.stderr
     texts = [done.stdout, done.stderr]
-    if replayed:
+    if simulated:
         for form in ExportFormat:
             made = autotune("export", "run", "--format", form.value, "-o", f"winner.{form}", cwd=tmp_path, **SECRETS)
             assert made.returncode == 0, made.stderr
@@ -197,7 +198,7 @@ def test_secrets_of_the_environment_reach_no_file(tmp_path: Path, replayed: bool
 
 @pytest.mark.filterwarnings("ignore:Query string argument")
 def test_a_password_in_the_storage_s_url_is_not_recorded(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(STUDY + REPLAY)
+    write_study(tmp_path / "study.toml", STUDY + SIMULATION)
     url = "sqlite:///s.db?password=hunter2-db"
     for command in (
         ["run", "study.toml", "--run-dir", "run", "--storage", url],

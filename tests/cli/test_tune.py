@@ -14,6 +14,7 @@ import pytest
 
 from autotune.cli.first_look import name_of
 from autotune.model import WARMUP_STEPS, load_study
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
@@ -225,7 +226,7 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     study = (tmp_path / "train.toml").read_text()
     study = study.replace('groups = ["cpu"]', "settings = { xla_backend_optimization_level = [1, 2] }")
     effects = '{ "xla_backend_optimization_level=1" = 0.9 }'
-    (tmp_path / "train.toml").write_text(f'{study}\n[replay]\nnoise = "quiet"\neffects = {effects}\n')
+    write_study(tmp_path / "train.toml", f'{study}\n[simulation]\nnoise = "quiet"\neffects = {effects}\n')
     done = autotune("tune", "--yes", "--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on with the study train.toml" in done.stdout

@@ -9,22 +9,41 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import FloorResult, TrialResult
+from autotune.model.records import (
+    FloorResult,
+    TrialResult,
+)
 from autotune.rundir.store import Store
-from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import driving, incidents, is_whole, logs, trials_of, wait_for_trials, write
+from harness.sandbox import (
+    Slurm,
+    wait_for,
+)
+from tests.cluster.conftest import (
+    ROOT,
+    Allocate,
+    autotune,
+    marked,
+)
+from tests.cluster.jobs import (
+    driving,
+    incidents,
+    is_whole,
+    logs,
+    trials_of,
+    wait_for_trials,
+    write,
+)
 
 pytestmark = pytest.mark.cluster
 
 SLOW_NODE = """
 import os, sys
 if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.study.lane" in sys.orig_argv:
-    from autotune.workers.replay import ReplayLauncher
-    usual = ReplayLauncher.__init__
-    def slow(self, replay, **more):
-        usual(self, replay.model_copy(update={"step_s": 1.3 * replay.step_s}), **more)
-    ReplayLauncher.__init__ = slow
+    from harness.simulated_machine import SimulatedLauncher
+    usual = SimulatedLauncher.__init__
+    def slow(self, spec, simulation):
+        usual(self, spec, simulation.model_copy(update={"step_s": 1.3 * simulation.step_s}))
+    SimulatedLauncher.__init__ = slow
 """
 """A `sitecustomize` under which one node is slow, whatever it runs."""
 

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.child import load_nvml
-from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
+from autotune.machine.energy import (
+    NO_METER,
+    Counter,
+    EnergyMeter,
+    open_meter,
+    rapl_meter,
+)
 from autotune.machine.telemetry import GpuWatch
-from autotune.model.measurement import Arm, Pair
-from autotune.model.records import ConfirmRun, FloorResult, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.measurement import (
+    Arm,
+    Pair,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.rundir.store import Store
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.fake_nvml import (
+    ENERGY,
+    NOT_SUPPORTED,
+    FakeNvml,
+    missing,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    replay_study,
+)
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -148,13 +183,12 @@ def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
     assert not rapl_meter(powercap / "nowhere").is_counting
 
 
-def test_a_cpu_study_is_counted_by_rapl_and_a_replayed_one_by_nothing(powercap: Path) -> None:
+def test_a_cpu_study_is_counted_by_rapl_where_it_has_one_lane(powercap: Path) -> None:
     spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
     assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
-    for other, is_shared, problem in ((spec, True, "several lanes"), (replay_study(), False, "replayed")):
-        meter = open_meter(other, GpuWatch(None, None), is_shared=is_shared, powercap=powercap)
-        assert not meter.is_counting
-        assert problem in meter.problem
+    meter = open_meter(spec, GpuWatch(None, None), is_shared=True, powercap=powercap)
+    assert not meter.is_counting
+    assert "several lanes" in meter.problem
 
 
 def test_a_meter_that_counts_nothing_says_what_can_be_done(powercap: Path) -> None:
@@ -211,12 +245,12 @@ def test_blocks_shorter_than_the_counter_can_tell_give_no_figure() -> None:
     assert slow.use_of([pair(0, reference_j=40.0, candidate_j=10.0)]) is None
 
 
-class Metered(ReplayLauncher):
+class Metered(SimulatedLauncher):
     """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
 
     joules = 0.0
 
-    def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
+    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
         worker = super().start(settings, folder, **more)
         power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
         run_block: Callable[[int], tuple[float, ...]] = worker.run_block
@@ -231,13 +265,12 @@ class Metered(ReplayLauncher):
 
 
 def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
-    """A finished replayed study whose workers draw power."""
+    """A finished simulated study whose workers draw power."""
     spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
-    assert spec.replay is not None
-    launcher = Metered(spec.replay, seed=0, platform="cpu")
+    launcher = Metered(spec)
 
-    def metered(runner: Runner) -> None:
-        runner.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+    def metered(runner: TaskRunner) -> None:
+        runner.context.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)

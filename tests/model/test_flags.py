@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet, combine, kind_of, parse_tokens, render_value, split_tokens
-from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import ParserProcess
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=12).map("xla_".__add__)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=20)

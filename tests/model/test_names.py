@@ -7,8 +7,7 @@ import pytest
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet, kind_of, refuse_reaching_out
 from autotune.model.spec import parse_study
-from autotune.settings.catalog import load_catalog
-from autotune.settings.recipes import load_recipes
+from autotune.settings.catalog import load_catalog, load_recipes
 
 NEVER = [
     "PATH", "HOME", "IFS", "ENV", "BASH_ENV", "SHELL", "PS4", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT",

@@ -23,7 +23,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
 from autotune.study.budget import TimeLeft, Timetable, format_timetable
@@ -32,6 +32,7 @@ from autotune.study.run import Stopped
 from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
+from harness.simulated_machine import parse_simulated, simulation_of
 from harness.timed import TimedStudy
 from tests.runs import SPACE, Diary
 
@@ -42,13 +43,13 @@ MINUTE = 60.0
 def study(step_s: float, start_s: float, budget_s: float | None, *, trials: int = 30, **more: Any) -> StudySpec:
     replay = {"step_s": step_s, "start_s": start_s, "effects": EFFECTS, **more.pop("replay", {})}
     replay.setdefault("noise", {"white_sd": 0.002, "process_sd": 0.001})
-    return parse_study(
+    return parse_simulated(
         {
             "name": "timed",
             "workload": {"entry": "llama"},
             "device": {"platform": "cuda", "count": 1},
             "search": {"trials": trials, "time_budget": budget_s, **more.pop("search", {})},
-            "replay": replay,
+            "simulation": replay,
             **more,
         }
     )
@@ -95,7 +96,7 @@ class Ended:
 
 def keeps_its_time(ended: Ended, budget_s: float) -> None:
     """The claim: within a tenth of the budget, and no study that could prove a gain fails to."""
-    name = str(ended.spec.replay)
+    name = str(simulation_of(ended.spec))
     assert ended.timed.clock.now_s <= 1.1 * budget_s, name
     if ended.conclusion is None:  # refused as soon as the reference had started
         assert ended.said("search.time_budget must hold"), name
@@ -139,7 +140,7 @@ def test_the_whole_grid(mode: str, trials: int, start_factor: float) -> None:
         if start_factor == 1.0:
             keeps_its_time(ended, budget_s)
         else:
-            assert ended.timed.clock.now_s <= 1.1 * budget_s, str(spec.replay)
+            assert ended.timed.clock.now_s <= 1.1 * budget_s, str(simulation_of(spec))
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
     ValueEffect,
-)
+)  # fmt: skip
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.search import ENOUGH_TO_TELL, Search

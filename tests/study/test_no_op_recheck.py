@@ -11,13 +11,13 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import TrialResult, TrialStatus
-from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
 from autotune.study.screen import DEAD_TOGETHER, contradicts
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import parse_simulated
 from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 from tests.runs import Diary, asking
 
@@ -33,14 +33,14 @@ def whole() -> SearchSpace:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a replayed study on a GPU on which the screen's dead settings may do what `replay` says."""
+    """Runs a simulated study on a GPU on which the screen's dead settings may do what `simulation` says."""
 
     def go(trials: int, platform: str = "cuda", **replay: Any) -> tuple[Store, Diary]:
-        spec = parse_study(
+        spec = parse_simulated(
             {
                 "name": "doubted", "workload": {"entry": "llama"}, "device": {"platform": platform, "count": 8},
                 "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
-                "confirm": {"processes": 3}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
+                "confirm": {"processes": 3}, "simulation": {"noise": {"white_sd": 1e-4}, **replay},
             }
         )  # fmt: skip
         rules = Rules(target="h100-sxm" if platform == "cuda" else None)

@@ -12,17 +12,16 @@ import pytest
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
 from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
+from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
-from autotune.stats import Verdict
 from autotune.study import confirm
-from autotune.study.profiling import NO_GRAPHS
+from autotune.study.runner import NO_GRAPHS
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Diary, Run, replay_study
 
 TEXT = 'costs { name: "all-gather-start" cost_us: 2000 }\n'
@@ -85,18 +84,12 @@ def test_a_profile_that_changes_nothing_is_told_by_the_program(run_replay: Run) 
     assert conclusion.settings == BARE
 
 
-def test_an_effect_too_small_to_matter_is_no_reason_for_a_profile(run_replay: Run) -> None:
-    conclusion, store, _ = quick(run_replay, study(profile_effect=0.998))
-    assert conclusion.settings == BARE
-    assert not [f for f in store.of(FinalistResult) if f.stage == "pgle" and f.verdict is Verdict.FASTER]
-
-
-class FailingWithProfile(ReplayLauncher):
+class FailingWithProfile(SimulatedLauncher):
     """A machine on which a program with a profile hangs in its soak, or cannot be profiled at all."""
 
     where = "soak"
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         hang = WorkerFailed(Failure(kind=FailureKind.HANG, message="no answer within 120 s", phase="step"))
 
@@ -114,9 +107,8 @@ class FailingWithProfile(ReplayLauncher):
         return worker
 
 
-def launcher_of(spec: StudySpec, where: str) -> ReplayLauncher:
-    assert spec.replay is not None
-    launcher = FailingWithProfile(spec.replay, seed=0, platform="cuda")
+def launcher_of(spec: StudySpec, where: str) -> SimulatedLauncher:
+    launcher = FailingWithProfile(spec)
     launcher.where = where
     return launcher
 
@@ -159,14 +151,13 @@ def test_it_goes_on_where_it_stopped(run_replay: Run) -> None:
 def test_kernels_under_a_profiler_run_outside_of_graphs(run_replay: Run) -> None:
     seen: list[tuple[FlagSet, Path]] = []
 
-    class Watched(ReplayLauncher):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    class Watched(SimulatedLauncher):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
             seen.append((settings, folder))
             return super().start(settings, folder, progress=progress)
 
     spec = study(profile_effect=0.93)
-    assert spec.replay is not None
-    quick(run_replay, spec, launcher=Watched(spec.replay, seed=0, platform="cuda"))
+    quick(run_replay, spec, launcher=Watched(spec))
     (profiled,) = [s for s, folder in seen if folder.parts[-2] == "pgle"]
     assert profiled == BARE.merge(NO_GRAPHS)
     with_profile = {s[PROFILE] for s, _ in seen if PROFILE in s}
@@ -200,24 +191,16 @@ def test_the_kernels_of_the_soak_are_kept_beside_the_winner(run_replay: Run) -> 
 
 
 @pytest.mark.gate
-def test_on_a_cpu_no_process_is_told_to_leave_any(run_replay: Run) -> None:
-    cpu = {"device": {"platform": "cpu"}}
-    _, store, _ = quick(run_replay, study(autotune_results=RESULTS, study=cpu))
-    assert winner_of(store).kernels is None
-
-
-@pytest.mark.gate
 def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_replay: Run) -> None:
     spec = study(failures={}, autotune_results=RESULTS)
-    assert spec.replay is not None
 
-    class Refusing(ReplayLauncher):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    class Refusing(SimulatedLauncher):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
             if DUMPED_KERNELS in settings:
                 raise WorkerFailed(Failure(kind=FailureKind.NOT_APPLIED, message="it did not arrive", phase="check"))
             return super().start(settings, folder, progress=progress)
 
-    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec.replay, seed=0, platform="cuda"))
+    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec))
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.soaked_s is not None
     assert winner_of(store).kernels is None

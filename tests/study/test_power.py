@@ -49,7 +49,7 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
         announced_sd = math.hypot(math.sqrt(2) * floor.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
         found.append(np.interp(reach * announced_sd / pair_sd, distances, curve, left=0.0))
     assert np.mean(found) >= 0.90
-    plain = [np.interp(reach * (f.process_sd or 0.0) / process_sd, distances, curve, left=0.0)
+    plain = [np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
              for f in (floor_of(rng, process_sd) for _ in range(200))]  # fmt: skip
     assert np.mean(plain) < 0.85  # what would be announced without caution
 
@@ -57,9 +57,17 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
 def told(**floor: Any) -> PowerAnalysis | None:
     study: dict[str, Any] = {"confirm": {"processes": floor.pop("processes", MOST)}}
     spec = replay_study(study=study)
-    figures = {"process_sd": 0.004, "within_sd": 0.004, "degrees": 4, "start_s": 20.0, "pair_s": 1.0, **floor}
+    figures = {
+        "process_sd": 0.004,
+        "within_sd": 0.004,
+        "degrees": 4,
+        "spread": 0.0,
+        "start_s": 20.0,
+        "pair_s": 1.0,
+        **floor,
+    }
     made = read_noise_floor([[0.0] * 8, [0.001] * 8], plan=SequentialPlan(cap=40))
-    noise = NoiseFloor(estimate=made.estimate, is_honest=True, pair_sd=0.0, detectable=0.0, **figures)
+    noise = NoiseFloor(estimate=made.estimate, detectable=0.0, **figures)
     result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
     return power_analysis(spec, result)
 
@@ -82,7 +90,6 @@ def test_it_follows_from_the_floor() -> None:
 
 def test_without_times_or_with_too_few_processes_there_is_none() -> None:
     assert told(start_s=0.0) is None
-    assert told(process_sd=None) is None
     assert told(processes=3) is None
 
 
@@ -94,20 +101,17 @@ def test_a_hopeless_machine_is_called_so() -> None:
 
 @pytest.mark.slow
 def test_what_is_shown_is_the_first_floor_s(run_replay: Run) -> None:
-    """Each lane has a floor, and the study one power analysis; a replayed study, which takes no time, has none."""
+    """Each lane has a floor, and the study one power analysis."""
     noise = {"white_sd": 0.01, "process_sd": 0.004}
     spec = replay_study(start_s=20.0, step_s=0.1, noise=noise, study={"confirm": {"processes": 8, "finalists": 1}})
     _, store, _ = run_replay(spec, trials=1)
     floor = store.of(FloorResult)[0]
-    assert floor.power is None
-    assert not any("9 times in 10" in line for line in describe_begin(store))
-    made = power_analysis(spec, floor)
+    made = floor.power
+    assert made == power_analysis(spec, floor)
     assert made is not None
     assert made.most == 8
     assert floor.floor.start_s == 20.0
     assert floor.floor.pair_s == pytest.approx(2 * 3 * 0.1, rel=0.05)
-    other = floor.model_copy(update={"by": "w1", "directory": "floor/w1"})
-    for record in (floor.model_copy(update={"power": made}), other):
-        store.append(record)
+    store.append(floor.model_copy(update={"by": "w1", "directory": "floor/w1", "power": None}))
     assert describe_begin(store)[-1] == format_power(made)  # what `show` prints
     assert format_power(made) in render_markdown(store)

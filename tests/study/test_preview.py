@@ -16,14 +16,15 @@ from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
-from autotune.settings.parameters import SearchSpace
-from autotune.study import measured, preflight, stages
+from autotune.settings.space import SearchSpace
+from autotune.study import prefilter, preflight, stages
 from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.describe import WorkloadFigures, describe_workload
 from autotune.workers.local import LocalLauncher
+from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 
 LAYER = 1000
@@ -42,7 +43,7 @@ groups = ["cpu"]
 settings = { xla_gpu_autotune_level = [1, 4] }
 [confirm]
 soak = 0
-[replay]
+[simulation]
 noise = "quiet"
 """
 ON_GPUS = """
@@ -74,7 +75,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
 
     def run(study: Path) -> SearchSpace:
         spaces: list[SearchSpace] = []
-        narrow = measured.narrow_space
+        narrow = prefilter.narrow_space
 
         def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
             spaces.append(narrow(run, space))
@@ -109,8 +110,7 @@ def same(told: dict[str, Any], space: SearchSpace) -> bool:
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     def write(text: str) -> Path:
         path = tmp_path / "study.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write_study(path, text)
 
     monkeypatch.chdir(tmp_path)  # where no earlier run lies
     return write
@@ -130,14 +130,6 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     after = shown(path, "--run-dir", "run")
     assert same(after, space)
     assert after["facts"]["source"] == "the reference of run"
-
-
-def test_a_replayed_reference_has_the_devices_of_its_study(study: Callable[[str], Path], searched: Searched) -> None:
-    path = study(ON_GPUS + '[replay]\nnoise = "quiet"\n[confirm]\nsoak = 0\n')
-    before = shown(path)
-    assert same(before, searched(path))
-    assert COMBINE in {p["name"] for p in before["parameters"]}
-    assert before["facts"]["device_count"] == 8
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.compiler import Effect, ScreenReport
-from autotune.compiler.reports import SetReport, SettingReport, ValueReport
+from autotune.compiler.screen import SetReport, SettingReport, ValueReport
 from autotune.machine import driver_python, processor_name
 from autotune.model import FlagSet, StudyFileError, StudySpec, TrialResult, parse_study
 from autotune.results.library import Entry, add_to_library
@@ -29,13 +29,13 @@ from autotune.study.priors import (
     reweighted,
     similar_cells,
     winners_for,
-)
+)  # fmt: skip
 from tests.atlas_tables import small
 from tests.runs import EFFECTS, Run, make_winner, replay_study
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
-    return ValueReport(value=text, is_live=bool(changes), changes=changes, message=message)
+    return ValueReport(value=text, is_active=bool(changes), changes=changes, message=message)
 
 
 def report(*settings: SettingReport) -> ScreenReport:
@@ -64,10 +64,12 @@ def test_a_few_settings_are_not_all_thought_to_act() -> None:
 
 def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
     settings = [
-        SettingReport(name=NAMES[0], effect=Effect.LIVE, stage="program", values=(value("1", "a", "b"), value("2"))),
-        SettingReport(name=NAMES[1], effect=Effect.LIVE, stage="program", values=(value("1"),), together=True),
+        SettingReport(name=NAMES[0], effect=Effect.ACTIVE, stage="program", values=(value("1", "a", "b"), value("2"))),
+        SettingReport(
+            name=NAMES[1], effect=Effect.ACTIVE, stage="program", values=(value("1"),), interacts_with=("xla_other",)
+        ),
         SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(value("1", message="no"),)),
-        SettingReport(name=NAMES[3], effect=Effect.DEAD, stage="program", values=(value("1"),)),
+        SettingReport(name=NAMES[3], effect=Effect.NO_OP, stage="program", values=(value("1"),)),
         SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
     ]
     found = by_screen(space(*NAMES), report(*settings), {})

@@ -13,10 +13,16 @@ from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
 from autotune.results.words import describe_begin
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import read_noise_floor
-from autotune.stats.sizes import MOST, moments
+from autotune.stats.noise_floor import (
+    MOST,
+    moments,
+    read_noise_floor,
+)
 from autotune.study.durations import power_analysis
-from autotune.study.stages import new_run, run_study
+from autotune.study.stages import (
+    new_run,
+    run_study,
+)
 from tests.runs import Diary
 
 
