@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.compiler import Facts
-from autotune.machine import caller_environment, restrict_devices, steering_settings, visible_gpus
+from autotune.machine import caller_environment, restrict_devices, steering_settings
 from autotune.model import (
     AutotuneError,
     FlagSet,
@@ -38,7 +37,7 @@ from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher, WorkerFailed, describe_workload
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -265,7 +264,7 @@ def preview_space(
     spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None,
     note: Callable[[str], None] | None = None,
 ) -> SpacePreview:  # fmt: skip
-    """Builds the space of a study from a run that was made already, or from its workload, built here and not run.
+    """Builds the space of a study from the facts of a run that was made already, or from the study alone.
 
     Args:
         spec: The study.
@@ -283,45 +282,28 @@ def preview_space(
     """
     asked = python or program_python(spec, study_dir, note=note)
     known = known_settings(spec, asked)
-    unsized = build_space(spec, known, None)  # a misspelt name must not wait for the workload to be built
-    is_sized = any((entry := known[p.name].entry) and entry.layer_bytes for p in unsized.parameters)
     store = _run_of(spec, run_dir, is_asked=is_asked)
     floor = store.last(FloorResult) if store is not None else None
     facts: WorkloadFacts | None = floor.reference if floor is not None else None
-    source = f"the reference of {run_dir}"
-    if facts is None:
-        facts, source = _without_a_run(spec, study_dir, is_sized=is_sized)
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
-    report, count = screened_by(store) if store is not None else None, facts.device_count if facts else None
+    report = screened_by(store) if store is not None else None
+    count = facts.device_count if facts is not None else spec.device.count
     kind = floor.reference.device_kind if floor is not None else None
     found = winners_for(library_of(spec, study_dir), spec, known, device_kind=kind, device_count=count)
     jaxlib, winners = known.build.jaxlib, found.winners
     return SpacePreview(
         space=space,
         build=known.build.build,
-        source=source,
+        source=f"the reference of {run_dir}"
+        if facts is not None
+        else "the study; its reference tells more when it runs",
         device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
         priors=priors_of(space, spec, report=report, device_count=count, jaxlib=jaxlib, winners=winners),
         first=found.first,
     )
-
-
-def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple[WorkloadFacts | None, str]:
-    """Returns the facts of the reference, None if nobody knows, and their source; builds the workload if `is_sized`."""
-    if spec.workload.entry is None:
-        return None, "the study alone; its command tells more, if anything, when it runs"
-    count = _device_count(spec)
-    if not is_sized:
-        return Facts(device_count=count), "the study; no value follows from its workload"
-    try:
-        figures = describe_workload(spec, study_dir=study_dir, device_count=count or 1)
-    except WorkerFailed as error:
-        return None, f"the study alone; its workload could not be built here ({error})"
-    facts = Facts(device_count=count, mesh=figures.mesh, layer_bytes=figures.layer_bytes)
-    return facts, "the workload, built here and not run"
 
 
 def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
@@ -336,14 +318,6 @@ def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
     if is_asked and not (is_same and store.of(FloorResult)):
         raise RunDirectoryError(
             f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
-            "leave it out to have the workload built instead"
+            "leave it out to see what the study alone tells"
         )
     return store if is_same else None
-
-
-def _device_count(spec: StudySpec) -> int | None:
-    """Returns the devices of an `entry`; of GPUs that the study does not count, those that are here."""
-    device = spec.device
-    if device.count is not None or device.platform == "cpu":
-        return device.count or device.rank_count
-    return len(visible_gpus(caller_environment())) * device.node_count or None
