@@ -45,21 +45,6 @@ soak = 0
 [simulation]
 noise = "quiet"
 """
-ON_GPUS = """
-name = "on-gpus"
-[workload]
-entry = "llama"
-options = { size = "tiny", layers = 1, mesh = { fsdp = 8 } }
-[device]
-platform = "cuda"
-count = 8
-[search]
-trials = 1
-groups = ["combining", "p2p", "nccl"]
-[screen]
-target = "h100-sxm"
-topology = "8"
-"""
 
 Searched = Callable[..., SearchSpace]
 
