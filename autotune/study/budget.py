@@ -53,8 +53,7 @@ class Timetable:
         least_s: What the proof of one set takes at least, from finalist to soak.
         reserved_s: What is kept for proofs.
         trial_s: A trial that is looked at once.
-        trials: As many as fit beside what is kept, at least and at most: if each runs all its pairs, or is looked at
-            once; no more than were asked.
+        trials: As many as fit beside what is kept, if each is looked at once; no more than were asked.
         fewest: Trials for which there must be time.
     """
 
@@ -64,7 +63,7 @@ class Timetable:
     least_s: float
     reserved_s: float
     trial_s: float
-    trials: tuple[int, int]
+    trials: int
     fewest: int
 
     @property
@@ -224,8 +223,6 @@ class TimeLeft:
             reserved_s = 0.0
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, len(self._lanes.names))
-        trials = (int(search_s / each_s) * lanes for each_s in (takes.trial_most_s, takes.trial_s))
-        fewest, most = (min(spec.search.trials, count) for count in trials)
         return Timetable(
             name=budget.name,
             budget_s=budget.whole_s,
@@ -233,7 +230,7 @@ class TimeLeft:
             least_s=least_s,
             reserved_s=reserved_s,
             trial_s=takes.trial_s,
-            trials=(fewest, most),
+            trials=min(spec.search.trials, int(search_s / takes.trial_s) * lanes),
             fewest=min(FEWEST_TRIALS, spec.search.trials),
         )
 
@@ -248,11 +245,9 @@ def format_timetable(table: Timetable, *, asked: int) -> str:
             f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
             "one the same command goes on from where it ended"
         )
-    fewest, most = table.trials
-    count = f"all {asked} trials" if fewest >= asked else f"{fewest} to {most} of {asked} trials"
     search_s = table.budget_s - table.used_s - table.reserved_s
     return (
         f"{whole} is split into noise floor {format_seconds(table.used_s)}, screen and search "
         f"{format_seconds(search_s)}, proofs {format_seconds(table.reserved_s)}: "
-        f"time for {count} (at least {each} each)"
+        f"time for up to {table.trials} of {asked} trials (at least {each} each)"
     )

@@ -58,7 +58,7 @@ class Durations:
 
     Attributes:
         start_s: Until a process is ready.
-        trial_s: A trial that is looked at once; `trial_most_s` with all its pairs of blocks, or sandwiches.
+        trial_s: A trial that is looked at once.
         turn_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
         alone_s: All runs of each arm alone that come after a proof; 0 where there are none.
@@ -68,7 +68,6 @@ class Durations:
 
     start_s: float
     trial_s: float
-    trial_most_s: float
     turn_s: float
     pair_s: float
     alone_s: float
@@ -103,7 +102,6 @@ def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
     return Durations(
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
-        trial_most_s=costs.trial_s(measure.pairs_cap),
         turn_s=costs.pair_s,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=ALONE_PAIRS * 2.0 * run_s if spec.confirm.alone else 0.0,
@@ -117,7 +115,6 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
     return Durations(
         start_s=result.floor.start_s,
         trial_s=sandwiches_s,
-        trial_most_s=sandwiches_s,
         turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=0.0,
