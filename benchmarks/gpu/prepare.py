@@ -1,6 +1,6 @@
 """Before the hour, without a GPU: which published recipes are programs of their own, and what a model says of each.
 
-    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60] [--simulate]
+    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60]
 
 Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
 from here, and `ranks` its predictions.
