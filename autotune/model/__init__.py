@@ -55,10 +55,10 @@ from autotune.model.proofs import (
 )  # fmt: skip
 from autotune.model.records import (
     AblationResult, AnyRecord, BestPredicted, BlameRecord, Callbacks, ConclusionRecord, ConfirmRun, EffectsRecord,
-    FinalistResult, FloorResult, INERT, IncidentRecord, LedgerRecord, LeftOut, MemoryUse, Need, Outcome, PairEffect,
-    PairValueEffect, ProfileRecord, Promise, ProofRecord, RECORD, REESTIMATES, REFERENCE_NUMBER, SCHEMA_VERSION,
-    ScreenRecord, SessionRecord, SettingEffect, SoakArm, SoakArms, SoakLook, SoakRecord, SpanRecord, Suspect,
-    TrialConfig, TrialOutcome, TrialResult, TrialStatus, ValueEffect, names_left_out,
+    FinalistResult, FloorResult, INERT, IncidentRecord, LedgerRecord, LeftOut, MemoryUse, Outcome, PairEffect,
+    PowerAnalysis, ProfileRecord, ProofRecord, RECORD, REESTIMATES, REFERENCE_NUMBER, SCHEMA_VERSION, ScreenRecord,
+    SessionRecord, SettingEffect, SoakArm, SoakArms, SoakLook, SoakRecord, SpanRecord, TrialConfig, TrialOutcome,
+    TrialResult, TrialStatus, ValueEffect, names_left_out,
 )  # fmt: skip
 from autotune.model.redaction import (
     REDACTED,

@@ -43,7 +43,7 @@ from autotune.results.kernel_words import (
     describe_kernels,
     kernel_lines,
 )
-from autotune.results.promise_words import describe_promise
+from autotune.results.promise_words import format_power
 from autotune.rundir import Store
 from autotune.stats import (
     Estimate,
@@ -112,7 +112,7 @@ def describe_begin(store: Store) -> list[str]:
 def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
-    promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
+    promised = [format_power(f.power) for f in floors if f.power is not None]
     told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
     return list(dict.fromkeys([*told, *promised[:1]]))
 
@@ -148,8 +148,8 @@ def describe_floor(result: FloorResult) -> list[str]:
             + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
             + f", of whole devices ({energy.source})"
         )
-    if result.promise is not None:
-        lines.append(describe_promise(result.promise))
+    if result.power is not None:
+        lines.append(format_power(result.power))
     if result.kernels is not None:
         lines.append(describe_kernels(result.kernels))
     return lines

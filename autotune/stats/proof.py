@@ -415,24 +415,6 @@ def study_power(
     )
 
 
-def pairs_to_find(
-    effect: float, pair_sd: float, *, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT, highest: int = 100
-) -> StudyPower | None:
-    """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `highest`."""
-    low, high = FIRST_LOOK, highest
-    found = study_power(effect, pair_sd, most=high, finalists=finalists, min_effect=min_effect)
-    if effect <= min_effect or found.found_in_time < POWER:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, min_effect=min_effect)
-        if tried.found_in_time >= POWER:
-            high, found = middle, tried
-        else:
-            low = middle + 1
-    return found
-
-
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> float | None:

@@ -10,36 +10,16 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
-from autotune.study.doubt import (
-    DEAD_TOGETHER,
-    contradicts,
-)
+from autotune.study.screen import DEAD_TOGETHER, contradicts
 from autotune.study.stages import run_study
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
+from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
-from tests.compiler.rules import (
-    COMBINE,
-    SLOP,
-    Rules,
-    screen,
-)
-from tests.runs import (
-    Diary,
-    asking,
-)
+from tests.compiler.rules import COMBINE, SLOP, Rules, screen
+from tests.runs import Diary, asking
 
 MERGER = "xla_gpu_dot_merger_threshold_mb"
 DEAD = FlagSet({SLOP: "17", MERGER: "0"})

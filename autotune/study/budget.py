@@ -1,9 +1,9 @@
-"""How a study keeps to its budgets: what is left, what is kept for later, and how the time is split beforehand.
+"""Budgets of a study: what is left, what is kept for proofs, and how the time is split beforehand.
 
 Proofs are reserved first. The search ends when the next trial would reach into what they need, and in a proof the next
-pair of processes is run if all that must follow it still has its time: so nothing is begun that the budget cannot end.
-What a proof leaves unused ends the study sooner. A proof that ends for want of time errs no more often than it was
-planned to: whether it does depends on the clock alone, and with a larger budget it goes on.
+pair of processes is run if all that must follow it still has its time: nothing is begun that the budget cannot end. A
+proof that ends for want of time errs no more often than planned: whether it does depends on the clock alone, and with a
+larger budget it goes on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.model import ConfirmRun, FlagSet, FloorResult, StudySpec, format_seconds
+from autotune.model import ConfirmRun, FlagSet, FloorResult, format_seconds
 from autotune.rundir import Store
-from autotune.stats import FIRST_LOOK, gain_pairs, proof_pairs
-from autotune.study.durations import Durations, durations_of
+from autotune.stats import FIRST_LOOK, gain_pairs
+from autotune.study.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
@@ -29,9 +29,6 @@ GRACE = 0.05
 
 TRIAL_SHARE = 0.25
 """Share of the time left for the search that one trial may take: what it does not settle in that, others may."""
-
-ABLATIONS = 3
-"""Settings of a winner for which time is kept to leave each of them out in turn."""
 
 LAST_STAGES = ("final", "full")
 LIMITED = ("confirm", "pgle", *LAST_STAGES)
@@ -59,7 +56,6 @@ class Timetable:
         trials: As many as fit beside what is kept, at least and at most: if each runs all its pairs, or is looked at
             once; no more than were asked.
         fewest: Trials for which there must be time.
-        parts: What is kept for each stage, in order.
     """
 
     name: str
@@ -70,11 +66,10 @@ class Timetable:
     trial_s: float
     trials: tuple[int, int]
     fewest: int
-    parts: tuple[tuple[str, float], ...]
 
     @property
     def needed_s(self) -> float:
-        """The smallest budget in which a few sets can be tried and one of them proven."""
+        """The smallest budget for a few trials and one proof."""
         return self.used_s + self.fewest * self.trial_s + self.least_s
 
     @property
@@ -85,10 +80,6 @@ class Timetable:
 
 class TimeLeft:
     """The budgets of one session.
-
-    Args:
-        store: The run directory, locked.
-        lanes: Of the session.
 
     Attributes:
         unproven: Sets that may gain whose proof was not begun, or not brought to its end, for want of time.
@@ -121,20 +112,20 @@ class TimeLeft:
         return durations_of(self._store.spec, floors[0], self._store.of(ConfirmRun)) if floors else None
 
     def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
-        """The name of a budget in which some work does not fit beside what is kept of it; None if it fits in all.
+        """Returns the name of a budget in which some work does not fit beside what is kept; None if it fits in all.
 
-        The last proof may go past it by `GRACE`: what was lost by being stopped must not lose all that was found.
+        The last proof may go past it by `GRACE`.
         """
         more = 1.0 + GRACE if is_last else 1.0
         spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= more * b.whole_s)
         return next(spent, None)
 
     def _side_by_side(self, seconds: float) -> float:
-        """Wall time of work that all lanes share."""
+        """Returns the wall time of work that all lanes share."""
         return seconds / max(1, len(self._lanes.names))
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Pairs of blocks for which there is time in one unit; None for as many as the study allows.
+        """Returns the pairs of blocks for which there is time in one unit; None for as many as the study allows.
 
         Args:
             kept_s: What is kept of the budgets.
@@ -150,7 +141,7 @@ class TimeLeft:
     # ------------------------------------------------------------------ what must follow
 
     def kept_after(self, stage: str, pairs: int = 0) -> float:
-        """Seconds that what follows a proof takes at least, after so many pairs of processes of it."""
+        """Returns the least seconds of what follows a proof, after so many pairs of processes of it."""
         takes = self.takes
         if takes is None:
             return 0.0
@@ -161,15 +152,15 @@ class TimeLeft:
         return proof_s + gain_s + takes.soak_s
 
     def allows_pair(self, stage: str, pairs: int, *, is_needed: bool) -> bool:
-        """Whether one more pair of processes of a proof fits, the so manieth, with all that must follow.
+        """Whether one more pair of processes of a proof fits with all that must follow.
 
-        Where that cannot fit any more, for pairs take longer than was planned, the time is the finalists': what they
-        come to is known then, and a larger budget goes on from there.
+        Where that cannot fit any more, for pairs take longer than was planned, the time is the finalists': a larger
+        budget goes on from there.
 
         Args:
             stage: Of the proof.
             pairs: Its pairs, with this one.
-            is_needed: Whether what follows has nobody to follow but this set.
+            is_needed: Whether no other set has passed.
         """
         takes = self.takes
         if takes is None or stage not in LIMITED:
@@ -179,7 +170,7 @@ class TimeLeft:
         return stage == "confirm" and is_needed and self.used_up(takes.pair_s) is None
 
     def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
-        """Of some sets, best first, those whose proof can be looked at once; the others are kept as `unproven`.
+        """Returns the sets, best first, whose proof can be looked at once; the others are kept as `unproven`.
 
         Another finalist than the best one needs time to minimise that, too.
 
@@ -191,7 +182,9 @@ class TimeLeft:
         for settings, done in begun:
             missing += max(0, FIRST_LOOK - done)
             needed_s = self._side_by_side(missing * takes.pair_s) if takes is not None else 0.0
-            kept_s = self.kept_after(stage) + (self._left_out_s(takes) if allowed and stage == "confirm" else 0.0)
+            kept_s = self.kept_after(stage)
+            if takes is not None and allowed and stage == "confirm":
+                kept_s += minimising_s(self._store.spec, takes)
             if (
                 done >= FIRST_LOOK
                 or takes is None
@@ -213,14 +206,10 @@ class TimeLeft:
         if settings not in self.unproven:
             self.unproven.append(settings)
 
-    def _left_out_s(self, takes: Durations | None) -> float:
-        """Seconds that are kept for minimising."""
-        return minimising_s(self._store.spec, takes) if takes is not None else 0.0
-
     # ------------------------------------------------------------------ the split
 
     def timetable(self) -> Timetable | None:
-        """How the smallest budget is split; the same in every session. None without budgets, or without times."""
+        """Splits the smallest budget; the same in every session. None without budgets, or without times."""
         takes, spec = self.takes, self._store.spec
         if takes is None:
             return None
@@ -229,10 +218,7 @@ class TimeLeft:
         rest_s = budget.whole_s - floor.at_s
         after_s = self.kept_after("confirm")
         least_s = FIRST_LOOK * takes.pair_s + after_s
-        proofs_s = proof_pairs(spec.confirm.finalists, most=spec.confirm.processes) * takes.pair_s
-        if floor.promise is not None and floor.promise.proof_s is not None:
-            proofs_s = floor.promise.proof_s  # within which 97 of 100 studies are through
-        wanted_s = self._side_by_side(proofs_s) + self._left_out_s(takes) + takes.soak_s
+        wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + minimising_s(spec, takes) + takes.soak_s
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         if least_s + takes.trial_s > rest_s:
             reserved_s = 0.0
@@ -249,39 +235,11 @@ class TimeLeft:
             trial_s=takes.trial_s,
             trials=(fewest, most),
             fewest=min(FEWEST_TRIALS, spec.search.trials),
-            parts=self._parts(takes, floor.at_s, search_s, reserved_s),
         )
 
-    def _parts(
-        self, takes: Durations, floor_s: float, search_s: float, reserved_s: float
-    ) -> tuple[tuple[str, float], ...]:
-        """The stages with their time; proofs get what no other stage needs of what is kept."""
-        before = (("noise floor", floor_s), ("screen and search", search_s))
-        if not reserved_s:
-            return before
-        gain_s = self._side_by_side(gain_pairs(0) * takes.pair_s) if self.kept_after("final") else 0.0
-        last = {"gain": gain_s, "alone": self._side_by_side(takes.alone_s), "soak": takes.soak_s}
-        last = last if self.kept_after("final") else {}
-        proofs_s = reserved_s - sum(last.values())
-        least_s = (2 if last else 1) * self._side_by_side(FIRST_LOOK * takes.pair_s)
-        left_out_s = max(0.0, min(self._left_out_s(takes), proofs_s - least_s))
-        parts = (*before, ("proofs", proofs_s - left_out_s), ("minimising", left_out_s), *last.items())
-        return tuple((name, seconds) for name, seconds in parts if seconds >= 0.1)
 
-
-def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Seconds that are kept for minimising."""
-    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
-
-
-def describe_timetable(table: Timetable, *, asked: int) -> str:
-    """How the time is split, or what a proof would need, in one sentence.
-
-    Args:
-        table: The split.
-        asked: Trials that the study asks for.
-    """
-    split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in table.parts)
+def format_timetable(table: Timetable, *, asked: int) -> str:
+    """Formats how the time is split, or what a proof would need; `asked` trials are the study's."""
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
@@ -292,4 +250,9 @@ def describe_timetable(table: Timetable, *, asked: int) -> str:
         )
     fewest, most = table.trials
     count = f"all {asked} trials" if fewest >= asked else f"{fewest} to {most} of {asked} trials"
-    return f"{whole} is split into {split}: time for {count} (at least {each} each)"
+    search_s = table.budget_s - table.used_s - table.reserved_s
+    return (
+        f"{whole} is split into noise floor {format_seconds(table.used_s)}, screen and search "
+        f"{format_seconds(search_s)}, proofs {format_seconds(table.reserved_s)}: "
+        f"time for {count} (at least {each} each)"
+    )

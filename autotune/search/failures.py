@@ -1,10 +1,9 @@
-"""Which values make a set fail: what each failed trial says of the values and pairs that it held.
+"""The failure model: how likely each value, or pair of values, makes a set fail.
 
-A trial that ran clears all that it held. A failed one holds a culprit: one value, or two together. How likely each is
-one follows by belief propagation, as in decoding of group tests (Sejdinovic and Johnson, "Note on noisy group testing:
+A trial that ran clears all that it held. A failed one holds a cause: one value, or two together. Their probabilities
+follow by belief propagation, as in decoding of group tests (Sejdinovic and Johnson, "Note on noisy group testing:
 asymptotic bounds and belief propagation reconstruction", 2010), without noise: a cause that several failures share
-takes the blame from those that only one of them holds. Two values of different groups fail together more seldom than
-two of one, and are suspected all the same: a compiler's passes know of no groups.
+explains away those that only one of them holds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.search.factors import Codes, Design, Floats
+from autotune.search.space import Codes, Design, Floats
 
 SINGLE, PAIR = 0.02, 0.0005
 """Chance that a value makes a set fail, or two values of one group do together, before anything is tried."""
@@ -30,12 +29,12 @@ _ROUNDS = 30
 _TINY = 1e-12
 
 
-class Hazards:
-    """Chances of values, and of pairs of values, to make a set fail.
+class FailureModel:
+    """Probabilities of values, and of pairs of values, to make a set fail.
 
     Args:
         design: The space.
-        ran: Sets that ran, as codes, shape (sets, factors).
+        ran: Sets that ran, shape (sets, factors).
         failed: Sets that did not, likewise.
         known: Combinations of factor and code that are known to fail; of those of more than two some part may be why.
     """
@@ -64,32 +63,26 @@ class Hazards:
                 self._single[cause[0][0]][cause[0][1]] = SURE
             elif len(cause) == 2 and (found := self._pairs.get((cause[0][0], cause[1][0]))) is not None:
                 found[cause[0][1], cause[1][1]] = SURE
-        rows = [row for row in failed if not self._is_explained(row)]
-        # What was narrowed down, but not to one value or two, still holds the culprit, among fewer suspects.
+        rows = [row for row in failed if self.known_cause(row) is None]
+        # What was narrowed down, but not to one value or two, still holds the cause, among fewer suspects.
         narrowed = [cause for cause in self._known if len(cause) > 2 and not self._holds_another(cause)]
         self._blame([*rows, *map(self._alone, narrowed)], ran)
 
-    def _is_explained(self, row: Codes) -> bool:
-        """Whether a failed set holds something that is known to fail."""
-        return self.culprit(row) is not None
-
     def _holds_another(self, cause: tuple[tuple[int, int], ...]) -> bool:
-        """Whether a combination holds another one that is known to fail."""
         return any(set(other) < set(cause) for other in self._known)
 
     def _alone(self, cause: tuple[tuple[int, int], ...]) -> Codes:
-        """A combination as a set, all else at its default."""
         row = self.design.neutral.copy()
         for i, code in cause:
             row[i] = code
         return row
 
-    def culprit(self, row: Codes) -> tuple[tuple[int, int], ...] | None:
-        """What a set holds of what is known to fail, as factors and codes."""
+    def known_cause(self, row: Codes) -> tuple[tuple[int, int], ...] | None:
+        """Returns the first combination in a set that is known to fail."""
         return next((cause for cause in self._known if all(row[i] == code for i, code in cause)), None)
 
     def _blame(self, failed: Sequence[Codes], ran: Codes) -> None:
-        """Passes beliefs between failed sets and what each may have failed by."""
+        """Passes messages between failed sets and the causes that each may have failed by."""
         held = [self._suspects(row) for row in failed]
         across = [self._across(row, ran) for row in failed]
         often = Counter(pair for pairs in across for pair in pairs)
@@ -105,25 +98,25 @@ class Hazards:
         incidence = incidence[incidence.any(axis=1)]
         prior = np.array([self._chance(c) for c in causes])
         base = np.log(prior / (1 - prior))
-        told = np.zeros(incidence.shape)  # what each failure says of each cause, in log odds
+        messages = np.zeros(incidence.shape)  # of each failure to each cause, in log odds
         for _ in range(_ROUNDS):
-            heard = base + told.sum(axis=0) - told
-            innocent = np.where(incidence, -np.logaddexp(0.0, heard), 0.0)  # log chance of being none
+            belief = base + messages.sum(axis=0) - messages
+            innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log chance of being none
             others = innocent.sum(axis=1, keepdims=True) - innocent
             fresh = np.where(incidence, -np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)), 0.0)
-            told = 0.5 * (told + fresh)
-        chances = 1 / (1 + np.exp(-(base + told.sum(axis=0))))
+            messages = 0.5 * (messages + fresh)
+        chances = 1 / (1 + np.exp(-(base + messages.sum(axis=0))))
         for cause, at in causes.items():
             self._set(cause, float(chances[at]))
 
     def _suspects(self, row: Codes) -> list[tuple[int, ...]]:
-        """What a failed set may have failed by: values as (factor, code), pairs as (factor, code, factor, code)."""
+        """Returns possible causes: values as (factor, code), pairs as (factor, code, factor, code)."""
         singles = [(i, int(c)) for i, c in enumerate(row) if self._single[i][c] > 0]
         pairs = [(i, int(row[i]), j, int(row[j])) for (i, j), t in self._pairs.items() if t[row[i], row[j]] > 0]
         return [*singles, *pairs]
 
     def _across(self, row: Codes, ran: Codes) -> list[tuple[int, ...]]:
-        """Values of two groups that a failed set changed, and that never ran together."""
+        """Returns pairs of values of two groups that a failed set changed, and that never ran together."""
         neutral, sizes = self.design.neutral, np.array(self.design.sizes)
         changed = np.flatnonzero((row != neutral) & (row != sizes)).tolist()
         together = {i: (ran[ran[:, i] == row[i]] == row).any(axis=0) for i in changed}
@@ -151,11 +144,11 @@ class Hazards:
         self._pairs[pair][cause[1], cause[3]] = chance
 
     def single(self, factor: int) -> Floats:
-        """Chance of each value of a setting to make any set fail, shape (values + 1,)."""
+        """Returns the probability of each value of a setting to make any set fail, shape (values + 1,)."""
         return self._single[factor]
 
     def pair(self, one: int, other: int) -> Floats:
-        """Chance of each combination of two settings to make a set fail beyond that, shape (values + 1, values + 1)."""
+        """Returns the probability of each combination to fail beyond that, shape (values + 1, values + 1)."""
         return self._pairs[one, other]
 
     @property
@@ -164,13 +157,13 @@ class Hazards:
         return [pair for pair, chances in self._pairs.items() if chances.max() > 2 * PAIR]
 
     def log_survival(self, row: Codes) -> float:
-        """Log of the chance that a set runs."""
+        """Returns the log of the probability that a set runs."""
         return float(self.log_survivals(row[None])[0])
 
     def log_survivals(self, rows: Codes) -> Floats:
-        """The same for sets, shape (sets, factors)."""
+        """Returns the same for sets, shape (sets, factors)."""
         risks = [chances[c] for chances, c in zip(self._single, rows.T, strict=True)]
         risks += [chances[rows[:, i], rows[:, j]] for (i, j), chances in self._pairs.items()]
         found = np.log1p(-np.minimum(np.array(risks), SURE)).sum(axis=0)
-        found[[self._is_explained(row) for row in rows]] = np.log1p(-SURE)
+        found[[self.known_cause(row) is not None for row in rows]] = np.log1p(-SURE)
         return np.asarray(found)

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from autotune.search.factors import Design, Factor
-from autotune.search.hazards import PAIR, SINGLE, Hazards
+from autotune.search.failures import PAIR, SINGLE, FailureModel
+from autotune.search.space import Design, Factor
 
 DESIGN = Design([Factor(name=n, size=3, group="g" if n in "ab" else "") for n in "abcd"])
 
@@ -39,29 +39,29 @@ def test_blame_is_that_of_summing_over_all_culprits(seed: int) -> None:
         culprits = [[(0, 1), (1, 2)]]
     rows = rng.integers(0, 3, (14, 4))
     is_bad = np.array([any(all(r[i] == v for i, v in c) for c in culprits) for r in rows])
-    hazards, truth = Hazards(DESIGN, rows[~is_bad], rows[is_bad], []), exactly(rows[~is_bad], rows[is_bad])
+    failures, truth = FailureModel(DESIGN, rows[~is_bad], rows[is_bad], []), exactly(rows[~is_bad], rows[is_bad])
     for cause, chance in truth.items():
         if len(cause) == 1:
-            found = hazards.single(cause[0][0])[cause[0][1]]
+            found = failures.single(cause[0][0])[cause[0][1]]
         else:
-            found = hazards.pair(0, 1)[cause[0][1], cause[1][1]]
+            found = failures.pair(0, 1)[cause[0][1], cause[1][1]]
         assert abs(found - chance) < 0.2
 
 
 def test_what_ran_is_cleared_and_a_lone_suspect_is_sure() -> None:
     ran = np.array([[1, 0, 0, 0], [0, 0, 2, 0]])
-    hazards = Hazards(DESIGN, ran, np.array([[1, 0, 2, 1]]), [])
-    assert hazards.single(0)[1] == hazards.single(2)[2] == 0.0
-    assert hazards.single(3)[1] > 0.99
-    assert np.exp(hazards.log_survival(np.array([0, 0, 0, 1]))) < 0.01
-    assert np.exp(hazards.log_survival(np.array([1, 0, 2, 0]))) > 0.99
+    failures = FailureModel(DESIGN, ran, np.array([[1, 0, 2, 1]]), [])
+    assert failures.single(0)[1] == failures.single(2)[2] == 0.0
+    assert failures.single(3)[1] > 0.99
+    assert np.exp(failures.log_survival(np.array([0, 0, 0, 1]))) < 0.01
+    assert np.exp(failures.log_survival(np.array([1, 0, 2, 0]))) > 0.99
 
 
 def test_two_that_ran_alone_fail_together() -> None:
     ran = np.array([[1, 0, 0, 0], [0, 1, 0, 0]])
-    hazards = Hazards(DESIGN, ran, np.array([[1, 1, 0, 0]]), [])
-    assert hazards.pair(0, 1)[1, 1] > 0.99
-    assert hazards.suspected == [(0, 1)]
+    failures = FailureModel(DESIGN, ran, np.array([[1, 1, 0, 0]]), [])
+    assert failures.pair(0, 1)[1, 1] > 0.99
+    assert failures.suspected == [(0, 1)]
 
 
 def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is_cleared_late() -> None:
@@ -71,44 +71,44 @@ def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is
     rows = rng.integers(0, 3, (40, 40))
     is_bad = (rows[:, 3] == 1) & (rows[:, 22] == 2)
     assert 2 <= is_bad.sum() <= 8
-    hazards = Hazards(design, rows[~is_bad], rows[is_bad], [])
+    failures = FailureModel(design, rows[~is_bad], rows[is_bad], [])
     probe = design.neutral.copy()
     probe[[3, 22]] = 1, 2
-    assert np.exp(hazards.log_survival(probe)) < 0.2
-    assert (3, 22) in hazards.suspected
+    assert np.exp(failures.log_survival(probe)) < 0.2
+    assert (3, 22) in failures.suspected
     for i, value in ((3, 1), (22, 2)):
         alone = design.neutral.copy()
         alone[i] = value
-        assert np.exp(hazards.log_survival(alone)) > 0.99
+        assert np.exp(failures.log_survival(alone)) > 0.99
 
 
 def test_what_was_narrowed_to_several_still_teaches_who_the_culprit_is() -> None:
     """A study's own search for a cause ends after a dozen starts, with more than the cause: that is no alibi for it."""
     narrowed = [((0, 1), (1, 1), (2, 2)), ((0, 2), (2, 2), (3, 1))]
     failed = np.array([[1, 1, 2, 0], [2, 0, 2, 1]])
-    hazards = Hazards(DESIGN, np.array([[1, 1, 0, 1], [2, 2, 1, 0], [0, 0, 0, 1]]), failed, narrowed)
-    assert hazards.single(2)[2] > 0.9
+    failures = FailureModel(DESIGN, np.array([[1, 1, 0, 1], [2, 2, 1, 0], [0, 0, 0, 1]]), failed, narrowed)
+    assert failures.single(2)[2] > 0.9
     # Neither is what is known to one part, or two, explained by more.
-    known = Hazards(DESIGN, np.zeros((0, 4), dtype=int), failed, [*narrowed, ((2, 2),)])
+    known = FailureModel(DESIGN, np.zeros((0, 4), dtype=int), failed, [*narrowed, ((2, 2),)])
     assert known.single(0)[1] == SINGLE
     assert np.exp(known.log_survival(np.array([0, 0, 2, 0]))) < 0.01
 
 
 def test_values_of_different_groups_that_ran_together_are_cleared() -> None:
     ran = np.array([[1, 0, 1, 0], [1, 0, 0, 1]])
-    hazards = Hazards(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
-    assert hazards.suspected == [(2, 3)]
-    assert hazards.pair(2, 3)[1, 1] > 0.99
+    failures = FailureModel(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
+    assert failures.suspected == [(2, 3)]
+    assert failures.pair(2, 3)[1, 1] > 0.99
 
 
 def test_what_is_known_takes_the_blame() -> None:
-    hazards = Hazards(DESIGN, np.zeros((0, 4), dtype=int), np.array([[1, 1, 0, 1]]), [((0, 1), (1, 1))])
-    assert hazards.single(3)[1] == SINGLE
-    assert np.exp(hazards.log_survival(np.array([1, 1, 0, 0]))) < 0.01
-    assert np.exp(hazards.log_survival(np.array([1, 0, 0, 0]))) > 0.9
+    failures = FailureModel(DESIGN, np.zeros((0, 4), dtype=int), np.array([[1, 1, 0, 1]]), [((0, 1), (1, 1))])
+    assert failures.single(3)[1] == SINGLE
+    assert np.exp(failures.log_survival(np.array([1, 1, 0, 0]))) < 0.01
+    assert np.exp(failures.log_survival(np.array([1, 0, 0, 0]))) > 0.9
 
 
 def test_a_failure_without_a_suspect_blames_nobody() -> None:
     row = np.array([[1, 1, 1, 1]])
-    hazards = Hazards(DESIGN, row, row, [])  # it ran once, and failed once
-    assert np.exp(hazards.log_survival(row[0])) > 0.99
+    failures = FailureModel(DESIGN, row, row, [])  # it ran once, and failed once
+    assert np.exp(failures.log_survival(row[0])) > 0.99

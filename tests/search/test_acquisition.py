@@ -11,10 +11,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from autotune.search.acquisition import IMPROVING_FROM, propose
 from autotune.search.additive import AdditiveModel
-from autotune.search.factors import Codes
-from autotune.search.hazards import Hazards
-from autotune.search.policy import IMPROVING_FROM, propose
+from autotune.search.failures import FailureModel
+from autotune.search.space import Codes
 from tests.search.test_sampler import SETTINGS, SPACE, effect, sampler, search, searched
 
 
@@ -40,7 +40,7 @@ def test_asked_again_it_draws_anew_from_what_it_has_learnt(monkeypatch: pytest.M
     fits = 0
     assert len({ask() for _ in range(10)}) > 8  # not again and again the set of which most is expected
     assert fits == 1
-    made.culprits.append({"flag_07": "true"})
+    made.known_failing.append({"flag_07": "true"})
     first = SETTINGS.index("flag_07")
     assert all(ask()[first] == "false" for _ in range(5))  # what it was told in between counts
     assert fits == 2
@@ -54,35 +54,31 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(is_risky: b
     """By the definition of expected improvement, over draws that the proposals did not see."""
     made = sampler()
     study = searched(14, made)
-    coded, model, hazards = made.learn(study)
+    coded, model, failures = made.fit(study.trials)
     ran = coded.table([c for c, _ in coded.split(study.trials)[0]])
     if is_risky:  # one of two settings that pay, or of three that do nothing, made two sets fail
         suspects = [coded.names.index(n) for n in ("flag_00", "flag_03", "flag_04", "flag_11", "flag_21")]
         cleared, failed = ran.copy(), np.zeros((2, len(coded.names)), dtype=np.int64)
         cleared[:, suspects], failed[:, suspects] = 0, 1
-        hazards = Hazards(model.design, cleared, failed, [])
-    draws = model.beliefs(np.random.default_rng(1), 600)
+        failures = FailureModel(model.design, cleared, failed, [])
+    draws = model.samples(np.random.default_rng(1), 600)
     least = np.minimum(draws.totals(ran).min(axis=1), 0.0)
 
     def improvement(share: float) -> float:
         rngs = [np.random.default_rng(seed) for seed in range(40)]
-        codes = np.array([propose(model, hazards, rng, tried=ran, improving_share=share) for rng in rngs])
+        codes = np.array([propose(model, failures, rng, tried=ran, improving_share=share) for rng in rngs])
         gains = np.maximum(least[:, None] - draws.totals(codes), 0.0).mean(axis=0)
-        return float((gains * np.exp(hazards.log_survivals(codes))).mean())
+        return float((gains * np.exp(failures.log_survivals(codes))).mean())
 
     assert improvement(1.0) > 1.2 * improvement(0.0)
 
 
-def test_totals_of_what_may_be_true_are_those_of_its_tables() -> None:
+def test_totals_of_samples_are_on_average_what_is_expected() -> None:
     made = sampler()
     study = searched(25, made)
-    coded, model, _ = made.learn(study)
+    coded, model, _ = made.fit(study.trials)
     codes = coded.table([c for c, _ in coded.split(study.trials)[0]])
-    beliefs = model.beliefs(np.random.default_rng(0), 50)
-    by_tables = np.array([[draw.total(c) for c in codes] for draw in beliefs])
-    np.testing.assert_allclose(beliefs.totals(codes), by_tables, atol=1e-9)
-    # On average they are what is expected.
-    many = model.beliefs(np.random.default_rng(0), 4000).totals(codes)
+    many = model.samples(np.random.default_rng(0), 4000).totals(codes)
     expected = np.array([model.mean.total(c) for c in codes])
     errors = many.std(axis=0) / math.sqrt(len(many))
     assert (np.abs(many.mean(axis=0) - expected) < 5 * errors).all()
@@ -92,10 +88,10 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement() -> None:
     """What a worker tries is known to the next one: the same belief then proposes another set."""
     made = sampler()
     study = searched(25, made)
-    coded, model, hazards = made.learn(study)
+    coded, model, failures = made.fit(study.trials)
     ran = coded.table([c for c, _ in coded.split(study.trials)[0]])
-    first = propose(model, hazards, np.random.default_rng(3), tried=ran, improving_share=1.0)
-    draws = model.beliefs(np.random.default_rng(1), 2000)
+    first = propose(model, failures, np.random.default_rng(3), tried=ran, improving_share=1.0)
+    draws = model.samples(np.random.default_rng(1), 2000)
 
     def improvement(codes: Codes, known: Codes) -> float:
         least = draws.totals(known).min(axis=1)
@@ -103,7 +99,9 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement() -> None:
 
     assert improvement(first, ran) > 0
     assert improvement(first, np.concatenate([ran, first[None]])) == pytest.approx(0)
-    second = propose(model, hazards, np.random.default_rng(3), tried=ran, improving_share=1.0, under_way=[first])
+    second = propose(
+        model, failures, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]), improving_share=1.0
+    )
     assert improvement(second, np.concatenate([ran, first[None]])) > 0
 
 
@@ -114,30 +112,22 @@ def test_chances_to_run_of_many_sets_are_those_of_each() -> None:
         return effect(params)
 
     made = sampler()
-    made.culprits = [{"flag_13": "true"}]
+    made.known_failing = [{"flag_13": "true"}]
     study = search(made, measure, 12)
-    coded, _, hazards = made.learn(study)
+    coded, _, failures = made.fit(study.trials)
     rows = np.random.default_rng(0).integers(2, size=(40, len(coded.names)))
-    together = hazards.log_survivals(rows)
-    np.testing.assert_allclose(together, [hazards.log_survival(row) for row in rows])
+    together = failures.log_survivals(rows)
+    np.testing.assert_allclose(together, [failures.log_survival(row) for row in rows])
     assert len(set(together.round(6))) > 3
 
 
 def test_after_few_trials_every_proposal_is_a_draw() -> None:
     made = sampler()
-    _, model, hazards = made.learn(searched(IMPROVING_FROM - 1))
+    coded, model, failures = made.fit(searched(IMPROVING_FROM - 1).trials)
+    none = coded.table([])
     shares = [
-        {tuple(propose(model, hazards, np.random.default_rng(k), improving_share=s)) for k in range(30)} for s in (0, 1)
+        {tuple(propose(model, failures, np.random.default_rng(k), tried=none, improving_share=s)) for k in range(30)}
+        for s in (0, 1)
     ]
     assert shares[0] == shares[1]
     assert len(shares[0]) == 30
-
-
-def test_a_share_that_is_none_is_refused_and_none_at_all_tries_every_draw() -> None:
-    for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="improving_share must be from 0 to 1 but got"):
-            sampler(improving_share=share)
-    made = sampler(improving_share=0.0)
-    _, model, hazards = made.learn(searched(12))
-    rngs = [np.random.default_rng(seed) for seed in range(30)]
-    assert len({tuple(propose(model, hazards, rng, improving_share=0.0)) for rng in rngs}) == 30

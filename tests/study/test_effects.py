@@ -20,11 +20,11 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
     ValueEffect,
-)
+)  # fmt: skip
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.finalists import worth_proving
+from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.search import ENOUGH_TO_TELL, Search
 from tests.runs import Run, record, replay_study
@@ -45,11 +45,7 @@ def wide_study(**more: Any) -> StudySpec:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished study of sixteen settings of which four act; to be read only.
-
-    With seeds 0 to 11 each names the best set, and all but that of seed 0 say as well that at most 0.4 % is left: there
-    one trial more would have told, and 5 % is not ruled out.
-    """
+    """A finished study of sixteen settings of which four act; to be read only."""
     return record(tmp_path_factory.mktemp("wide") / "run", wide_study(study={"seed": 1}), trials=28, space=WIDE)
 
 
@@ -77,19 +73,12 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     assert {s.name for s in found.settings if s.chance >= 0.2} == acting
     assert [s.chance for s in found.settings] == sorted((s.chance for s in found.settings), reverse=True)
     assert all(v.low <= 1 <= v.high for s in found.settings if s.name not in acting for v in s.values)
-    assert [(dict(s.settings), s.chance > 0.9) for s in found.suspects] == [({"xla_04": "2"}, True)]
 
 
-def test_it_says_which_set_promises_most_and_what_is_left(wide: Store) -> None:
+def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
     found = taught(wide)
     assert found.best.settings == BEST
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
-    assert 0.98 < found.left <= 1.0
-
-
-def test_it_is_read_back_as_it_was_written(wide: Store) -> None:
-    again = taught(Store.open(wide.path))
-    assert again == taught(wide)
 
 
 @pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
@@ -162,7 +151,7 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
 
     inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
     results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
-    found = worth_proving(results, count=3, min_effect=0.005, taught=taught(wide))
+    found = worth_proving(results, count=3, min_effect=0.005, effects=taught(wide))
     assert [r.settings for r in found] == [lucky, good]
     assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
 
@@ -189,7 +178,7 @@ def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:
     )
     settings = tuple(sorted(settings, key=lambda s: -s.chance))
     best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best, left=1.0)
+    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best)
     return lambda proposer: made.model_copy(update={"trials": len(proposer._history)})
 
 
@@ -246,7 +235,7 @@ def test_a_group_that_is_recorded_is_not_measured_again(minimised: Any) -> None:
 
 def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:
     best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best, left=1.0)
+    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best)
 
 
 def of(name: str, chance: float, *, low: float = 0.9, needs: tuple[str, ...] = ()) -> SettingEffect:

@@ -6,8 +6,7 @@ import pytest
 
 from autotune.model.flags import FlagSet, shrink
 from autotune.model.records import BlameRecord, TrialResult
-from autotune.study.blame import MOST_STARTS
-from autotune.study.culprit import walks_into
+from autotune.study.failing import MOST_STARTS, contains_failing
 from tests.runs import Run, replay_study
 
 SETS = ("a", "b", "c", "d", "e", "f", "g")
@@ -83,7 +82,7 @@ def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:
     assert store.of(BlameRecord) == []
 
 
-def test_a_set_walks_into_a_combination_only_if_it_holds_all_of_it() -> None:
+def test_a_set_contains_a_failing_combination_only_if_it_holds_all_of_it() -> None:
     bad = [FlagSet({"xla_a": "1", "xla_b": "2"})]
-    assert walks_into(FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1"}), bad)
-    assert not walks_into(FlagSet({"xla_a": "1", "xla_b": "1"}), bad)
+    assert contains_failing(FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1"}), bad)
+    assert not contains_failing(FlagSet({"xla_a": "1", "xla_b": "1"}), bad)

@@ -1,30 +1,59 @@
-"""When a set crashes or hangs: looks on a lane for its smallest part that still does.
-
-The search is delta debugging (see `autotune.model.flags`) with a bounded number of starts.
-"""
+"""The minimal failing set of a set that crashes or hangs, by delta debugging; no trial contains it again."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Container, Sequence
 from pathlib import Path
 
-from autotune.model import (
-    BlameRecord,
-    FailureKind,
-    FlagSet,
-    shrink,
-)
+from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus, shrink
 from autotune.study.context import MeasurementContext
 from autotune.study.tasks import BlameTask
 from autotune.workers import WorkerFailed
+
+SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
+"""Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
 
 MOST_STARTS = 12
 MOST_HANGS = 4
 """A start that hangs costs its whole time limit, so few of them are tried."""
 
 
+def next_failure(
+    results: Sequence[TrialResult], known: Sequence[BlameRecord], looked_for: Container[int] = ()
+) -> TrialResult | None:
+    """Returns a trial that crashed or hung, without a known minimal failing set and none looked for now."""
+    done = {b.trial for b in known}
+    failing = [b.smallest for b in known]
+    for result in results:
+        failure = result.failure
+        is_crash = result.status is TrialStatus.FAILED and failure is not None and failure.kind in SEARCHED
+        is_new = result.number not in done and result.number not in looked_for
+        if is_crash and is_new and not contains_failing(result.settings, failing):
+            return result
+    return None
+
+
+def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTask:
+    """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
+    assert trial.failure is not None
+    kind = trial.failure.kind
+    known = []
+    for result in results:
+        if result.status is TrialStatus.MEASURED:
+            known.append((result.settings, False))
+        elif result.failure is not None and result.failure.kind is kind:
+            known.append((result.settings, True))
+    return BlameTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+
+
+def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
+    """Whether a set contains a combination that is known to fail."""
+    return any(all(settings.get(n) == v for n, v in part.items()) for part in failing)
+
+
 def most_starts(kind: FailureKind) -> int:
-    """Starts after which the search for a cause ends in any case."""
+    """Returns the starts after which a search ends in any case."""
     return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
 
 

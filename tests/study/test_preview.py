@@ -15,32 +15,17 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
-from autotune.model.spec import (
-    load_study,
-    parse_study,
-)
+from autotune.model.spec import load_study, parse_study
 from autotune.settings.space import SearchSpace
-from autotune.study import (
-    foretell,
-    prefilter,
-    stages,
-    start,
-)
-from autotune.study.foretell import foretell_space
+from autotune.study import prefilter, preflight, stages
+from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import (
-    WorkloadFigures,
-    describe_workload,
-)
+from autotune.workers.describe import WorkloadFigures, describe_workload
 from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
-from tests.runs import (
-    Diary,
-    record,
-    replay_study,
-)
+from tests.runs import Diary, record, replay_study
 
 LAYER = 1000
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -97,7 +82,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
             raise Enough
 
         monkeypatch.setattr(stages, "narrow_space", noting)
-        run = start.new_run(
+        run = stages.new_run(
             load_study(study), tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch()
         )
         with pytest.raises(Enough):
@@ -144,7 +129,7 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     # And afterwards, from what its reference told.
     after = shown(path, "--run-dir", "run")
     assert same(after, space)
-    assert after["facts"]["told_by"] == "the reference of run"
+    assert after["facts"]["source"] == "the reference of run"
 
 
 @pytest.mark.slow
@@ -153,7 +138,7 @@ def test_values_follow_from_the_layer_of_a_workload_that_never_ran(study: Callab
     layer = told["facts"]["layer_bytes"]["weights"]
     choices = next(p["choices"] for p in told["parameters"] if p["name"] == COMBINE)
     assert choices == ["(default)", *(str(round(layer * m)) for m in (0.25, 0.5, 1, 2, 4, 8))]
-    assert told["facts"]["told_by"] == "the workload, built here and not run"
+    assert told["facts"]["source"] == "the workload, built here and not run"
 
 
 @pytest.mark.slow
@@ -183,21 +168,21 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(device_count)
         return WorkloadFigures(mesh={}, layer_bytes={"weights": LAYER, "gradients": LAYER})
 
-    monkeypatch.setattr(foretell, "describe_workload", describe)
+    monkeypatch.setattr(preflight, "describe_workload", describe)
     return asked
 
 
-def told(tmp_path: Path, **changes: Any) -> foretell.Foretold:
+def told(tmp_path: Path, **changes: Any) -> SpacePreview:
     data = {
         "name": "told",
         "workload": {"entry": "llama"},
         "device": {"platform": "cuda", "count": 8},
         "search": {"groups": ["combining"]},
     }
-    return foretell_space(parse_study({**data, **changes}), study_dir=tmp_path, run_dir=tmp_path / "none")
+    return preview_space(parse_study({**data, **changes}), study_dir=tmp_path, run_dir=tmp_path / "none")
 
 
-def choices(found: foretell.Foretold) -> tuple[str, ...]:
+def choices(found: SpacePreview) -> tuple[str, ...]:
     return next(p for p in found.space.parameters if p.name == COMBINE).choices or ()
 
 
@@ -207,7 +192,7 @@ def test_the_workload_is_built_for_the_devices_of_the_study(built: list[int], tm
 
 
 def test_a_workload_is_not_built_where_no_value_follows_from_it(built: list[int], tmp_path: Path) -> None:
-    assert "no value follows" in told(tmp_path, search={"groups": ["command_buffer"]}).told_by
+    assert "no value follows" in told(tmp_path, search={"groups": ["command_buffer"]}).source
     assert built == []
 
 
@@ -215,7 +200,7 @@ def test_gpus_that_nobody_counted_are_those_that_are_here_or_unknown(
     built: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for count, known in ((4, 4), (0, None)):
-        monkeypatch.setattr(foretell, "visible_gpus", lambda environment, count=count: [object()] * count)
+        monkeypatch.setattr(preflight, "visible_gpus", lambda environment, count=count: [object()] * count)
         found = told(tmp_path, device={"platform": "cuda"})
         assert found.device_count == known
         assert choices(found)[1] == "250"  # what is not known is no reason to leave a setting out
@@ -232,7 +217,7 @@ def test_a_command_tells_nothing_before_it_runs_and_that_is_said(built: list[int
 @pytest.mark.gate
 def test_a_workload_that_can_not_be_built_here_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = told(tmp_path, workload={"entry": "no_such_module_here:build"})
-    assert "no_such_module_here" in found.told_by
+    assert "no_such_module_here" in found.source
     assert "once its reference has told" in found.space.notes[COMBINE]
     assert choices(found)[1] == str(2**20)
 
@@ -261,7 +246,7 @@ def test_a_run_of_another_study_is_refused_if_it_was_named_and_passed_over_if_no
 ) -> None:
     record(tmp_path / "runs" / "quick", replay_study(noise="quiet"), trials=1)
     path = study(QUICK)
-    assert "the study" in shown(path)["facts"]["told_by"]
+    assert "the study" in shown(path)["facts"]["source"]
     result = CliRunner().invoke(app, ["space", str(path), "--run-dir", "runs/quick"])
     assert result.exit_code != 0
     assert "--run-dir must be a run of this very study" in str(result.exception or result.output)

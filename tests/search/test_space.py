@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.search.factors import MAIN_RANK, PAIR_RANK, Design, Factor
+from autotune.search.space import MAIN_RANK, PAIR_RANK, Design, Factor
 
 
 def covariance(design: Design, *rows: list[int]) -> np.ndarray:
