@@ -8,12 +8,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from autotune.model import (
-    BlameRecord,
-    FailureKind,
-    FlagSet,
-    shrink,
-)
+from autotune.model import BlameRecord, FailureKind, FlagSet, shrink
 from autotune.study.context import MeasurementContext
 from autotune.study.tasks import BlameTask
 from autotune.workers import WorkerFailed

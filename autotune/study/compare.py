@@ -49,13 +49,7 @@ from autotune.stats import (
     widen,
 )
 from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
-from autotune.study.durations import (
-    LEAST_FLOOR,
-    floor_alone_s,
-    floor_of_turns_s,
-    floor_processes,
-    refuse_short_budget,
-)
+from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
 from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
 from autotune.workers import Worker, WorkerFailed
 

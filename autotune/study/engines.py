@@ -5,11 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import socket
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +20,8 @@ from autotune.cluster import (
     lanes_on_nodes,
     open_dask,
 )
-from autotune.machine import (
-    caller_environment,
-    inside_slurm_job,
-    parse_devices,
-    restrict_devices,
-    slurm_hosts,
-)
-from autotune.model import (
-    WITH_SECRETS,
-    LaunchError,
-    StudyFileError,
-    StudySpec,
-)
+from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
+from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
 from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE

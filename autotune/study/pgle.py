@@ -6,22 +6,12 @@ own switch is of no use here, see `autotune.child.profile`.
 
 from __future__ import annotations
 
-from autotune.model import (
-    PROFILE,
-    FlagSet,
-    ProfileRecord,
-)
-from autotune.stats import (
-    FIRST_LOOK,
-    Verdict,
-)
+from autotune.model import PROFILE, FlagSet, ProfileRecord
+from autotune.stats import FIRST_LOOK, Verdict
 from autotune.study.minimise import pays_for_itself
 from autotune.study.proof import prove
 from autotune.study.run import StudyRun
-from autotune.study.tasks import (
-    PendingTask,
-    ProfileTask,
-)
+from autotune.study.tasks import PendingTask, ProfileTask
 
 PROFILED_STEPS = 5
 

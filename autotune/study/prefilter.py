@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.compiler import (
-    Screener,
-    Target,
-    Topology,
-    domains,
-    facts_of,
-    load_target,
-    parse_topology,
-    target_here,
-)
+from autotune.compiler import Screener, Target, Topology, domains, facts_of, load_target, parse_topology, target_here
 from autotune.machine import caller_environment, visible_gpus
 from autotune.model import (
     REFERENCE_NUMBER,

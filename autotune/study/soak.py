@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import (
-    dataclass,
-    field,
-)
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.model import (
@@ -33,24 +30,11 @@ from autotune.model import (
     WorkerReport,
     judge_soak,
 )  # fmt: skip
-from autotune.stats import (
-    SOAK_LOOKS,
-    find_stalls,
-    segments,
-)
-from autotune.study.context import (
-    MeasurementContext,
-    work_between,
-)
-from autotune.study.loss_gate import (
-    STEP_BY_STEP,
-    LongLosses,
-)
+from autotune.stats import SOAK_LOOKS, find_stalls, segments
+from autotune.study.context import MeasurementContext, work_between
+from autotune.study.loss_gate import STEP_BY_STEP, LongLosses
 from autotune.study.tasks import SoakTask
-from autotune.workers import (
-    Worker,
-    WorkerFailed,
-)
+from autotune.workers import Worker, WorkerFailed
 
 DUMP = "autotune.textproto"
 NOTHING = FlagSet()

@@ -11,12 +11,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Arm,
-    Failure,
-    FailureKind,
-    Pair,
-)
+from autotune.model.measurement import Arm, Failure, FailureKind, Pair
 from autotune.model.records import (
     AblationResult,
     ConfirmRun,
@@ -29,19 +24,10 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.stats.estimates import Verdict
-from autotune.study.compare import (
-    aba_estimate,
-    aba_noise_floor,
-)
+from autotune.study.compare import aba_estimate, aba_noise_floor
 from autotune.workers.base import WorkerFailed
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Run, replay_study
 
 ALONE = {"measure": {"mode": "sandwich"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}

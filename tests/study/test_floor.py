@@ -8,54 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import (
-    given,
-)
-from hypothesis import (
-    strategies as st,
-)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Comparison,
-    Failure,
-    FailureKind,
-    log_ratio,
-)
-from autotune.model.records import (
-    AblationResult,
-    ConfirmRun,
-    FloorResult,
-    IncidentRecord,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
+from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.stats.estimates import (
-    Estimate,
-    SequentialPlan,
-    widen,
-)
-from autotune.stats.noise_floor import (
-    proof_size,
-    read_noise_floor,
-    spread_of,
-)
-from autotune.study.compare import (
-    aba_noise_floor,
-    floor_pairs,
-)
+from autotune.stats.estimates import Estimate, SequentialPlan, widen
+from autotune.stats.noise_floor import proof_size, read_noise_floor, spread_of
+from autotune.study.compare import aba_noise_floor, floor_pairs
 from autotune.study.runner import pays
 from autotune.workers.base import WorkerFailed
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Run, replay_study
 from tests.study.test_alone import pairs_of
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.004}

@@ -7,45 +7,17 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import (
-    LaunchError,
-    SettingError,
-)
+from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    DeviceMemory,
-    Failure,
-    FailureKind,
-    WorkerReport,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.study.compare import (
-    Interleaved,
-    Isolated,
-)
+from autotune.study.compare import Interleaved, Isolated
 from autotune.study.context import ReferenceFailed
-from autotune.study.memory import (
-    LIMIT_PHASE,
-    MemoryShare,
-    compiled_over_limit,
-    over_limit,
-    refuse_over_limit,
-)
-from autotune.study.preflight import (
-    keeping_rules,
-    rule_defaults,
-)
+from autotune.study.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from tests.runs import Run, replay_study
 
 HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
 EFFECTS = {"xla_a=1": 0.7, "xla_b=1": 0.9}

@@ -8,25 +8,13 @@ from typing import Any
 
 import pytest
 
-from autotune.model import (
-    REFERENCE_NUMBER,
-    FlagSet,
-    TrialConfig,
-    TrialStatus,
-    WorkerReport,
-)
+from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, WorkerReport
 from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from autotune.stats import SequentialPlan
-from autotune.study.compare import (
-    Compared,
-    ComparisonRequest,
-)
+from autotune.study.compare import Compared, ComparisonRequest
 from autotune.study.runner import measure_trial
-from autotune.study.tasks import (
-    Assignment,
-    TrialTask,
-)
+from autotune.study.tasks import Assignment, TrialTask
 
 SET = FlagSet({"xla_a": "1"})
 

@@ -5,51 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import (
-    Callable,
-    Iterator,
-)
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler.targets import (
-    load_target,
-    parse_topology,
-)
+from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConclusionRecord,
-    ScreenRecord,
-)
+from autotune.model.records import ConclusionRecord, ScreenRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.study import (
-    prefilter,
-)
-from autotune.study import (
-    screen as stage,
-)
+from autotune.study import prefilter
+from autotune.study import screen as stage
 from autotune.study.screen import StudyScreener
 from autotune.study.stages import run_study
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-    parse_simulated,
-)
-from tests.compiler.rules import (
-    BUFFER,
-    COMBINE,
-    SLOP,
-    Rules,
-    screen,
-    space,
-)
+from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
 from tests.runs import Diary
 
 PATIENCE_S = 20.0

@@ -12,41 +12,13 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    LOSS_NOT_CHECKED,
-    Failure,
-    FailureKind,
-    LossBasis,
-    Pair,
-    WorkerReport,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    IncidentRecord,
-    Outcome,
-    SoakRecord,
-    TrialResult,
-)
+from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord, TrialResult
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.loss_gate import (
-    OTHER_ROUNDING,
-    ROUNDINGS,
-    LossTrace,
-    refuse_not_finite,
-    spread_of_floor,
-)
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    LOSSES,
-    SimulatedLauncher,
-    SimulatedWorker,
-    parse_simulated,
-)
+from autotune.study.loss_gate import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.runs import Run
 
 FAST = FlagSet({"xla_a": "1"})
