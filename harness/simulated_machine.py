@@ -100,7 +100,8 @@ def parse_simulated(data: Mapping[str, Any]) -> SimulatedStudy:
     """
     study = dict(data)
     simulation = Simulation.model_validate(study.pop(SECTION, {}))
-    spec = parse_study({"screen": {"enabled": False}, "pgle": {"enabled": bool(simulation.profile)}, **study})
+    confirm = {"pgle": bool(simulation.profile), **study.pop("confirm", {})}
+    spec = parse_study({"screen": {"enabled": False}, "confirm": confirm, **study})
     return SimulatedStudy.model_construct(spec.model_fields_set, **dict(spec), simulation=simulation)
 
 
