@@ -7,19 +7,28 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
 from autotune.model import (
-    Callbacks, ConfirmRun, FlagSet, Stopwatch, StudySpec,
+    Callbacks,
+    ConfirmRun,
+    FlagSet,
+    Stopwatch,
+    StudySpec,
 )
 from autotune.stats import STARTS
 from autotune.study import (
-    Stopped, StudyRun,
+    Stopped,
+    StudyRun,
 )
 from autotune.workers.base import Progress
 from harness.simulated import (
-    GivenSetup, MemoryStore, given_run,
+    GivenSetup,
+    MemoryStore,
+    given_run,
 )
 from harness.simulated_machine import (
-    SimulatedLauncher, SimulatedWorker,
+    SimulatedLauncher,
+    SimulatedWorker,
 )
 
 LONGEST_JUMP_S = 20.0

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import (
+    Container,
+    Sequence,
+)
 from pathlib import Path
 
-from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus, shrink
+from autotune.model import (
+    BlameRecord,
+    FailureKind,
+    FlagSet,
+    TrialResult,
+    TrialStatus,
+    shrink,
+)
 from autotune.study.context import MeasurementContext
 from autotune.study.tasks import BlameTask
 from autotune.workers import WorkerFailed

@@ -13,17 +13,22 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
 from autotune.model import (
-    FlagSet, format_set,
+    FlagSet,
+    format_set,
 )
 from benchmarks.gpu.hour import (
-    Row, read_rows,
+    Row,
+    read_rows,
 )
 from benchmarks.gpu.machine import as_toml
 from benchmarks.gpu.processes import (
-    Part, part,
+    Part,
+    part,
 )
 from benchmarks.gpu.search import which
+
 
 def where(parser: argparse.ArgumentParser) -> None:
     """The option that names a GPU."""
