@@ -7,7 +7,7 @@ from autotune.model.errors import (
     StudyFileError, close_matches,
 )  # fmt: skip
 from autotune.model.flags import (
-    ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, FlagSet, FlagToken, Value, combine, format_set,
+    ARTEFACT_SETTINGS, DUMPED_KERNELS, KERNELS, OPTION, PROFILE, FlagSet, FlagToken, Value, combine,
     is_variable, kind_of, parse_set, parse_tokens, refuse_reaching_out, render_value, shrink,
 )  # fmt: skip
 from autotune.model.kernels import (
