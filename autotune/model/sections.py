@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -35,8 +34,8 @@ from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSiz
 from autotune.model.units import parse_bytes, parse_duration
 
 
-class Described(BaseModel):
-    """A frozen table without other keys than its own, whose schema describes each key by the docstring."""
+class Section(BaseModel):
+    """A table of a study file, whose schema describes each key by the docstring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,12 +81,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
 
 _DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(lambda v: v, return_type=float),
-    number_or_text(_DURATION),
-]
+Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 
 
 def _duration_or_none(value: str | float) -> float:
@@ -95,28 +89,15 @@ def _duration_or_none(value: str | float) -> float:
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
 
-DurationOrNone = Annotated[
-    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
-]
-
 SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")]
 
-Bytes = Annotated[
-    int,
-    BeforeValidator(parse_bytes),
-    PlainSerializer(lambda v: v, return_type=int),
-    number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$"),
-]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
 
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
-
-
-class Section(Described):
-    """One table of a study file: a key that it does not have is an error."""
 
 
 class ReadSpec(Section):
