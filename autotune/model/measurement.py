@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import (
+    Annotated,
+    Protocol,
+)
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels
@@ -266,10 +279,6 @@ class WorkloadFacts(Protocol):
     @property
     def device_count(self) -> int | None:
         """Devices of all processes; None if that is not known."""
-
-    @property
-    def mesh(self) -> Mapping[str, int]:
-        """Axes of the device mesh with their sizes."""
 
     @property
     def layer_bytes(self) -> Mapping[str, int]:

@@ -320,7 +320,7 @@ def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple
         figures = describe_workload(spec, study_dir=study_dir, device_count=count or 1)
     except WorkerFailed as error:
         return None, f"the study alone; its workload could not be built here ({error})"
-    facts = Facts(device_count=count, mesh=figures.mesh, layer_bytes=figures.layer_bytes)
+    facts = Facts(device_count=count, layer_bytes=figures.layer_bytes)
     return facts, "the workload, built here and not run"
 
 
