@@ -33,7 +33,7 @@ from autotune.model import (
     TimeLimits,
     WorkerReport,
     parse_study,
-)
+)  # fmt: skip
 from autotune.model.sections import Section
 from autotune.study import preflight
 from autotune.workers import Launcher, WorkerFailed

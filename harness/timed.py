@@ -1,4 +1,4 @@
-"""Replayed studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
+"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
 
 from __future__ import annotations
 

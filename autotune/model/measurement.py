@@ -268,10 +268,6 @@ class WorkloadFacts(Protocol):
         """Devices of all processes; None if that is not known."""
 
     @property
-    def mesh(self) -> Mapping[str, int]:
-        """Axes of the device mesh with their sizes."""
-
-    @property
     def layer_bytes(self) -> Mapping[str, int]:
         """Bytes of ``weights`` and ``gradients`` of one layer, as far as known."""
 

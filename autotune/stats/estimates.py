@@ -15,11 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import (
-    dataclass,
-    field,
-    replace,
-)
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from statistics import NormalDist

@@ -5,12 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import (
-    given,
-)
-from hypothesis import (
-    strategies as st,
-)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.stats.estimates import (
     REFERENCE,
@@ -29,15 +25,7 @@ from autotune.stats.estimates import (
     pocock_critical_value,
     reason_to_stop,
 )  # fmt: skip
-from harness.noise import (
-    EVEN_MODELS,
-    NOISE_MODELS,
-    Machine,
-    NoiseModel,
-    Process,
-    log_ratios,
-    run_pairs,
-)
+from harness.noise import EVEN_MODELS, NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 
 def estimate(ratio: float, low: float, high: float) -> Estimate:

@@ -7,27 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from autotune.stats.estimates import (
-    REFERENCE,
-    Estimate,
-    Floats,
-    SequentialPlan,
-    reason_to_stop,
-    widen,
-)
-from autotune.stats.noise_floor import (
-    NoiseFloor,
-    read_noise_floor,
-    spread_of,
-)
-from harness.noise import (
-    NOISE_MODELS,
-    Machine,
-    NoiseModel,
-    Process,
-    log_ratios,
-    run_pairs,
-)
+from autotune.stats.estimates import REFERENCE, Estimate, Floats, SequentialPlan, reason_to_stop, widen
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
+from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 PLAN = SequentialPlan(cap=40)
 PROCESSES, PAIRS = 4, 8

@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.stats.estimates import (
-    Floats,
-    Verdict,
-    estimate_processes,
-    hodges_lehmann,
-    judge,
-)
+from autotune.stats.estimates import Floats, Verdict, estimate_processes, hodges_lehmann, judge
 from autotune.stats.long_run import (
     Stalls,
     TotalTime,
@@ -27,13 +21,7 @@ from autotune.stats.long_run import (
     slower_total,
     stalled_total,
 )  # fmt: skip
-from harness.noise import (
-    NOISE_MODELS,
-    Machine,
-    Process,
-    log_ratios,
-    run_pairs,
-)
+from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
 
 CASES = 1000
 LOOKS = 3
