@@ -5,7 +5,6 @@ from autotune.compiler.explain import explain_set, explanation
 from autotune.compiler.predict import Prediction, predict_set
 from autotune.compiler.screen import (
     Effect,
-    Facts,
     Screener,
     ScreenReport,
     SettingReport,

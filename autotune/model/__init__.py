@@ -59,7 +59,7 @@ from autotune.model.redaction import (
 from autotune.model.sections import ReadSpec, SearchSpec, WITH_SECRETS
 from autotune.model.spec import Effort, SOAK_STEPS_OF_RUNS, STUDY_NAME, StudySpec, load_study, parse_study
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
-from autotune.model.turn_sizes import BLOCK_STEPS, CHECK_STEPS, TurnCosts, TurnSizes, WARMUP_STEPS
+from autotune.model.turn_sizes import BLOCK_STEPS, CHECK_STEPS, TurnCosts, WARMUP_STEPS
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_detectable, format_interval, format_joules,
     format_ratio, format_seconds, format_share, parse_duration,
