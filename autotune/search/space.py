@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,6 @@ class Factor:
         p_active: Prior probability that it has an effect; None for the usual one.
     """
 
-    name: str
     size: int
     default: int | None = 0
     scale: tuple[float, ...] | None = None
@@ -225,7 +224,6 @@ class CodedSpace:
             if other in self._at
         }
         return Factor(
-            name=self.names[i],
             size=len(values),
             default=default,
             scale=_scale(distribution, values, default, flag.default_place),
@@ -326,13 +324,7 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
         step = distribution.step
         whole = {distribution.low + round((v - distribution.low) / step) * step for v in grid}
         return sorted({*whole, default} if isinstance(default, int) else whole)
-    if isinstance(distribution, FloatDistribution):
-        found = set(_grid(distribution.low, distribution.high, is_log=distribution.log))
-        if distribution.step is not None:
-            first, width = distribution.low, distribution.step
-            found = {min(first + round((v - first) / width) * width, distribution.high) for v in found}
-        return sorted({*found, default} if isinstance(default, float) else found)
-    raise ValueError(f"a distribution must be categorical, of integers or of floats but got {distribution!r}")
+    raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
 
 
 def _grid(low: float, high: float, *, is_log: bool) -> list[float]:

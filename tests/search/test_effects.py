@@ -29,7 +29,7 @@ class Planted(NamedTuple):
 
 def learn(codes: Codes, values: Floats, *, sizes: int = 3, seed: int = 0, failed: Codes | None = None) -> Effects:
     count = codes.shape[1]
-    design = Design([Factor(name=f"s{i}", size=sizes, group=f"g{i % 4}") for i in range(count)])
+    design = Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
     return Effects(AdditiveModel(design, seen, seed=seed), FailureModel(design, codes, bad, []), seed=seed)
@@ -144,7 +144,7 @@ def test_nothing_that_acts_recommends_the_default() -> None:
 
 def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
     rng = np.random.default_rng(6)
-    design = Design([Factor(name="only", size=1), Factor(name="one", size=2), Factor(name="two", size=2)])
+    design = Design([Factor(size=1), Factor(size=2), Factor(size=2)])
     codes = rng.integers(0, 2, (30, 3)) * np.array([0, 1, 1])
     values = -0.03 * codes[:, 1] + rng.normal(0, NOISE, 30)
     model = AdditiveModel(design, Observations(codes, values, np.full(30, NOISE)), seed=0)
@@ -164,8 +164,8 @@ def test_it_is_the_same_each_time() -> None:
 
 def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     rng = np.random.default_rng(2)
-    factors = [Factor(name="gate", size=2), Factor(name="gated", size=2, needs={0: frozenset({1})})]
-    factors += [Factor(name=f"s{i}", size=2, group="g") for i in range(4)]
+    factors = [Factor(size=2), Factor(size=2, needs={0: frozenset({1})})]
+    factors += [Factor(size=2, group="g") for i in range(4)]
     design = Design(factors)
     codes = np.array([design.settle(c) for c in rng.integers(0, 2, (60, 6))])
     values = 0.002 * codes[:, 0] - 0.04 * codes[:, 1] + rng.normal(0, NOISE, 60)

@@ -10,7 +10,7 @@ import pytest
 from autotune.search.failures import PAIR, SINGLE, FailureModel
 from autotune.search.space import Design, Factor
 
-DESIGN = Design([Factor(name=n, size=3, group="g" if n in "ab" else "") for n in "abcd"])
+DESIGN = Design([Factor(size=3, group="g" if n in "ab" else "") for n in "abcd"])
 
 
 def exactly(ran: np.ndarray, failed: np.ndarray) -> dict[tuple[tuple[int, int], ...], float]:
@@ -67,7 +67,7 @@ def test_two_that_ran_alone_fail_together() -> None:
 def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is_cleared_late() -> None:
     """As on jaxlib 0.10.2: dynamic slice fusions do not compile with `triton_gemm_any` off; each runs by itself."""
     rng = np.random.default_rng(0)
-    design = Design([Factor(name=str(i), size=3, group=f"g{i // 5}") for i in range(40)])
+    design = Design([Factor(size=3, group=f"g{i // 5}") for i in range(40)])
     rows = rng.integers(0, 3, (40, 40))
     is_bad = (rows[:, 3] == 1) & (rows[:, 22] == 2)
     assert 2 <= is_bad.sum() <= 8

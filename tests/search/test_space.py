@@ -17,7 +17,7 @@ def covariance(design: Design, *rows: list[int]) -> np.ndarray:
 
 
 def test_the_default_has_no_effect_and_neither_has_what_is_not_set() -> None:
-    design = Design([Factor(name="a", size=3, default=1, group="g"), Factor(name="b", size=2, default=None, group="g")])
+    design = Design([Factor(size=3, default=1, group="g"), Factor(size=2, default=None, group="g")])
     assert design.neutral.tolist() == [1, 2]
     assert not design.features(np.array([[1, 2], [3, 2]])).any()
     assert design.features(np.array([[0, 2]])).any()
@@ -26,13 +26,13 @@ def test_the_default_has_no_effect_and_neither_has_what_is_not_set() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_values_without_order_have_effects_of_size_one_with_a_part_in_common(size: int) -> None:
-    found = covariance(Design([Factor(name="a", size=size)]), *([v] for v in range(1, size)))
+    found = covariance(Design([Factor(size=size)]), *([v] for v in range(1, size)))
     assert np.allclose(np.diag(found), 1.0)
     assert np.allclose(found[~np.eye(size - 1, dtype=bool)], 0.3)
 
 
 def test_ordered_values_are_the_more_alike_the_nearer_they_are() -> None:
-    factor = Factor(name="threshold", size=8, default=0, scale=tuple(map(float, range(8))))
+    factor = Factor(size=8, default=0, scale=tuple(map(float, range(8))))
     found = covariance(Design([factor]), *([v] for v in range(1, 8)))
     spread = np.sqrt(np.diag(found))
     alike = found / spread[:, None] / spread[None, :]
@@ -42,13 +42,13 @@ def test_ordered_values_are_the_more_alike_the_nearer_they_are() -> None:
 
 
 def test_a_default_without_a_place_is_at_no_distance() -> None:
-    factor = Factor(name="threshold", size=4, default=0, scale=(math.nan, 1.0, 2.0, 3.0))
+    factor = Factor(size=4, default=0, scale=(math.nan, 1.0, 2.0, 3.0))
     found = covariance(Design([factor]), [1], [2], [3])
     assert np.allclose(np.diag(found), 1.0, atol=0.02)
 
 
 def test_a_long_range_takes_few_features() -> None:
-    factor = Factor(name="many", size=4096, default=None, scale=tuple(map(float, range(4096))))
+    factor = Factor(size=4096, default=None, scale=tuple(map(float, range(4096))))
     design = Design([factor])
     assert design.blocks[0].table.shape == (4097, MAIN_RANK)
     found = covariance(design, [0], [1], [4095])
@@ -56,7 +56,7 @@ def test_a_long_range_takes_few_features() -> None:
 
 
 def test_pairs_are_of_one_group_and_act_only_where_both_are_changed() -> None:
-    factors = [Factor(name=n, size=4, group=g) for n, g in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""), ("e", ""))]
+    factors = [Factor(size=4, group=g) for n, g in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""), ("e", ""))]
     design = Design(factors)
     assert design.pairs == [(0, 1)]
     block = design.blocks[-1]
@@ -66,13 +66,13 @@ def test_pairs_are_of_one_group_and_act_only_where_both_are_changed() -> None:
 
 
 def test_all_pairs_may_act_where_there_are_no_groups() -> None:
-    assert Design([Factor(name=n, size=2) for n in "abc"]).pairs == [(0, 1), (0, 2), (1, 2)]
+    assert Design([Factor(size=2) for n in "abc"]).pairs == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_what_another_setting_switches_off_is_left_alone() -> None:
-    on = Factor(name="on", size=2)
-    of_on = Factor(name="of on", size=3, needs={0: frozenset([1])})
-    of_that = Factor(name="of that", size=2, needs={1: frozenset([2])})
+    on = Factor(size=2)
+    of_on = Factor(size=3, needs={0: frozenset([1])})
+    of_that = Factor(size=2, needs={1: frozenset([2])})
     design = Design([on, of_on, of_that])
     assert design.settle(np.array([0, 2, 1])).tolist() == [0, 0, 0]
     assert design.settle(np.array([1, 1, 1])).tolist() == [1, 1, 0]
