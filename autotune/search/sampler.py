@@ -38,6 +38,9 @@ MOST_PAIRS = 240
 USUAL_SD = 0.01
 """Standard error of a trial that has none of its own."""
 
+NO_OP_SD = 0.002
+"""Standard error of the log ratio of a value that gives the default's program, by a compiler without the GPU."""
+
 WORST_SD = 1.0
 """Standard error of a trial whose interval has no end."""
 
@@ -184,7 +187,7 @@ class AdditiveFlagSampler(BaseSampler):
         return fit(design), FailureModel(design, rows, coded.table(failed), known)
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
-        """Returns what was measured, and prior knowledge of single values as if it had been."""
+        """Returns what was measured, and single values that are no-ops as if they had been."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         duplicates = tuple(
@@ -193,11 +196,11 @@ class AdditiveFlagSampler(BaseSampler):
             if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
-        prior_rows, prior_values, prior_sds = coded.expected()
+        no_ops = coded.no_ops()
         return Observations(
-            np.concatenate([rows, prior_rows]),
-            np.concatenate([values, prior_values]),
-            np.concatenate([sds, prior_sds]),
+            np.concatenate([rows, no_ops]),
+            np.concatenate([values, np.zeros(len(no_ops))]),
+            np.concatenate([sds, np.full(len(no_ops), NO_OP_SD)]),
             duplicates,
         )
 

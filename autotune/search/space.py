@@ -76,7 +76,7 @@ class Flag:
         group: Two settings of one group may act together.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability that it has an effect; None for the usual one.
-        expected: Value to its expected change of the log step time, and the standard error of that.
+        no_ops: Values that give the default's program, by a compiler without the GPU.
     """
 
     default: Any = None
@@ -84,7 +84,7 @@ class Flag:
     group: str = ""
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     p_active: float | None = None
-    expected: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
+    no_ops: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,19 +282,16 @@ class CodedSpace:
                 failed.append(codes)
         return ran, failed
 
-    def expected(self) -> tuple[Codes, Floats, Floats]:
-        """Returns prior knowledge of single values as if it had been measured: codes, values, standard errors."""
-        rows, values, sds = [], [], []
+    def no_ops(self) -> Codes:
+        """Returns the sets of single values that give the default's program."""
+        rows = []
         for i, flag in enumerate(self._flags):
-            for value, (change, sd) in flag.expected.items():
-                code = self._code(i, value)
-                if code is not None:
+            for value in flag.no_ops:
+                if (code := self._code(i, value)) is not None:
                     row = self._plain.neutral.copy()
                     row[i] = code
                     rows.append(row)
-                    values.append(change)
-                    sds.append(sd)
-        return self.table(rows), np.array(values, dtype=float), np.array(sds, dtype=float)
+        return self.table(rows)
 
 
 def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:

@@ -41,9 +41,6 @@ LIVE, TOGETHER, FAILS = 2.0, 1.0, 0.5
 PUBLISHED, MOST_PUBLISHED = 0.25, 4
 """Weight that each recipe adds to a setting that it holds, and how many count."""
 
-SAME_PROGRAM_SD = 0.002
-"""Standard error of the log ratio of a value that gives the default's program, by a compiler without the GPU."""
-
 MOST_TRIED = 3
 """Winners of a library that are tried before the sampler proposes."""
 
@@ -62,12 +59,12 @@ class Prior:
     Attributes:
         p_active: Probability that it acts.
         why: The reasons, as clauses.
-        nothing: Values that give the default's own program when they are set alone.
+        no_ops: Values that give the default's own program when they are set alone.
     """
 
     p_active: float
     why: tuple[str, ...]
-    nothing: tuple[str, ...] = ()
+    no_ops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

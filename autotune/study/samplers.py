@@ -16,7 +16,7 @@ from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError
 from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
-from autotune.study.priors import SAME_PROGRAM_SD, Prior
+from autotune.study.priors import Prior
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
@@ -172,7 +172,7 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
 
 def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
     """Returns prior knowledge of a parameter; `in_force` is what the study's baseline sets it to, if it does."""
-    idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
+    idle = [v for v in prior.no_ops if parameter.holds(v)] if prior is not None else []
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
@@ -181,7 +181,7 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         group=parameter.group,
         needs=parameter.condition or {},
         p_active=prior.p_active if prior is not None else None,
-        expected={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
+        no_ops=[from_text(parameter, v) for v in idle],
     )
 
 

@@ -177,7 +177,7 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
 def test_priors_lead_until_data_wash_them_out() -> None:
     flags = {
         **FLAGS,
-        "flag_02": Flag(default="false", p_active=0.8, expected={"true": (-0.05, 0.05)}),
+        "flag_02": Flag(default="false", p_active=0.8),
         "flag_03": Flag(default="false", p_active=0.01),
     }
     made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)

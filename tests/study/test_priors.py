@@ -76,8 +76,8 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
     live, together, fails, dead, measure = (found[n] for n in NAMES[:5])
     assert live.p_active > together.p_active == measure.p_active > fails.p_active == dead.p_active > 0
     assert live.why == ("it changes the program (2 differences)",)
-    assert live.nothing == ("2",)  # it changes nothing, where another value does
-    assert together.nothing == ()  # in company every value may
+    assert live.no_ops == ("2",)  # it changes nothing, where another value does
+    assert together.no_ops == ()  # in company every value may
     assert max(p.p_active for p in found.values()) <= MOST
 
 
