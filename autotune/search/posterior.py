@@ -29,9 +29,6 @@ SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
 MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
-PRECISE = 1e5
-"""Precision of one coefficient by the data, where the prior's is 1, above which no state is updated in place."""
-
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
@@ -115,7 +112,6 @@ class Chain:
         for block, size in enumerate(sizes.tolist()):
             mine = self._features[starts[block] : starts[block + 1]]
             self.own[block, :size, :size] = mine @ mine.T
-        self.is_precise = float(self.own.max(initial=0.0)) > PRECISE
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
@@ -148,18 +144,18 @@ class Chain:
 
     def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
         """Returns the states of one walk, and how long it stays in each."""
-        place = Place(self, start)
+        sizes = dict(start)
         if not len(self.log_odds):
-            return [place.state()], np.ones(1)
+            return [self.look(sizes)], np.ones(1)
         states, stayed = [], []
         for jump in range(BURN_IN + JUMPS):
-            state = place.state()
+            state = self.look(sizes)
             odds = state.odds
             rates = _sigmoid(odds) + _LEAST
-            if len(place.sizes) >= MOST_BLOCKS:
+            if len(sizes) >= MOST_BLOCKS:
                 rates[:] = 0.0
-            if place.sizes:  # what is in takes another size, or leaves
-                inside, now = list(place.sizes), list(place.sizes.values())
+            if sizes:  # what is in takes another size, or leaves
+                inside, now = list(sizes), list(sizes.values())
                 own = odds[now, inside]
                 rates[:, inside] = _sigmoid(odds[:, inside] - own)
                 rates[now, inside] = 1.0 - _sigmoid(own) + _LEAST
@@ -169,110 +165,39 @@ class Chain:
                 stayed.append(1.0 / total)
             flip = min(int(np.searchsorted(np.cumsum(rates), rng.random() * total)), rates.size - 1)
             size, block = divmod(flip, rates.shape[1])
-            if (before := place.sizes.get(block)) is not None:
-                place.remove(block)
-            if before != size:
-                place.add(block, size)
+            if sizes.pop(block, None) != size:
+                sizes[block] = size
         return states, np.array(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
-        """Returns the state in which some blocks are in, each with the index of its size."""
-        return Place(self, inside).state()
+        """Returns the state in which some blocks are in, each with the index of its size.
 
-
-class Place:
-    """The current state of a walk, updated while blocks come in and leave.
-
-    With `M` the inverse of the values' covariance given what is in, `_fisher` is each block's `X' M X` and `_pull` its
-    `X' M y`. A block that comes in or leaves is a low-rank update of `M`. Where the data are precise all is computed
-    anew: the rounding of updates would add up to more than the prior.
-    """
-
-    def __init__(self, chain: Chain, inside: Mapping[int, int]) -> None:
-        self._chain = chain
-        self._become(inside)
-
-    def _become(self, inside: Mapping[int, int]) -> None:
-        """Computes all anew, by Cholesky's factor: products with an inverse lose twice the digits."""
-        chain = self._chain
-        self.sizes = dict(inside)
-        """Blocks that are in, each with the index of its size."""
-        self._settle()
-        white = np.linalg.solve(np.linalg.cholesky(self._precision), self._cross.T).T[chain.index]
-        self._fisher = chain.own - white @ white.transpose(0, 2, 1)
-        self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
-
-    def _settle(self) -> None:
-        chain, at = self._chain, 0
-        self._spans: dict[int, slice] = {}
-        for block in self.sizes:
-            self._spans[block] = slice(at, at := at + int(chain.starts[block + 1] - chain.starts[block]))
-        none = np.zeros((len(chain.moment), 0))
-        self._cross = np.concatenate([none, *map(chain.products, self.sizes)], axis=1)  # (features + 1, columns)
-        ranges = [np.arange(chain.starts[b], chain.starts[b + 1]) for b in self.sizes]
-        self._columns = np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
-        self._prior = np.zeros(at)
-        for block, size in self.sizes.items():
-            self._prior[self._spans[block]] = _PRECISIONS[size]
-        self._precision = self._cross[self._columns] + np.diag(self._prior)
-        self._cov = np.linalg.inv(self._precision)
-        self._mean = np.linalg.solve(self._precision, chain.moment[self._columns])
-
-    def add(self, block: int, size: int) -> None:
-        """Adds a block."""
-        if self._chain.is_precise:
-            self._become({**self.sizes, block: size})
-            return
-        chain, mine = self._chain, self._chain.index[block]
-        columns = chain.products(block)
-        count = columns.shape[1]
-        change = columns - self._cross @ (self._cov @ self._cross[mine[:count]].T)
-        joint = np.linalg.inv(self._fisher[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
-        self._move(change, -joint, self._pull[block, :count])
-        self.sizes[block] = size
-        self._settle()
-
-    def remove(self, block: int) -> None:
-        """Removes a block."""
-        if self._chain.is_precise:
-            self._become({b: size for b, size in self.sizes.items() if b != block})
-            return
-        span = self._spans[block]
-        joint = np.linalg.inv(self._cov[span, span])
-        self._move(self._cross @ self._cov[:, span], joint, self._mean[span])
-        del self.sizes[block]
-        self._settle()
-
-    def _move(self, change: Floats, joint: Floats, pull: Floats) -> None:
-        index = self._chain.index
-        weighted = (change @ joint)[index]
-        self._fisher = self._fisher + weighted @ change[index].transpose(0, 2, 1)
-        self._pull = self._pull + weighted @ pull
-
-    def state(self) -> State:
-        """Returns the state."""
-        chain, mean, cov = self._chain, self._mean, self._cov
-        fisher, pull = self._fisher.copy(), self._pull.copy()
-        # What the data say of blocks that are in: their posterior without their prior.
-        inside = list(self.sizes)
-        rank = chain.index.shape[1]
-        places = np.full((len(inside), rank), len(mean))
-        for row, span in zip(places, self._spans.values(), strict=True):
-            row[: span.stop - span.start] = range(span.start, span.stop)
-        is_there = places < len(mean)
-        wide = np.zeros((len(mean) + 1, len(mean) + 1))
-        wide[:-1, :-1] = cov
-        own = wide[places[:, :, None], places[:, None, :]] + np.eye(rank) * ~is_there[:, None, :]
-        precision = np.linalg.inv(own) - np.eye(rank) * ~is_there[:, None, :]
-        fisher[inside] = precision - np.eye(rank) * np.append(self._prior, 0.0)[places][:, None, :]
-        pull[inside] = (precision @ np.append(mean, 0.0)[places][:, :, None])[:, :, 0]
-        log_weight = 0.5 * float(
-            chain.moment[self._columns] @ mean - np.linalg.slogdet(self._precision)[1] + np.log(self._prior).sum()
-        )
-        log_weight += sum(float(chain.log_odds[b] + np.log(SHARES[size])) for b, size in self.sizes.items())
-        return State(
-            dict(self.sizes), self._columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=chain.log_odds
-        )
+        With `M` the inverse of the values' covariance given what is in, the likelihood of each block follows from its
+        `X' M X` and `X' M y`: by Cholesky's factor, for products with an inverse lose twice the digits.
+        """
+        spans, at = dict[int, slice](), 0
+        for block in inside:
+            spans[block] = slice(at, at := at + int(self.starts[block + 1] - self.starts[block]))
+        none = np.zeros((len(self.moment), 0))
+        cross = np.concatenate([none, *map(self.products, inside)], axis=1)  # (features + 1, columns)
+        ranges = [np.arange(self.starts[b], self.starts[b + 1]) for b in inside]
+        columns = np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
+        prior = np.zeros(at)
+        for block, size in inside.items():
+            prior[spans[block]] = _PRECISIONS[size]
+        precision = cross[columns] + np.diag(prior)
+        cov = np.linalg.inv(precision)
+        mean = np.linalg.solve(precision, self.moment[columns])
+        white = np.linalg.solve(np.linalg.cholesky(precision), cross.T).T[self.index]
+        fisher = self.own - white @ white.transpose(0, 2, 1)
+        pull = (self.moment - cross @ mean)[self.index]
+        for block, span in spans.items():  # by the data without the block's own prior
+            size, count = inside[block], span.stop - span.start
+            fisher[block, :count, :count] = np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
+            pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
+        log_weight = 0.5 * float(self.moment[columns] @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
+        log_weight += sum(float(self.log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
+        return State(dict(inside), columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=self.log_odds)
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:

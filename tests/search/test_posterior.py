@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from autotune.search.posterior import BURN_IN, JUMPS, SHARES, SIZES, Chain, Place, State
+from autotune.search.posterior import SHARES, SIZES, Chain, State
 
 Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -98,46 +98,19 @@ def test_nothing_measured_leaves_what_was_thought_before() -> None:
     assert np.allclose(chances(*chain.run(np.random.default_rng(0), [{}])), [1 / 11, 1 / 3, 1 / 2, 2 / 3])
 
 
-def test_what_comes_in_and_leaves_one_by_one_is_what_is_there_at_once() -> None:
-    x, y, _, _ = planted(5, blocks=9, rank=1)
-    starts = np.array([0, 1, 3, 3, 7, 8, 9])  # blocks of one, two, no, four, one and one feature
-    chain = Chain(x, y, starts, np.full(6, np.log(0.25)))
-    place, rng = Place(chain, {3: 1}), np.random.default_rng(0)
-    for _ in range(2 * (BURN_IN + JUMPS)):
-        block = int(rng.integers(6))
-        if block in place.sizes:
-            place.remove(block)
-        else:
-            place.add(block, int(rng.integers(2)))
-        walked, whole = place.state(), chain.look(place.sizes)
-        assert np.isclose(walked.log_weight, whole.log_weight)
-        for one, other in ((walked.odds, whole.odds), (walked.mean_if, whole.mean_if), (walked.mean, whole.mean)):
-            assert np.allclose(one, other, atol=1e-7)
-
-
 def test_what_is_known_to_many_digits_is_told_from_what_is_left_of_it() -> None:
-    """Values known to a thousandth of an effect: what one block leaves of another is a difference of large numbers.
-
-    To add it up from one change to the next was wrong by 35 here, where the prior of a coefficient tells 1.
-    """
+    """Values known to a thousandth of an effect: what one block leaves of another is a difference of large numbers."""
     x, y, starts, log_odds = planted(0, blocks=5, rank=3)
     x[:, 3:6] = x[:, :3] + 1e-4 * x[:, 3:6]  # told by nearly the same sets
-    chain = Chain(1e4 * x, 1e4 * y, starts, log_odds)
-    place = Place(chain, {})
-    for block in (0, 2, 4, 2, 4, 1, 0):
-        if block in place.sizes:
-            place.remove(block)
-        else:
-            place.add(block, 0)
-    assert sorted(place.sizes) == [1]
+    state = Chain(1e4 * x, 1e4 * y, starts, log_odds).look({1: 0})
     own = (1e4 * x).astype(np.longdouble)
     inside, precision = own[:, 3:6], np.longdouble(1.0) * np.eye(3)
     left = own - inside @ _solved(inside.T @ inside + precision, inside.T @ own)
     for block in (0, 2, 3, 4):
         mine = slice(starts[block], starts[block + 1])
         exact = (own[:, mine].T @ left[:, mine]).astype(float)
-        assert np.allclose(place.state()._precision[block], exact, rtol=1e-6, atol=1e-4)
-    assert np.linalg.eigvalsh(place.state().precision_if).min() >= 0.99 * SIZES[-1] ** -2.0
+        assert np.allclose(state._precision[block], exact, rtol=1e-6, atol=1e-4)
+    assert np.linalg.eigvalsh(state.precision_if).min() >= 0.99 * SIZES[-1] ** -2.0
 
 
 def _solved(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
