@@ -3,7 +3,6 @@
 from autotune.child import CUDA_PLUGINS, installed_versions
 from autotune.machine.child_process import ChildProcess
 from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices
-from autotune.machine.energy import NO_METER, EnergyMeter, open_meter
 from autotune.machine.environment import (
     caller_environment, child_environment, default_cache_dir, driver_python, let_import_packages,
     merge_for_exec, reproduction_environment, steering_settings, variables_of,
@@ -20,6 +19,14 @@ from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,
 )  # fmt: skip
-from autotune.machine.gpu_arms import NOT_LOOKED, Looked
-from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_watch
+from autotune.machine.telemetry import (
+    NO_METER,
+    NO_WATCH,
+    NOT_LOOKED,
+    EnergyMeter,
+    GpuWatch,
+    Looked,
+    open_meter,
+    open_watch,
+)
 from autotune.machine.versions import Packages, cuda_plugin, measured_versions, packages_of

@@ -277,19 +277,10 @@ class WorkPerStep(Record):
 
 
 class EnergyUse(Record):
-    """Energy of the whole devices in the measured blocks, what they draw when idle included.
+    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle included."""
 
-    Attributes:
-        source: Who counted, in words.
-        reference_step_j: Mean energy of one step of the reference, in joules.
-        candidate_step_j: Likewise of the candidate.
-        estimate: Candidate over reference, with the ordinary 95 % interval; per unit of work where that differs.
-    """
-
-    source: str
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
-    estimate: Estimate
 
 
 class Comparison(Record):
@@ -304,10 +295,9 @@ class Comparison(Record):
             run; two pairs with one candidate's run in common for each sandwich).
         warnings: What the machine did meanwhile that makes the figures doubtful, in words.
         energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
-        energy_problem: Why there is no figure of energy although something counted, in words.
         during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
-        work: Where a step of one arm does more than one of the other: then `estimate`, and that of `energy`, are of
-            time and energy per unit of work. Step times stay those of steps.
+        work: Where a step of one arm does more than one of the other: then `estimate` is of time per unit of work. Step
+            times stay those of steps.
     """
 
     estimate: Estimate
@@ -318,7 +308,6 @@ class Comparison(Record):
     stopped: str
     warnings: tuple[str, ...] = ()
     energy: EnergyUse | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
     work: WorkPerStep | None = None
 

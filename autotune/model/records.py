@@ -136,7 +136,6 @@ class ConfirmRun(Stamped):
         reference_kernels: What XLA's autotuner chose in the reference's process; None where it did not tell.
         candidate_kernels: Likewise in the candidate's.
         warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
-        energy_problem: As in `Comparison`.
         during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
     """
 
@@ -159,7 +158,6 @@ class ConfirmRun(Stamped):
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
     duration_s: Elapsed = 0.0
     directory: str | None = None

@@ -164,10 +164,3 @@ class TrialResult(Stamped):
     def is_the_default(self) -> bool:
         """Whether the program turned out to be the reference's own."""
         return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
-
-    @property
-    def tokens_per_j(self) -> float | None:
-        """Tokens that one joule trains; None where energy or tokens are not known."""
-        tokens = self.worker.tokens_per_step if self.worker else None
-        energy = self.comparison.energy if self.comparison else None
-        return tokens / energy.candidate_step_j if tokens and energy else None

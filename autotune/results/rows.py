@@ -44,7 +44,7 @@ def finalist_style(result: FinalistResult) -> str:
     return STYLES.get(word_of(result), "same")
 
 
-_RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
+_RESOURCES = ("ratio", "peak_bytes", "compile_s", "step_j")
 
 
 def _at(path: str, missing: float | None = math.nan) -> Any:
@@ -83,10 +83,6 @@ class TrialRow:
     peak_bytes: float = _at("worker.peak_bytes")
     mode: str | None = _at("comparison.mode", None)
     step_j: float = _at("comparison.energy.candidate_step_j")
-    energy_ratio: float = _at("comparison.energy.estimate.ratio")
-    energy_low: float = _at("comparison.energy.estimate.low")
-    energy_high: float = _at("comparison.energy.estimate.high")
-    tokens_per_j: float = _at("tokens_per_j")
     failure: str | None = _at("failure.kind", None)
     message: str | None = _at("failure.message", None)
     same_as: int | None = _at("same_as", None)

@@ -194,7 +194,7 @@ class OneAtATime(Comparer):
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
-        self.bench.gpus.look(folder)
+        self.bench.gpus.look()
         settling_s, counted_s = spec.turns.split_alone(times)
         return Run(worker.report, counted_s, settling_s or None, total, trace)
 

@@ -75,7 +75,6 @@ class Bench:
         folders: Where logs go.
         launcher: Starts workers.
         desk: Told what is under way, and given what must be kept.
-        is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
         lane: Its name; empty where there is only one.
@@ -93,9 +92,7 @@ class Bench:
         share: What two processes on one GPU get of its memory, and who does not fit so.
     """
 
-    def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk) -> None:
         self.spec = spec
         self.folders = folders
         self.desk = desk
@@ -111,7 +108,7 @@ class Bench:
         self.restarts = 0
         self.share = MemoryShare(spec)
         self.gpus = watch_of(spec)
-        self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
+        self.meter = open_meter(spec, self.gpus)
         self.kernels = KernelBook(desk.incident)
         self._launcher = launcher
         self._reference: Worker | None = None

@@ -303,8 +303,7 @@ def make_comparison(
         mode=mode,
         stopped=stopped,
         warnings=looked.warnings,
-        energy=meter.use_of(pairs, sandwiches=mode != TURNS and len(pairs) > 1, work=work),
-        energy_problem=meter.problem_of(pairs),
+        energy=meter.use_of(pairs),
         during=looked.during,
         work=work,
     )

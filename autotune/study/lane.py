@@ -90,7 +90,7 @@ def main() -> int:
             if told["devices"] and spec.replay is None:
                 restrict_devices(spec.device.platform, told["devices"])
             launcher = make_launcher(spec, told["study_dir"])
-            runner = Runner(spec, folders, launcher, desk, is_shared=True)
+            runner = Runner(spec, folders, launcher, desk)
         except AutotuneError as error:
             channel.receive()
             desk.send("error", message=str(error))

@@ -50,20 +50,17 @@ class Runner:
         folders: Where logs go.
         launcher: Starts workers.
         desk: Told what is under way.
-        is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
         comparer: How it compares; may change once the noise floor has told what fits into memory.
     """
 
-    def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk) -> None:
         self._spec = spec
         self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
-        self.bench = Bench(spec, folders, launcher, desk, is_shared=is_shared)
+        self.bench = Bench(spec, folders, launcher, desk)
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
@@ -210,7 +207,6 @@ class Runner:
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
-                "energy_problem": figures.energy_problem,
                 "warnings": figures.warnings or None,
                 "during": figures.during,
                 "work": figures.work,

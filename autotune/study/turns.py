@@ -101,7 +101,7 @@ class InTurns(Comparer):
             if inspect is not None:
                 bench.hold_to(sets, reports, pair.loss)
             ratios.append(log_ratio(pair, work))
-            bench.gpus.look(folder)  # for other people's processes, between two pairs, when nothing is timed
+            bench.gpus.look()  # for other people's processes, between two pairs, when nothing is timed
 
         pairs, stopped = measure_pairs(
             reference,
@@ -182,7 +182,7 @@ class InTurns(Comparer):
 
         def on_pair(pair: Pair) -> None:
             bench.desk.pair(folder, pair)
-            bench.gpus.look(folder)
+            bench.gpus.look()
 
         pairs, _ = measure_pairs(
             reference,

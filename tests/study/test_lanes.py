@@ -85,7 +85,7 @@ class Scripted:
         if lane not in self._runners:
             assert spec.replay is not None
             launcher = ReplayLauncher(spec.replay, seed=len(self._runners), platform="cpu")
-            self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane), is_shared=True)
+            self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane))
         self._runners[lane].bench.desk = Desk(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)
