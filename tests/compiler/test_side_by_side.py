@@ -16,7 +16,7 @@ from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.targets import parse_topology
 from autotune.compiler.verdicts import Screener, by_promise
-from autotune.machine.host_memory import available_memory_bytes
+from autotune.machine.host import available_memory_bytes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
