@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster import processes
-from autotune.cluster.engine import JOINED, LEFT, Told
-from autotune.cluster.processes import Place, Processes
+from autotune.cluster import engine as processes
+from autotune.cluster.engine import JOINED, LEFT, Place, Processes, Told
 from autotune.model.errors import NodeLostError
 from tests.cluster.conftest import ROOT
 
@@ -32,8 +31,8 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes
     """Three lanes that say at once that they are there, and answer each unit."""
     monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", FAIR))
     monkeypatch.setattr(processes, "PAUSE_S", 0.1)
-    places = [Place(name=n, host="here", study={"type": "study"}, env=ENV, devices=1) for n in "abc"]
-    engine = Processes(places, logs=tmp_path / "lanes", words="3 lanes")
+    places = [Place(name=n, host="here", env=ENV, devices=1) for n in "abc"]
+    engine = Processes(places, {"type": "study"}, logs=tmp_path / "lanes", words="3 lanes")
     yield engine
     monkeypatch.setattr(processes, "PATIENCE_S", 0.1)
     engine.close()
