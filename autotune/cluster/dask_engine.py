@@ -341,7 +341,6 @@ class LaneHolder(WorkerPlugin):
         self._held = contextlib.ExitStack()
         self._key = ""  # of the task whose end is the lane's
         self._leaves = False
-        self._scratch = Scratch(LANE)
         self._tell(FREE)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
@@ -365,7 +364,6 @@ class LaneHolder(WorkerPlugin):
         if self._lane is not None:
             self._lane.abort()
         await asyncio.to_thread(self._end)
-        self._scratch.close()
 
     def do(self, key: str, unit: Message) -> None:
         """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
@@ -408,7 +406,9 @@ class LaneHolder(WorkerPlugin):
             self._held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
         let_import_packages(env)
         command = list(self._command or (driver_python(), *LANE_COMMAND))
-        folder = self._scratch.path
+        scratch = Scratch(LANE)
+        self._held.callback(scratch.close)
+        folder = scratch.path
         self._lane = GuardedProcess(command, env, folder / "lane.log", LOG_BYTES, cwd=str(folder))
         self._lane.send(self._study)
         return self._lane
@@ -417,7 +417,6 @@ class LaneHolder(WorkerPlugin):
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.close(KILL_PATIENCE_S)
-            self._scratch.clear()
         self._held.close()
 
     def _tell(self, kind: str, **fields: Any) -> None:

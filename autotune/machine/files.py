@@ -110,12 +110,6 @@ class Scratch:
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
-    def clear(self) -> None:
-        """Empties it, as far as that can be done; follows no link."""
-        for left in self.path.iterdir():
-            with contextlib.suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-
     def close(self) -> None:
         """Removes the folder; a second time does nothing."""
         if self._descriptor < 0:

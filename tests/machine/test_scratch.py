@@ -73,19 +73,3 @@ def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.
     assert sorted(tmp_path.rglob("*")) == before
     assert sweep(tmp_path, PREFIX) == [dead]
     assert sorted(tmp_path.rglob("*")) == [p for p in before if dead not in (p, p.parent)]
-
-
-def test_it_is_emptied_and_follows_no_link(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").touch()
-    own = Scratch(PREFIX, tmp_path)
-    (own.path / "lane.log").touch()
-    (own.path / "sub").mkdir()
-    (own.path / "link").symlink_to(outside)
-    own.clear()
-    assert list(own.path.iterdir()) == []
-    assert (outside / "kept").exists()
-    own.close()
-    own.close()
-    assert not own.path.exists()
