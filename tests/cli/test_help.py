@@ -58,6 +58,7 @@ def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name
     text = shown(*name.split())
     example = EXAMPLES[name]
     assert f"Example: {example}" in text
+    assert re.findall(r"^  (?:-\w, )?--[\w-]+ (<[^|>]*>)", text, re.MULTILINE) == [], "a type of Python"
     words = shlex.split(example.split(" > ")[0])
     assert words[0] == "autotune"
     command: Any = typer.main.get_command(app)
@@ -65,12 +66,6 @@ def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     command.make_context(name, rest)  # parses, runs nothing
-
-
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_no_help_shows_a_type_of_python(name: str) -> None:
-    options = re.findall(r"^  (?:-\w, )?--[\w-]+ (<[^|>]*>)", shown(*name.split()), re.MULTILINE)
-    assert options == []
 
 
 def test_the_version_is_told_once_and_the_same_everywhere() -> None:

@@ -86,13 +86,9 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
         study["study_dir"] += EVIL
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
         (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    return root
-
-
-def test_the_run_directory_is_full_of_it(runs: Path) -> None:
-    text = (runs / "runs/a/records.jsonl").read_text()
     for key in ("message", "what", "sentence", "host", "device_kind", "origin", "cpu", "left_out", "reason"):
-        assert re.search(rf'"{key}": "[^"]*pwned', text), key
+        assert re.search(rf'"{key}": "[^"]*pwned', json.dumps(records)), key
+    return root
 
 
 class Terminal(io.StringIO):
@@ -142,7 +138,7 @@ COMMANDS = [
     ["best", "--gpu", EVIL], ["best", "--json"],
     ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
     ["verify", EVIL], ["report", EVIL], ["export", EVIL], ["export", "runs/a", "--format", EVIL], ["recheck", EVIL],
-    ["run", EVIL], ["run", "evil.toml"], ["run", "torn.toml"], ["worker", EVIL], ["space", EVIL], ["submit", EVIL],
+    ["run", EVIL], ["run", "evil.toml"], ["run", "torn.toml"], ["space", EVIL], ["submit", EVIL],
     ["flags", "show", EVIL], ["flags", "list", "--grep", EVIL], ["recipes", "show", EVIL], ["symptoms", EVIL], [EVIL],
     ["show", "\udcff"], ["--" + EVIL], ["show", "damaged"], ["verify", "damaged/study.json"],
 ]  # fmt: skip
@@ -163,7 +159,7 @@ def test_no_command_obeys_or_stumbles(
         with subtests.test(command=visible_line(" ".join(arguments))):
             out, err = call(monkeypatch, *arguments, kind=kind)
             assert out.getvalue() + err.getvalue(), "it said nothing"
-            assert_harmless(out, err, may_end_lines="repro" in arguments or "--csv" in arguments)  # in quotes
+            assert_harmless(out, err, may_end_lines="repro" in arguments)  # in quotes
             if "--json" in arguments and out.getvalue():
                 json.loads(out.getvalue())
 
@@ -231,11 +227,9 @@ def test_markdown_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_notebook_shows_it_as_text(runs: Path) -> None:
     study = load(runs / "runs/a")
-    assert not OBEYED.search(repr(study))
-    html = study._repr_html_()
+    for text in (repr(study), html := study._repr_html_(), study.plot.forest()._repr_html_()):
+        assert not OBEYED.search(text)
     assert "<script" not in html
-    assert not OBEYED.search(html)
-    assert not OBEYED.search(study.plot.forest()._repr_html_())
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
