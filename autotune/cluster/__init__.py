@@ -1,5 +1,6 @@
 """Where a study runs: lanes of this machine, of a SLURM job or of a Dask cluster; and jobs for SLURM."""
 
+from importlib import import_module
 from typing import Any
 
 from autotune.cluster.engine import (
@@ -12,6 +13,5 @@ from autotune.cluster.submit import (
 
 def open_dask(study: Message, **options: Any) -> Engine:
     """The workers of a Dask cluster; see `dask_engine.DaskEngine`. No other study needs Dask to be installed."""
-    from autotune.cluster.dask_engine import DaskEngine
-
-    return DaskEngine(study, **options)
+    engine: Engine = import_module("autotune.cluster.dask_engine").DaskEngine(study, **options)
+    return engine
