@@ -42,8 +42,8 @@ LANE_COMMAND = ("-m", "autotune.study.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0
-"""Longest time until a lane's program says its first word: a controller under load makes callers wait, and so does a
-shared disk under load when a hundred nodes read their packages at once."""
+"""Longest time until a lane's program sends its first message: a busy controller makes callers wait, and so does a
+shared disk when a hundred nodes read their packages at once."""
 
 MOST_STARTS = 5
 PAUSE_S = 2.0
@@ -51,7 +51,7 @@ PAUSE_S = 2.0
 
 
 class Told(NamedTuple):
-    """One message and the lane that it comes from."""
+    """A message and the lane that it comes from."""
 
     lane: str
     message: Message
@@ -68,23 +68,17 @@ class Engine(Protocol):
         """Where the lanes are, for people: ``4 lanes of this machine``."""
 
     def begin(self, lane: str, message: Message) -> None:
-        """Gives a free lane a unit; returns at once. A lane that is gone answers with ``left``."""
+        """Gives a free lane a unit, without waiting. A lane that is gone answers with ``left``."""
 
     def news(self, wait_s: float) -> list[Told]:
-        """What lanes have said, in the order of each; waits at most so many seconds for the first message.
+        """Messages of the lanes, in the order of each; waits at most so many seconds for the first one.
 
         Raises:
             LaunchError: If there is no lane and none can come any more, with what to do.
         """
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """Ends a lane that is silent, and may join again, or is of no use, and may not; its ``left`` follows.
-
-        Args:
-            lane: Its name.
-            why: In words.
-            for_good: Whether it is of no use: the engine does not offer it again.
-        """
+        """Ends a lane; its ``left`` follows. It may join again unless it is ended for good."""
 
     def close(self) -> None:
         """Ends every lane and everything below it, within seconds; safe to call twice."""
@@ -193,7 +187,7 @@ class Processes:
                 lane.ending.join()
 
     def _look_after(self, name: str, lane: _Lane) -> None:
-        """Starts a lane that is not there, if it may come back."""
+        """Starts a lane that has no process, if it may join again."""
         now_s = self._watch.session_s
         if lane.process is not None:
             if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
@@ -232,7 +226,7 @@ class Processes:
                 self._take(name, lane, message)
 
     def _take(self, name: str, lane: _Lane, message: Message) -> None:
-        """Passes on what a lane's program says; its first word tells that it is there."""
+        """Passes on a message of a lane's program; the first one means that the lane has joined."""
         if not lane.has_joined:
             lane.has_joined = True
             place = lane.place
@@ -241,7 +235,7 @@ class Processes:
         self._said.append(Told(name, message))
 
     def _end(self, name: str, lane: _Lane, why: str) -> None:
-        """Ends what is left of a lane, and plans its next start."""
+        """Ends a lane's process, and plans its next start."""
         _begin_ending(lane)
         lane.is_given_up = lane.starts >= MOST_STARTS
         lane.again_s = self._watch.session_s + PAUSE_S * lane.starts
@@ -250,7 +244,7 @@ class Processes:
 
 
 def _begin_ending(lane: _Lane) -> None:
-    """Ends a lane's process beside the driver: one on a node that is gone takes its time, and others have news."""
+    """Ends a lane's process in a thread: one on a node that is gone takes its time."""
     if lane.process is not None:
         lane.ending = threading.Thread(target=_end_all, args=(lane.process, lane.step, lane.place.env), name="ending")
         lane.ending.start()
@@ -258,7 +252,7 @@ def _begin_ending(lane: _Lane) -> None:
 
 
 def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) -> None:
-    """Ends a process and what is below it; a step that does not hear of it lives on unless SLURM is told."""
+    """Ends a process and all below it; a SLURM step that does not notice is cancelled."""
     process.close(PATIENCE_S)
     if step is not None and (process.end is None or "stopped" not in process.end):
         end_slurm_step(step, env)

@@ -38,7 +38,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
+    """Restricts this process and its children to some devices: GPUs by their ids, or cores of the CPU.
 
     Raises:
         LaunchError: If this machine does not have those cores.
@@ -64,7 +64,7 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
         devices: Ids as `parse_devices` gives them.
 
     Raises:
-        LaunchError: If another study has one of them, with its process; or others may use the locks.
+        LaunchError: If another study has one of them, or the folder of locks is not safe.
     """
     if not devices:
         yield

@@ -20,7 +20,7 @@ _YOUNG_S = 60.0
 
 
 def like_folder(folder: Path) -> int:
-    """The mode of a new file: who may not look into its folder may not read it, wherever it is moved or copied.
+    """Mode of a new file: who may not enter its folder may not read it, wherever it is moved.
 
     Raises:
         OSError: If there is no such folder.
@@ -58,8 +58,8 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
     """Makes a folder and what is missing above it, and waits until their names are on disk.
 
     Args:
-        path: One that is there keeps the mode that it was given.
-        mode: Of a new one; those above it are made as usual.
+        path: An existing folder keeps its mode.
+        mode: Mode of a new folder, not of those above it.
 
     Raises:
         OSError: If it cannot be made.
