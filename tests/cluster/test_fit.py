@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from autotune.cluster import JobRequest, Program, estimate, idle_gpus, render_script
 from autotune.model import StudyFileError, StudySpec, parse_study
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path("/shared/me/project")
 
 
@@ -142,3 +144,19 @@ def test_the_script_is_bash(node_count: int) -> None:
 def test_what_sbatch_cannot_read_is_refused() -> None:
     with pytest.raises(StudyFileError, match="must not hold quotes"):
         script_of(spec_of(count=8), request_of(), program_of(Path('/runs/"x"')))
+
+
+def test_the_script_of_the_page_starts_a_dask_cluster_in_the_image(tmp_path: Path) -> None:
+    """With an srun that does with its arguments what it does."""
+    (text,) = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL)
+    srun = 'while [[ $1 == --* ]]; do case $1 in --container-image=IMAGE) echo in;; esac; shift; done; exec "$@"'
+    programs = {"srun": srun, "dask": 'echo "dask $*"', "autotune": 'sleep 0.5; echo "autotune $*"'}
+    done = run_script(text.replace("/shared", str(tmp_path)), tmp_path, programs=programs)
+    assert done.returncode == 0, done.stderr
+    file = f"--scheduler-file {tmp_path}/scheduler.json"
+    assert sorted(done.stdout.splitlines()) == [
+        f"autotune run {tmp_path}/study.toml --run-dir {tmp_path}/runs/x {file}",
+        f"dask scheduler {file} --no-dashboard",
+        f"dask worker {file} --nthreads 1 --no-nanny --resources GPU=8",
+        *["in"] * 3,
+    ]
