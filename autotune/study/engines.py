@@ -27,7 +27,7 @@ from autotune.workers import SRUN_VARIABLE
 HIGHEST_STEP = 0xFFFFFFF0
 """Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
 
-_ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+")
+_ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
 MakeEngine = Callable[[StudyRun], Engine]
 
@@ -130,6 +130,9 @@ def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
     address = named.get("--scheduler")
     if isinstance(address, str) and not _ADDRESS.fullmatch(address):
         raise StudyFileError(f"--scheduler must be an address like tcp://HOST:8786 but got {address!r}")
+    file = named.get("--scheduler-file")
+    if isinstance(file, Path) and not file.parent.is_dir():  # the file itself may be about to be written
+        raise StudyFileError(f"--scheduler-file must lie in a folder that is there but got {str(file)!r}")
     if spec.device.node_count > 1:
         raise StudyFileError(
             f"a lane of a Dask cluster is one worker but a trial of this study spans {spec.device.node_count} nodes; "

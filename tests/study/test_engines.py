@@ -37,6 +37,8 @@ def test_a_dask_cluster_and_other_lanes_exclude_each_other() -> None:
 def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
     with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
         choose_engine(replay_study(), (), scheduler=address)
+    with pytest.raises(StudyFileError, match="must lie in a folder that is there"):
+        choose_engine(replay_study(), (), scheduler_file=Path("nowhere/scheduler.json"))
 
 
 def test_trials_over_several_nodes_are_no_lanes_of_a_dask_cluster() -> None:
