@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,9 @@ from typer.testing import CliRunner
 import autotune
 from autotune.cli.app import app
 from autotune.cli.help import EXAMPLES, GROUPS
+from tests.console import commands
 
 ROOT = Path(__file__).parents[2]
-
-
-def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        yield above + name, command
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{above}{name} ")
 
 
 ALL = dict(commands(typer.main.get_command(app)))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -21,6 +19,7 @@ from autotune.results.rows import trial_rows
 from autotune.results.tables import study_tables
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats import Outlook, Verdict, judge
+from tests.console import commands
 from tests.runs import Run, replay_study
 
 SESOI = 0.005
@@ -51,19 +50,6 @@ def refuse_words_of_proofs(text: str) -> None:
     assert found is None, text[max(0, found.start() - 120) : found.end() + 40]
 
 
-def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    parts = getattr(group, "commands", None)
-    if parts is None:
-        yield name, group
-    for part, command in (parts or {}).items():
-        yield from commands(command, f"{name} {part}".strip())
-
-
-def reading_a_run() -> list[str]:
-    """Every command whose arguments name a run directory."""
-    return [n for n, c in commands(get_command(app)) if any(re.search(r"\bRUN\b", str(p.metavar)) for p in c.params)]
-
-
 CALLS: dict[str, list[list[str]]] = {
     "status": [["runs/a"], ["--json"]],
     "show": [
@@ -85,7 +71,8 @@ CALLS: dict[str, list[list[str]]] = {
 
 
 def test_no_command_says_of_a_trial_what_a_proof_says(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(reading_a_run()) == {*CALLS}
+    reading = [n for n, c in commands(get_command(app)) if any(re.search(r"\bRUN\b", str(p.metavar)) for p in c.params)]
+    assert set(reading) == {*CALLS}
     monkeypatch.chdir(runs.parent)
     for command, arguments in ((c, a) for c, calls in CALLS.items() for a in calls):
         done = CliRunner().invoke(app, [*command.split(), *arguments])

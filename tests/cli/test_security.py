@@ -14,40 +14,13 @@ import pytest
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
+from autotune.rundir.store import Store
 from autotune.workers.local import LocalLauncher
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted([*ROOT.glob("autotune/**/*.py"), *ROOT.glob("workloads/**/*.py")])
 PROGRAMS = Path(__file__).parents[1] / "workers/programs"
-
-STUDY = """
-name = "typed"
-[workload]
-entry = "llama"
-options = { size = "tiny" }
-[search]
-trials = 3
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-[measure]
-pairs_cap = 8
-block_s = 0.01
-floor_processes = 2
-[confirm]
-processes = 3
-finalists = 1
-pairs = 4
-alone = 0
-soak = "1s"
-soak_steps = 20
-"""
-REPLAY = """
-[replay]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-"""
-
 
 # ---------------------------------------------------------------------- data stays data
 
@@ -93,15 +66,12 @@ def test_no_module_runs_data_or_reads_pickles_or_calls_a_shell() -> None:
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
-def test_an_exported_file_is_read_and_never_run(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(STUDY + REPLAY)
-    assert autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path).returncode == 0
-    assert autotune("export", "run", "--format", "env", "-o", "winner.env", cwd=tmp_path).returncode == 0
-    text = (tmp_path / "winner.env").read_text()
-    (tmp_path / "winner.env").write_text(f"$(touch pwned)\n`touch pwned`\n{text}\ntouch pwned\n; touch pwned\n")
+def test_an_exported_file_is_read_and_never_run(finished: Store, tmp_path: Path) -> None:
+    file = tmp_path / "winner.env"
+    assert autotune("export", finished.path, "--format", "env", "-o", file).returncode == 0
+    file.write_text(f"$(touch pwned)\n`touch pwned`\n{file.read_text()}\ntouch pwned\n; touch pwned\n")
     for command in (["verify", "winner.env"], ["recheck", "winner.env"], ["flags", "check", "--file", "winner.env"]):
-        done = autotune(*command, cwd=tmp_path)
-        assert "Traceback" not in done.stderr, done.stderr
+        assert "Traceback" not in autotune(*command, cwd=tmp_path).stderr
     assert not list(tmp_path.rglob("pwned"))
 
 

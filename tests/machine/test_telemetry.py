@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -64,26 +65,18 @@ def run_blocks(
     before: Callable[[str], None] = nothing,
     looks: int = 0,
 ) -> Looked:
-    """One block of each arm with exactly so many looks, however long a busy machine takes for it."""
+    """One block of each arm with exactly so many samples, at its end."""
+
+    @contextlib.contextmanager
+    def sampled(sample: Callable[[], None], *more: float, **options: float) -> Iterator[None]:
+        yield
+        for _ in range(looks):
+            sample()
+
     for arm in ("reference", "candidate"):
-        seen, left, real = threading.Semaphore(0), iter(range(looks)), watch._samples
-
-        def counted(
-            seen: threading.Semaphore = seen,
-            left: Iterator[int] = left,
-            real: Callable[..., list[GpuSample]] = real,
-        ) -> list[GpuSample]:
-            if next(left, None) is None:
-                return []
-            found = real()
-            seen.release()
-            return found
-
         before(arm)
-        with mock.patch.object(watch, "_samples", counted), watch.block(arm):
+        with mock.patch.object(telemetry, "sampling", sampled), watch.block(arm):
             during(arm)
-            for _ in range(looks):
-                assert seen.acquire(timeout=30)
     return watch.take()
 
 
