@@ -22,10 +22,10 @@ from autotune.machine.slurm import (
 from autotune.machine.telemetry import (
     NO_METER,
     NO_WATCH,
-    NOT_LOOKED,
+    NO_TELEMETRY,
     EnergyMeter,
     GpuWatch,
-    Looked,
+    Telemetry,
     open_meter,
     open_watch,
 )

@@ -83,7 +83,7 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Telemetry:
     """Telemetry of one measurement: figures of each arm, and warnings in words."""
 
     arms: Mapping[str, ArmOfGpus] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Looked:
         return GpusDuring(**self.arms) if len(self.arms) == len(_ARMS) else None
 
 
-NOT_LOOKED = Looked()
+NO_TELEMETRY = Telemetry()
 
 
 # ---------------------------------------------------------------------- one arm
@@ -167,7 +167,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Looked:
+def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Telemetry:
     """Telemetry of one measurement.
 
     Args:
@@ -179,11 +179,11 @@ def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], troubl
     watches = list(seen.values())
     indices = {i for w in watches for i in w.indices}
     reasons = [r for r in HELD_BACK if all(w.throttled_s(i, r) is not None for w in watches for i in indices)]
-    found = Looked({a: w.figures(reasons) for a, w in seen.items()})
+    found = Telemetry({a: w.figures(reasons) for a, w in seen.items()})
     warnings = [*trouble, *(held_in_one_arm([found.during]) if found.during is not None else [])]
     for index in sorted(indices | set(others)):
         warnings += _warnings_of(index, watches, others.get(index, 0))
-    return Looked(found.arms, tuple(warnings))
+    return Telemetry(found.arms, tuple(warnings))
 
 
 def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[str]:
@@ -304,7 +304,7 @@ class GpuWatch:
             count = _strangers([p.pid for p in processes or ()])
             self._others[index] = max(self._others.get(index, 0), count)
 
-    def take(self) -> Looked:
+    def take(self) -> Telemetry:
         """Telemetry since the last call, over all blocks of both arms; nothing of it counts for the next call."""
         arms, others, trouble = self._arms, self._others, tuple(self._trouble)
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0

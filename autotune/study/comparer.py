@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autotune.machine import NO_METER, NOT_LOOKED, EnergyMeter, Looked
+from autotune.machine import NO_METER, NO_TELEMETRY, EnergyMeter, Telemetry
 from autotune.model import TURNS, Comparison, FlagSet, Pair, WorkerReport, WorkPerStep
 from autotune.stats import (
     Decision,
@@ -280,7 +280,7 @@ def make_comparison(
     *,
     stopped: str,
     mode: str = TURNS,
-    looked: Looked = NOT_LOOKED,
+    looked: Telemetry = NO_TELEMETRY,
     meter: EnergyMeter = NO_METER,
     work: WorkPerStep | None = None,
 ) -> Comparison:

@@ -16,7 +16,7 @@ import pytest
 
 from autotune.child import load_nvml
 from autotune.machine import telemetry
-from autotune.machine.telemetry import LEAST_SAMPLES, ArmWatch, GpuSample, GpuWatch, Looked, open_watch, put_together
+from autotune.machine.telemetry import LEAST_SAMPLES, ArmWatch, GpuSample, GpuWatch, Telemetry, open_watch, put_together
 from harness.fake_nvml import (
     CLOCK,
     ENERGY,
@@ -64,7 +64,7 @@ def run_blocks(
     *,
     before: Callable[[str], None] = nothing,
     looks: int = 0,
-) -> Looked:
+) -> Telemetry:
     """One block of each arm with exactly so many samples, at its end."""
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ def test_a_block_that_fails_ends_the_thread_and_counts_for_nothing(two: FakeNvml
     with pytest.raises(RuntimeError, match="died"), watch.block("candidate"):
         raise RuntimeError("the worker died")
     assert threading.active_count() == before
-    assert watch.take() == Looked()
+    assert watch.take() == Telemetry()
 
 
 def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monk
     assert "not watched any more" in warning
     with watch.block("candidate"):  # and nothing asks again
         pass
-    assert watch.take() == Looked()
+    assert watch.take() == Telemetry()
 
 
 @pytest.mark.parametrize(
@@ -290,5 +290,5 @@ def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
     with fake.loaded():
         watches = [GpuWatch(pynvml, None), GpuWatch(None, None)]
     for watch in [*watches, open_watch({})]:
-        assert run_blocks(watch) == Looked()
+        assert run_blocks(watch) == Telemetry()
         watch.look()
