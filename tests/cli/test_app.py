@@ -194,6 +194,9 @@ def test_a_call_that_cannot_be_done_is_refused_before_anything_starts(
 def test_a_trial_that_does_not_exist(finished: Path) -> None:
     assert "between 1 and 5 but got 99" in refused(finished, "show", "runs/typed", "99")
     assert "must be a run directory" in refused(finished, "show", "runs/other")
+    message = refused(finished, "exec", "nosuch.env", "--", "true")
+    assert "there is nothing of that name; `autotune status` lists" in message
+    assert "Errno" not in message
 
 
 def test_nothing_is_exported_without_a_winner(study: Path) -> None:
