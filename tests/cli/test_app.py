@@ -72,8 +72,6 @@ def test_status_show_and_their_json(finished: Path) -> None:
     rows: list[dict[str, Any]] = json.loads(autotune("status", "--json", cwd=finished).stdout)
     assert rows[0]["state"] == "finished"
     assert (rows[0]["trials"], rows[0]["asked_trials"], rows[0]["stage"]) == (5, 5, None)
-    assert "runs/typed" in autotune("status", cwd=finished).stdout
-    assert "noise floor" in autotune("show", "runs/typed", cwd=finished).stdout
     records = json.loads(autotune("show", "runs/typed", "--json", cwd=finished).stdout)
     assert {"session", "floor", "trial", "confirm_run", "finalist", "conclusion", "span"} <= {
         r["kind"] for r in records
@@ -81,7 +79,6 @@ def test_status_show_and_their_json(finished: Path) -> None:
     one = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
     assert one["number"] == 1
     assert len(one["pairs"]) == one["comparison"]["pair_count"]
-    assert "pair   1: reference" in autotune("show", "runs/typed", "1", cwd=finished).stdout
 
 
 def test_schema_describes_what_is_written(finished: Path) -> None:
