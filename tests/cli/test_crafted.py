@@ -183,11 +183,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 def crafted(folder: Path, kind: str, path: tuple[Any, ...], value: Any) -> Path:
+    """A copy of the run with another value in the last record of a kind."""
     run = shutil.copytree(SMALL, folder / "run")
-    chosen = max(n for n, r in enumerate(RECORDS) if r["kind"] == kind)
-    lines = [json.dumps(r) for r in RECORDS]
-    lines[chosen] = put(RECORDS[chosen], path, value)
-    (run / "records.jsonl").write_text("\n".join(lines) + "\n")
+    crafted_record(run, last_of(kind), path, value)
     return run
 
 
