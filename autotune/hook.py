@@ -31,10 +31,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
-from autotune.child.dtypes import dtype_name
-from autotune.child.memory import memory_in_use
-from autotune.child.process_packages import own_packages
-from autotune.child.ran_on import is_on_gpus, ran_on
+from autotune.child.devices import dtype_name, memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.packages import own_packages
 
 T = TypeVar("T")
 
@@ -169,7 +168,6 @@ class _Loop:
     def _ready(self) -> None:
         self._channel.send(
             "ready",
-            pid=os.getpid(),
             losses=self._losses,
             grad_norms=self._norms,
             loss_dtype=self._told_in[0],

@@ -5,17 +5,19 @@ Standard library only, for any program that has a hook imports it.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
 import socket
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
 
-from autotune.child.bundled import workloads_root
 from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
+from autotune.child.packages import workloads_root
 
 
 class Channel:
@@ -91,6 +93,11 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def pack(content: bytes) -> str:
+    """A content as it travels in a message, which has a longest line: deflated and in base64."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def _json_safe(value: Any) -> Any:

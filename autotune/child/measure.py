@@ -15,17 +15,40 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import Channel, serve
-from autotune.child.devices import find_devices, leaves_out_cpu
-from autotune.child.dtypes import dtype_name
-from autotune.child.memory import memory_in_use
+from autotune.child.channel import Channel, pack, serve
+from autotune.child.devices import dtype_name, find_devices, leaves_out_cpu, memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
-from autotune.child.profile import pack, take_profile
-from autotune.child.ran_on import is_on_gpus, ran_on
+
+PERCENTILE = 90
+"""Of the durations of each instruction, over the profiled steps: the default of ``jax_pgle_aggregation_percentile``."""
+
+
+def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
+    """Runs steps under JAX's profiler and gives what each instruction took, as a ``ProfiledInstructionsProto``.
+
+    Args:
+        run_step: Runs one step and waits for it.
+        steps: How many are profiled, each in a session of its own.
+
+    Returns:
+        Empty where the profiler saw no instruction: on a CPU, and where another program holds CUPTI.
+    """
+    from jax._src.profiler import PGLEProfiler
+
+    profiler = PGLEProfiler(steps, PERCENTILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty trace: the caller says so
+        for _ in range(steps):
+            with PGLEProfiler.trace(profiler):
+                run_step()
+    return profiler.consume_fdo_profile() or b""
+
 
 BATCH_RING = 4
 """Batches kept on the device through a block, at least: making them anew would be timed with the step."""
@@ -167,7 +190,14 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job, then runs blocks until told to stop."""
+    """Builds the job, then runs blocks until told to stop; if only its figures are asked for, sends those."""
+    if job.get("figures_only"):
+        import jax
+
+        from workloads.loading import load
+
+        channel.send("figures", **load(job["entry"], job["options"], jax.devices()[: job["device_count"]]).figures)
+        return
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"

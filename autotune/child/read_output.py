@@ -21,13 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child import terminal
 from autotune.child.channel import Channel
-from autotune.child.memory import memory_in_use
-from autotune.child.process_env import environments
-from autotune.child.ran_on import is_on_gpus, ran_on
-from autotune.child.read_files import Follow
-from autotune.child.read_rules import Lines, StepReader
+from autotune.child.devices import memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.output import Follow, Lines, read_piece, start_program
+from autotune.child.processes import xla_processes
+from autotune.child.steps import StepReader
 
 MATCH_LIMIT_S = 2.0
 """CPU seconds that patterns may take for one piece of output: to backtrack for ever is an error, not a hang."""
@@ -73,7 +72,7 @@ class Session:
     def run(self) -> int:
         """Runs the program to its end, or until told to stop; gives the status to end with."""
         self._channel.enter("start")
-        program, output = terminal.start(
+        program, output = start_program(
             self._job["command"], self._job["cwd"], terminal=bool(self._job["rules"].get("terminal"))
         )
         lines = Lines()
@@ -85,7 +84,7 @@ class Session:
                 _end(program, output)
                 return 0
             if output in readable:
-                data = terminal.read(output)
+                data = read_piece(output)
                 if not data:
                     waiting.remove(output)
                 _pass_on(data)
@@ -144,7 +143,7 @@ class Session:
                 "ready",
                 warmup_step_times_s=self._times[:warm],
                 losses=losses[: self._job["check_steps"]],
-                processes=environments(pid, self._job["variables"]),
+                processes=xla_processes(pid, self._job["variables"]),
                 # Of the machine: the program's own libraries are not to be asked from outside.
                 ran_on=ran_on(range(self._job["device_count"] or 1)) if is_on_gpus() else {},
             )
@@ -227,7 +226,7 @@ def _end(program: subprocess.Popen[bytes], output: int) -> None:
         while program.poll() is None and time.monotonic() < deadline:
             # A program that says good-bye must not block on a full pipe.
             if select.select([output], [], [], 0.05)[0]:
-                _pass_on(terminal.read(output))
+                _pass_on(read_piece(output))
         if program.poll() is not None:
             return
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.child.read_presets import PRESETS
-from autotune.child.read_rules import DURATIONS, LONGEST_LINE, StepReader
-from autotune.child.read_units import factor, is_unit, plain
+from autotune.child.output import LONGEST_LINE
+from autotune.child.steps import DURATIONS, PRESETS, StepReader, factor, is_unit, plain
 
 FEWEST_STEPS = 3
 """Readings below which a rule is not said to fit: one line can look like anything."""

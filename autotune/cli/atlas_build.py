@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.first_look import seconds_of
+from autotune.cli.tune import seconds_of
 
 
 class _Lines:

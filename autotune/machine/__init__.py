@@ -1,6 +1,6 @@
 """What this machine is: its environment, devices, versions, energy, and SLURM."""
 
-from autotune.child import CUDA_PLUGINS, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.machine.child_process import ChildProcess
 from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices
 from autotune.machine.energy import NO_METER, EnergyMeter, open_meter

@@ -15,7 +15,7 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanOn:
-    """What a process tells of itself; see `autotune.child.ran_on`.
+    """What a process tells of itself; see `autotune.child.gpus`.
 
     Attributes:
         versions: Of cublas, cudnn, nccl and driver, as far as they are there.
@@ -35,7 +35,7 @@ def would_run_on(environment: Mapping[str, str], count: int | None = None) -> Ra
     """
     env = dict(environment)
     let_import_packages(env)
-    command = [driver_python(), "-m", "autotune.child.ran_on", json.dumps({"count": count})]
+    command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
         told = json.loads(done.stdout)

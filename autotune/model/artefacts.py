@@ -90,7 +90,7 @@ class Artefact(Record):
 
 
 def unpack(packed: str) -> bytes:
-    """A content that came in a message; see `autotune.child.profile.pack`.
+    """A content that came in a message; see `autotune.child.measure.pack`.
 
     Raises:
         ValueError: If it cannot be unpacked, or is larger than any artefact.

@@ -1,4 +1,4 @@
-"""A study for a program: its sizes from what one run of it took, and the commented file that says so."""
+"""Draws up a study for a program, with sizes from one run of it, and writes the commented study file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 from autotune.child import workloads_root
 from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
 from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.reading import WARMUP_STEPS
-from autotune.study.understanding import LEAST_STEPS, Understood, is_named
+from autotune.study.probe import LEAST_STEPS, WARMUP_STEPS, ProbeResult
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -52,6 +51,9 @@ WORTH_TRIALS = 8
 
 LEAST_BUDGET_S = 600.0
 
+Section = tuple[str, str, Mapping[str, Any]]
+"""Name of a table, a remark (lines after the first begin with ``#``) and the keys."""
+
 SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 """What editors complete keys by; made by `docs/write_study_file.py`."""
 
@@ -82,36 +84,35 @@ class Plan:
     gains: tuple[tuple[float, float] | None, ...]
 
 
-def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
-    """A study of a program, from what one run showed.
+def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
+    """A study of a program that was looked at.
 
     Args:
-        found: What was understood.
+        found: What one run of it showed.
         name: Of the study.
         trials: Most trials.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command that asked for it, for the file.
+        said: The command line that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
     """
+    asked = found.request
     steps, soak_s, soak_steps = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = SANDWICHES * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
     needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
-    kind = kind_of_devices(found.asked.platform, found.device_count)
-    read = {k: v for k, v in found.rules.items() if v is not None}
-    workload: dict[str, Any] = {"command": list(found.asked.command)}
-    if is_named(found):
+    kind = kind_of_devices(asked.platform, found.device_count)
+    workload: dict[str, Any] = {"command": list(asked.command)}
+    if found.names_python:
         workload["python"] = found.python
-    symptoms = dict.fromkeys((*SYMPTOMS[kind], *(found.symptoms if kind != "cpu" else ())))
-    sections: list[tuple[str, str, dict[str, Any]]] = [
+    sections: list[Section] = [
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
-        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", read),
-        *_devices(found.asked.platform, found.device_count, found.device),
-        _search(kind, trials, budget_s, list(symptoms)),
+        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", found.rules),
+        _devices(asked.platform, found.device_count, found.device),
+        _search(kind, trials, budget_s),
         (
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
@@ -124,60 +125,48 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
             {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s, "soak_steps": soak_steps},
         ),
     ]
-    text = study_text(
-        name, f"Settings for {_one_line(' '.join(strike_command(found.asked.command)))}", sections, said=said
-    )
+    text = study_text(name, _for_command(asked.command), sections, said=said)
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
         needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
     )  # fmt: skip
 
 
-def plan_entry(
-    entry: str, *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None, said: str
-) -> str:
-    """The file of a study of a preset or of ``package.module:function``.
+def plan_unseen(
+    what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
+    budget_s: float | None, said: str,
+) -> str:  # fmt: skip
+    """The file of a study of an entry, or of a program with the hook: neither has to be looked at.
 
     Args:
-        entry: It.
+        what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
         name: Of the study.
         platform: ``cpu`` or ``cuda``.
         count: Devices.
-        device: What they are, in words.
+        device: Their kind.
         trials: Most trials.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command that asked for it, for the file.
+        said: The command line that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
     """
     kind = kind_of_devices(platform, count)
-    where = "a function of yours, found beside this file" if ":" in entry else "a preset of `python -m workloads`"
-    sections = [
-        ("workload", f"What runs: {where}. Options go into `options = {{ ... }}`.", {"entry": entry}),
-        *_devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
+    if isinstance(what, str):
+        where = "a function of yours, found beside this file" if ":" in what else "a preset of `python -m workloads`"
+        remark = f"What runs: {where}. Options go into `options = {{ ... }}`."
+        workload: dict[str, Any] = {"entry": what}
+    else:
+        remark = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
+        workload = {"command": list(what), "hook": True}
+    sections: list[Section] = [
+        ("workload", remark, workload),
+        _devices(platform, count, device),
+        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
     ]
-    return study_text(name, f"Settings for {entry}", sections, said=said)
-
-
-def plan_hook(
-    command: Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None,
-    said: str,
-) -> str:  # fmt: skip
-    """Likewise of a program that has ``autotune.hook.steps`` in its loop.
-
-    Raises:
-        StudyFileError: If no study can be of it.
-    """
-    kind = kind_of_devices(platform, count)
-    what = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
-    sections = [
-        ("workload", what, {"command": list(command), "hook": True}),
-        *_devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0), list(SYMPTOMS[kind])),
-    ]
-    return study_text(name, f"Settings for {_one_line(' '.join(strike_command(command)))}", sections, said=said)
+    return study_text(
+        name, f"Settings for {what}" if isinstance(what, str) else _for_command(what), sections, said=said
+    )
 
 
 def example_studies() -> dict[str, Path]:
@@ -220,7 +209,7 @@ def checked(text: str) -> StudySpec:
     return parse_study(tomllib.loads(text), source="the study that was drawn up")
 
 
-def _sizes(found: Understood) -> tuple[int, float, int]:
+def _sizes(found: ProbeResult) -> tuple[int, float, int]:
     """Counted steps of a run, seconds and fewest steps of the soak: no more than the program makes, if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
@@ -241,33 +230,31 @@ def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
     return gain, study_power(gain, pair_sd, most=PROCESSES, finalists=FINALISTS).pairs * pair_s
 
 
-def _devices(platform: str, count: int, device: str) -> list[tuple[str, str, dict[str, Any]]]:
-    return [("device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count})]
+def _devices(platform: str, count: int, device: str) -> Section:
+    return "device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count}
 
 
-def _search(kind: str, trials: int, budget_s: float, symptoms: list[str]) -> tuple[str, str, dict[str, Any]]:
+def _search(kind: str, trials: int, budget_s: float) -> Section:
     remark = (
-        f"{WHY[kind]}.\n# The time is for all of it; proofs are reserved first (docs/budgets.md). More to search: "
+        f"{WHY[kind][0].upper()}{WHY[kind][1:]}.\n# The time is for all of it; proofs are reserved first "
+        "(docs/budgets.md). More to search: "
         '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`), `symptoms = ["..."]` '
         "(`autotune symptoms`); what comes of it: `autotune space FILE`."
     )
-    keys: dict[str, Any] = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
-    return "search", remark[0].upper() + remark[1:], keys | ({"symptoms": symptoms} if symptoms else {})
+    symptoms = {"symptoms": list(SYMPTOMS[kind])} if SYMPTOMS[kind] else {}
+    keys = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind]), **symptoms}
+    return "search", remark, keys
+
+
+def _for_command(command: Sequence[str]) -> str:
+    return f"Settings for {_one_line(' '.join(strike_command(command)))}"
 
 
 # ---------------------------------------------------------------------- TOML
 
 
-def study_text(
-    name: str, description: str, sections: Sequence[tuple[str, str, Mapping[str, Any]]], *, said: str
-) -> str:
+def study_text(name: str, description: str, sections: Sequence[Section], *, said: str) -> str:
     """The file of a study.
-
-    Args:
-        name: Of the study.
-        description: Of it, for reports.
-        sections: Each with its name, a remark (lines after the first begin with ``#``) and its keys.
-        said: The command that asked for it.
 
     Raises:
         StudyFileError: If a text is nothing that TOML can say.
@@ -280,8 +267,17 @@ def study_text(
         f"description = {_toml(description)}",
     ]
     for title, remark, keys in sections:
-        lines += ["", f"# {remark}", f"[{title}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+        lines += ["", f"# {remark}", f"[{title}]", *toml_lines(keys)]
     return "\n".join(lines) + "\n"
+
+
+def toml_lines(keys: Mapping[str, Any]) -> list[str]:
+    """Keys and values as lines of TOML.
+
+    Raises:
+        StudyFileError: If a value is text that is not Unicode.
+    """
+    return [f"{key} = {_toml(value)}" for key, value in keys.items()]
 
 
 def _one_line(text: str) -> str:
@@ -291,11 +287,7 @@ def _one_line(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it within one line.
-
-    Raises:
-        StudyFileError: If it is text that is not Unicode.
-    """
+    """A value as TOML writes it within one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

@@ -16,10 +16,10 @@ from autotune.model import AutotuneError, FlagSet, FloorResult, RunDirectoryErro
 from autotune.rundir import Store
 from autotune.settings import SearchSpace, build_space
 from autotune.study.atlas_priors import by_atlas
-from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import by_library, entries_for, lessons_of
 from autotune.study.preflight import known_settings
 from autotune.study.priors import Prior, priors_of, screened_by
+from autotune.study.probe import program_python, refuse_other_build
 from autotune.workers import WorkerFailed, describe_workload
 
 
@@ -58,7 +58,7 @@ def foretell_space(
         run_dir: Where a run of this study may lie; what its reference told is believed.
         is_asked: Whether that run must be there.
         python: Interpreter whose packages are meant; None for that of the workload.
-        note: Told if the workload's command is run once, to see which that is; None to start nothing.
+        note: Called with a warning if that is not known.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.

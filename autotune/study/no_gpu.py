@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.machine import caller_environment
 from autotune.model import StudySpec
 from autotune.settings import gpu_findings
-from autotune.study.interpreter import program_python
+from autotune.study.probe import program_python
 
 
 def why_no_gpu(spec: StudySpec) -> str:

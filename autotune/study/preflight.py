@@ -30,8 +30,8 @@ from autotune.settings import (
     for_build,
     probe_build,
 )
-from autotune.study.interpreter import program_python, refuse_other_build
 from autotune.study.library_priors import Lessons, entries_for, lessons_of
+from autotune.study.probe import program_python, refuse_other_build
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers import (

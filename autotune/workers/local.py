@@ -7,6 +7,7 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from pydantic import ValidationError
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model import (
     ARTEFACT_SETTINGS,
+    DUMP_HERE,
+    DUMP_VARIABLE,
+    KERNELS,
     Failure,
     FailureKind,
     FlagSet,
@@ -27,12 +31,77 @@ from autotune.model import (
     limits_after,
     unpack,
 )
-from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_without_gpu
-from autotune.workers.guarded import GuardedProcess, listen
-from autotune.workers.kernel_results import is_refused, keeps_kernels, where_to_leave
-from autotune.workers.profile_text import profile_text
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
+
+
+def keeps_kernels(spec: StudySpec) -> bool:
+    """Whether processes of a study are told to leave their results.
+
+    Several ranks would write over each other, and a program of the user's own may have another use for the variable.
+    """
+    return spec.device.platform == "cuda" and spec.workload.entry is not None and spec.device.rank_count == 1
+
+
+def where_to_leave(settings: FlagSet, folder: Path) -> dict[str, str]:
+    """The variables that make a process do so; none where its settings say themselves what becomes of results.
+
+    Args:
+        settings: All that the process runs under.
+        folder: Where its log goes.
+    """
+    if KERNELS in settings or any(name in settings for name in DUMP_HERE):
+        return {}
+    flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
+    return {"XLA_FLAGS": flags, DUMP_VARIABLE: str(folder.resolve())}
+
+
+def is_refused(failure: Failure) -> bool:
+    """Whether a process ended because it does not take that."""
+    words = (failure.message, *failure.last_lines)
+    return any(name in line for name in DUMP_HERE for line in words)
+
+
+def profile_text(profile: bytes) -> str:
+    """A ``ProfiledInstructionsProto`` as text.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    from google.protobuf import text_format
+    from google.protobuf.message import DecodeError
+
+    try:
+        return str(text_format.MessageToString(_message_class().FromString(profile)))
+    except DecodeError as error:
+        raise ValueError(f"a profile must be a ProfiledInstructionsProto but: {error}") from error
+
+
+@cache
+def _message_class() -> Any:
+    """The message, of which jaxlib has no Python class (tsl/profiler/protobuf/profiled_instructions.proto)."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    package = "autotune.profile"
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+
+    def add(name: str, fields: dict[str, int], label: int) -> None:
+        message = file.message_type.add(name=name)
+        for number, (key, kind) in enumerate(fields.items(), 1):
+            of = f".{package}.{key.title()}" if kind == field.TYPE_MESSAGE else None
+            message.field.add(name=key, number=number, type=kind, label=label, type_name=of)
+
+    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
+    add("Costs", {"name": field.TYPE_STRING, "cost_us": field.TYPE_DOUBLE}, one)
+    latency = {"source": field.TYPE_STRING, "target": field.TYPE_STRING, "latency_us": field.TYPE_DOUBLE}
+    add("Latencies", latency, one)
+    add("Profile", {"costs": field.TYPE_MESSAGE, "latencies": field.TYPE_MESSAGE}, many)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))
+
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0

@@ -78,7 +78,7 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
 
     Args:
         settings: What it was given.
-        processes: As `autotune.child.process_env.environments` gives them.
+        processes: As `autotune.child.processes.xla_processes` gives them.
     """
     found = list(processes)
     seen = [check_environment(settings, p["values"]) for p in found if "values" in p]

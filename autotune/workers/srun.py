@@ -22,9 +22,8 @@ from autotune.machine import (
     slurm_step_command,
 )
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec
-from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
-from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"

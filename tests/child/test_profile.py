@@ -10,7 +10,7 @@ import pytest
 
 from autotune.machine import environment
 from autotune.model.flags import FlagSet
-from autotune.workers.profile_text import profile_text
+from autotune.workers.local import profile_text
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ print(len(made))
 COLLECT = """
 import sys, jax, jax.numpy as jnp
 from jax._src.lib import _profiler
-from autotune.child.profile import take_profile
+from autotune.child.measure import take_profile
 from jax._src import profiler
 
 class Seen:  # what a GPU's trace would give: one instruction that took 5, 6, 7 us

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model import load_study
-from autotune.study import checked, example_text, plan_hook
+from autotune.study import checked, example_text, plan_unseen
 from autotune.study.draft import example_studies
 from tests.cli.test_tune import PLAIN
 from tests.console import autotune
@@ -72,7 +72,7 @@ def test_a_program_is_looked_at_and_one_with_the_hook_is_not(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["a b", "ä", "q'uote", 'd"ouble', "back\\slash", "line\nend", "{braces}"])
 def test_any_argument_comes_back_from_the_file_as_it_was(name: str, tmp_path: Path) -> None:
     command = ["python", name]
-    text = plan_hook(
+    text = plan_unseen(
         command, name="x", platform="cpu", count=1, device="some\nCPU", trials=3, budget_s=90.5, said=f"x {name}"
     )
     spec = checked(text)
@@ -82,4 +82,4 @@ def test_any_argument_comes_back_from_the_file_as_it_was(name: str, tmp_path: Pa
 
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(ValueError, match="must be UTF-8 text"):
-        plan_hook(["\udc80"], name="x", platform="cpu", count=1, device="", trials=1, budget_s=None, said="x")
+        plan_unseen(["\udc80"], name="x", platform="cpu", count=1, device="", trials=1, budget_s=None, said="x")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.cli.first_look import name_of
+from autotune.cli.tune import name_of
 from autotune.model import load_study
 from tests.console import autotune
 
@@ -44,7 +44,7 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     done = look(tmp_path, PLAIN.format(steps=2000), "--trials", "7", "--time-budget", "20m")
     assert done.returncode == 0, done.stderr
     assert "such as: step " in done.stdout
-    assert "milliseconds of a step" in done.stdout
+    assert "as step_ms" in done.stdout
     assert "gains from" in done.stdout
     spec = load_study(tmp_path / "train.toml")
     assert spec.workload.command == (sys.executable, "train.py")
@@ -182,7 +182,7 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     assert spec.workload.command == ("bash", "run.sh", *HYDRA)
     assert [*spec.workload.arguments("f")][2:] == HYDRA
     assert json.loads((tmp_path / "seen.json").read_text()) == HYDRA
-    assert f"{sys.executable}, jaxlib " in done.stdout
+    assert ", jaxlib " in done.stdout
 
 
 def test_names_follow_the_program() -> None:

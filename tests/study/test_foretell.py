@@ -22,8 +22,8 @@ from autotune.study.foretell import foretell_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import WorkloadFigures, describe_workload
 from autotune.workers.local import LocalLauncher
+from autotune.workers.probe import WorkloadFigures, describe_workload
 from tests.runs import Diary, record, replay_study
 
 LAYER = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model import LaunchError
-from autotune.study import Asked, Understood, plan_of, understand
+from autotune.study import ProbeRequest, ProbeResult, plan_of, probe_program
 from autotune.study.draft import SHORTEST_RUN_S, SOAK_S
 
 LOOP = "import time\nfor step in range(60):\n    time.sleep(0.02)\n    "
@@ -40,9 +40,9 @@ PRINTERS = {
 }
 
 
-def look(folder: Path, *command: str, **rules: object) -> Understood:
-    asked = Asked(command=command, cwd=folder, platform="cpu", rules=rules or None, limit_s=60.0)
-    return understand(asked, tell=lambda text: None)
+def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
+    request = ProbeRequest(command=command, cwd=folder, platform="cpu", rules=rules or None, limit_s=60.0)
+    return probe_program(request, tell=lambda text: None)
 
 
 @pytest.mark.parametrize("kind", [k if k == "tqdm" else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS])
@@ -104,7 +104,7 @@ STARTS = {
 def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_path: Path) -> None:
     command = STARTS[kind]
     if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]} on this machine; tests/study/test_interpreter.py has a launcher like it")
+        pytest.skip(f"no {command[0]} on this machine")
     (tmp_path / "pack").mkdir()
     for file in ("train.py", "pack/train.py"):
         saved = "import sys, jaxlib.xla_client\nopen('seen', 'w').write(repr(sys.argv[1:]))\n"

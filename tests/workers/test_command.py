@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.process_env import environments
+from autotune.child.processes import xla_processes
 from autotune.model.measurement import FailureKind
 from autotune.workers.base import WorkerFailed
 from tests.workers.conftest import PROGRAMS, Start, command, study
@@ -166,13 +166,23 @@ def test_a_program_that_sets_xla_flags_itself_is_found_out(start: Start) -> None
     with pytest.raises(WorkerFailed) as error:
         start(study(command("sets-flags")), {"xla_cpu_enable_fast_math": False})
     assert error.value.failure.kind is FailureKind.NOT_APPLIED
-    assert "xla_cpu_enable_fast_math=false: the program made it true" in error.value.failure.message
+    assert "XLA compiled nothing under these flags" in error.value.failure.message
 
 
 @pytest.mark.gate
-def test_a_program_that_adds_to_xla_flags_is_measured_and_noted(start: Start) -> None:
+def test_a_program_that_adds_to_xla_flags_is_held_to_what_xla_says(start: Start) -> None:
     worker = start(study(command("adds-flags")), {"xla_cpu_enable_fast_math": False})
-    assert worker.report.warnings == ("the program adds to XLA_FLAGS: --xla_cpu_enable_fast_min_max=true",)
+    assert worker.report.fingerprint.startswith("c")
+    worker.close()
+    with pytest.raises(WorkerFailed, match="xla_cpu_prefer_vector_width=512: the program made it 128"):
+        start(study(command("adds-flags")), {"xla_cpu_prefer_vector_width": 512})
+
+
+def test_a_file_that_names_xla_flags_is_a_warning_where_nothing_else_shows_that(start: Start) -> None:
+    """On GPUs no dump is made; here the study's own dump takes its place."""
+    dumps = {"xla_dump_hlo_as_text": True, "xla_cpu_enable_fast_math": False}
+    worker = start(study(command("sets-flags")), dumps)
+    assert [w for w in worker.report.warnings if "train.py names XLA_FLAGS" in w]
 
 
 @pytest.mark.gate
@@ -197,7 +207,7 @@ def test_that_nothing_could_be_seen_is_noted(start: Start) -> None:
 def test_processes_without_xla_are_left_out() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        assert environments(process.pid, ["PATH"]) == []
+        assert xla_processes(process.pid, ["PATH"]) == []
     finally:
         process.kill()
         process.wait()
